@@ -1,0 +1,44 @@
+# make demo and make test set up what they need; the second time that takes a fraction of a second.
+
+PYTHON_BIN := .venv/bin/python
+BROKER_TESTS := $(wildcard tests/broker tests/faults) tests/acceptance/test_local_broker.py
+
+.PHONY: help demo test test-brokers lint format lock setup rabbitmq clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: setup ## watch delayed messages arrive on time, on a RabbitMQ that bide starts (or the one of BIDE_URL)
+	@scripts/install-rabbitmq.sh
+	@.venv/bin/bide demo
+
+test: lint rabbitmq ## lint, type-check, and run every test on the installed RabbitMQ
+	@$(PYTHON_BIN) -m pytest
+
+test-brokers: setup ## run the broker tests on RabbitMQ 4.0 and 4.3 too (Linux, as root: each needs 520 MB)
+	@set -e; for suite in trixie forky; do \
+		root=$$(scripts/broker-root.sh $$suite); \
+		BIDE_TEST_BROKER_ROOT=$$root $(PYTHON_BIN) -m pytest $(BROKER_TESTS); \
+	done
+
+lint: setup ## ruff and mypy
+	@.venv/bin/ruff check
+	@.venv/bin/ruff format --check
+	@.venv/bin/mypy
+
+format: setup ## let ruff format everything and mend what it can
+	@.venv/bin/ruff check --fix
+	@.venv/bin/ruff format
+
+lock: ## pin the dependencies anew, newest allowed releases
+	@scripts/lock.sh
+
+setup: # .venv with the pinned packages
+	@scripts/setup.sh
+
+rabbitmq: # the tests run on a private broker, whatever BIDE_URL says
+	@env -u BIDE_URL scripts/install-rabbitmq.sh
+
+clean: ## remove everything that make made, but the broker roots in the user's cache
+	@rm -rf .venv .lock-venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

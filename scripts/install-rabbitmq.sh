@@ -1,0 +1,84 @@
+#!/bin/sh
+# Make sure that a RabbitMQ is installed, with the system's package manager where that is allowed.
+#
+# bide runs a private broker of its own from the installed files. The package would also enable and start
+# a system-wide one that listens on every interface: this script sees to it that an installation made here starts none.
+set -eu
+LC_ALL=C
+export LC_ALL
+
+say() { echo "rabbitmq: $*" >&2; }
+die() { say "$*"; exit 1; }
+
+# The same places as bide.broker.installation looks at.
+found() {
+    for home in "${BIDE_RABBITMQ_HOME:-/nonexistent}" /usr/lib/rabbitmq/lib/rabbitmq_server-* \
+        /opt/homebrew/opt/rabbitmq /usr/local/opt/rabbitmq; do
+        [ -x "$home/sbin/rabbitmq-server" ] && return 0
+    done
+    command -v rabbitmq-server >/dev/null
+}
+
+if [ -n "${BIDE_URL:-}" ] || found; then
+    exit 0
+fi
+
+if ! command -v apt-get >/dev/null; then
+    case $(uname -s) in
+    Darwin) die "RabbitMQ is missing: run 'brew install rabbitmq', or set BIDE_URL to a broker elsewhere" ;;
+    *) die "RabbitMQ is missing: install RabbitMQ 3.10 or newer and set BIDE_RABBITMQ_HOME to its folder, or set BIDE_URL to a broker elsewhere" ;;
+    esac
+fi
+if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null && sudo -n true 2>/dev/null && exec sudo -n sh "$0"
+    die "RabbitMQ is missing: run 'sudo sh $0' once, or set BIDE_URL to a broker elsewhere"
+fi
+
+# Packages that carry a service, and whether they were here before: only what this script brings is switched off.
+epmd_was_here=no
+[ -e /usr/bin/epmd ] && epmd_was_here=yes
+
+# invoke-rc.d and deb-systemd-invoke ask policy-rc.d before they start anything. A policy that the machine has
+# already (containers deny everything) is its owner's: leave it. Else deny these two services until the end of the installation.
+policy=/usr/sbin/policy-rc.d
+mark='# made by bide for the time of an installation'
+drop_policy() {
+    if grep -qsF "$mark" "$policy"; then rm -f "$policy"; fi
+}
+drop_policy # of a run that was killed
+if [ ! -e "$policy" ]; then
+    trap drop_policy EXIT
+    trap 'exit 129' HUP
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    {
+        echo '#!/bin/sh'
+        echo "$mark"
+        echo 'case "$*" in *rabbitmq-server* | *epmd*) exit 101 ;; esac'
+        echo 'exit 104'
+    } >"$policy"
+    chmod 755 "$policy"
+fi
+
+say "installing rabbitmq-server with apt-get"
+log=$(mktemp "${TMPDIR:-/tmp}/bide-apt.XXXXXX")
+apt() { DEBIAN_FRONTEND=noninteractive apt-get -q -y "$@" </dev/null >>"$log" 2>&1; }
+apt update || true # an unreachable third-party source does not matter; a missing package shows below
+apt install --no-install-recommends rabbitmq-server ||
+    die "apt-get could not install rabbitmq-server, see $log: set BIDE_URL to a broker elsewhere, or mend apt. It said: $(tail -n 1 "$log")"
+rm -f "$log"
+
+services=rabbitmq-server.service
+[ "$epmd_was_here" = yes ] || services="$services epmd.service epmd.socket"
+if command -v systemctl >/dev/null; then
+    # shellcheck disable=SC2086
+    systemctl --quiet disable $services >/dev/null 2>&1 || true
+    if [ -d /run/systemd/system ]; then # a machine whose own policy-rc.d allows starting
+        # shellcheck disable=SC2086
+        systemctl --quiet stop $services >/dev/null 2>&1 || true
+    fi
+fi
+if [ -e /etc/init.d/rabbitmq-server ]; then
+    update-rc.d rabbitmq-server disable >/dev/null 2>&1 || true
+fi
+say "installed; its system-wide service is off ('systemctl enable --now rabbitmq-server' turns it on)"

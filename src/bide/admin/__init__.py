@@ -1,0 +1,1 @@
+"""Putting topologies on a broker, and looking at what is there."""

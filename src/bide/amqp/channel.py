@@ -1,0 +1,503 @@
+"""One channel of a connection: calls, confirmed publishes, deliveries."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from pamqp import commands
+from pamqp.base import Frame
+
+from bide.amqp import codec, faults
+from bide.errors import (
+    BideError,
+    BrokerError,
+    ClosedError,
+    ConsumerCancelledError,
+    PublishRefusedError,
+    UnroutableError,
+)
+from bide.topology import Binding, Exchange, Queue
+
+if TYPE_CHECKING:
+    from bide.amqp.connection import Connection
+
+log = logging.getLogger(__name__)
+
+_CONSUMER_TAG: Final = "bide-{}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Delivery:
+    """A message as the broker sent it.
+
+    Attributes:
+        values: the properties by their AMQP names; absent ones are left out.
+        message_count: messages left in the queue, for a delivery by ``get``.
+    """
+
+    exchange: str
+    routing_key: str
+    redelivered: bool
+    delivery_tag: int
+    values: Mapping[str, Any]
+    body: bytes
+    message_count: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Unconfirmed:
+    """A message that was sent and not yet confirmed."""
+
+    exchange: str
+    routing_key: str
+    message_id: str | None
+    size: int
+    future: asyncio.Future[None]
+    returned: tuple[int, str] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    replies: tuple[type[Frame], ...]
+    future: asyncio.Future[Any]
+
+
+@dataclass(slots=True)
+class _Content:
+    method: Frame
+    values: Mapping[str, Any] = field(default_factory=dict)
+    remaining: int = -1
+    parts: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Consumer:
+    on_message: Callable[[Delivery], None]
+    on_end: Callable[[BideError], None]
+
+
+class Channel:
+    """A channel. Calls may overlap: the broker answers them in the order in which they were sent.
+
+    When the broker closes the channel, every waiting call and publish fails: the first waiting call with the reason,
+    for it caused the closing; for publishes see :attr:`closed_with` and :attr:`close_text`.
+
+    Attributes:
+        closed_with: why the channel is closed, or None while it is open.
+        close_text: the broker's own words, where it was the broker that closed it.
+    """
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection = connection
+        self.number = number
+        self.closed_with: BideError | None = None
+        self.close_text = ""
+        self.unconfirmed: dict[int, Unconfirmed] = {}
+        self._published = 0
+        self._oldest = 1
+        self._confirming = False
+        self._calls: deque[_Call] = deque()
+        self._consumers: dict[str, _Consumer] = {}
+        self._consumers_made = 0
+        self._content: _Content | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can still be used."""
+        return self.closed_with is None
+
+    def call(self, payload: bytes, *replies: type[Frame]) -> asyncio.Future[Any]:
+        """Send a method and return a future of its reply.
+
+        Raises:
+            BideError: the channel is closed, with the reason why.
+        """
+        if self.closed_with is not None:
+            raise self.closed_with
+        future: asyncio.Future[Any] = self.connection.loop.create_future()
+        self._calls.append(_Call(replies=replies, future=future))
+        self.connection.send(codec.frame(codec.METHOD, self.number, payload))
+        return future
+
+    async def open(self) -> None:
+        """Open it on the broker."""
+        await self.call(codec.method(20, 10, b"\x00"), commands.Channel.OpenOk)
+
+    async def confirm_select(self) -> None:
+        """Switch publisher confirms on."""
+        await self.call(codec.method(85, 10, b"\x00"), commands.Confirm.SelectOk)
+        self._confirming = True
+
+    async def close(self) -> None:
+        """Close it; unconfirmed publishes fail, unacknowledged deliveries go back to their queues."""
+        if self.closed_with is not None:
+            return
+        reply = self.call(
+            codec.method(20, 40, codec.short(200), codec.short_string("closed"), b"\x00\x00\x00\x00"),
+            commands.Channel.CloseOk,
+        )
+        try:
+            await reply
+        except BrokerError:
+            log.debug("the channel was gone before it could be closed")
+        self.fail(ClosedError("the channel was closed"))
+        self.connection.forget(self)
+
+    # -- topology
+
+    def declare_exchange(self, exchange: Exchange, *, passive: bool = False) -> asyncio.Future[Any]:
+        """Declare an exchange, or only ask whether it exists."""
+        return self.call(
+            codec.method(
+                40,
+                10,
+                b"\x00\x00",
+                codec.short_string(exchange.name),
+                codec.short_string(exchange.type),
+                codec.bits(passive, exchange.durable, exchange.auto_delete, exchange.internal, False),
+                codec.table(exchange.arguments),
+            ),
+            commands.Exchange.DeclareOk,
+        )
+
+    def declare_queue(self, queue: Queue, *, passive: bool = False) -> asyncio.Future[Any]:
+        """Declare a queue, or only ask whether it exists; the reply has its counts."""
+        return self.call(
+            codec.method(
+                50,
+                10,
+                b"\x00\x00",
+                codec.short_string(queue.name),
+                codec.bits(passive, queue.durable, queue.exclusive, queue.auto_delete, False),
+                codec.table(queue.arguments),
+            ),
+            commands.Queue.DeclareOk,
+        )
+
+    def bind(self, binding: Binding) -> asyncio.Future[Any]:
+        """Make a binding."""
+        return self._binding(binding, 20, 30, commands.Queue.BindOk, commands.Exchange.BindOk)
+
+    def unbind(self, binding: Binding) -> asyncio.Future[Any]:
+        """Remove a binding; that it does not exist is no error."""
+        return self._binding(binding, 50, 40, commands.Queue.UnbindOk, commands.Exchange.UnbindOk)
+
+    def _binding(
+        self, binding: Binding, queue_method: int, exchange_method: int, *replies: type[Frame]
+    ) -> asyncio.Future[Any]:
+        to_queue = binding.destination_type == "queue"
+        without_nowait = to_queue and queue_method == 50
+        return self.call(
+            codec.method(
+                50 if to_queue else 40,
+                queue_method if to_queue else exchange_method,
+                b"\x00\x00",
+                codec.short_string(binding.destination),
+                codec.short_string(binding.source),
+                codec.short_string(binding.routing_key),
+                b"" if without_nowait else b"\x00",
+                codec.table(binding.arguments),
+            ),
+            *replies,
+        )
+
+    def delete_queue(self, name: str, *, if_empty: bool = False, if_unused: bool = False) -> asyncio.Future[Any]:
+        """Delete a queue; the reply has the number of messages that went with it."""
+        return self.call(
+            codec.method(50, 40, b"\x00\x00", codec.short_string(name), codec.bits(if_unused, if_empty, False)),
+            commands.Queue.DeleteOk,
+        )
+
+    def delete_exchange(self, name: str, *, if_unused: bool = False) -> asyncio.Future[Any]:
+        """Delete an exchange."""
+        return self.call(
+            codec.method(40, 20, b"\x00\x00", codec.short_string(name), codec.bits(if_unused, False)),
+            commands.Exchange.DeleteOk,
+        )
+
+    def purge_queue(self, name: str) -> asyncio.Future[Any]:
+        """Throw away the ready messages of a queue; the reply has their number."""
+        return self.call(
+            codec.method(50, 30, b"\x00\x00", codec.short_string(name), b"\x00"), commands.Queue.PurgeOk
+        )
+
+    # -- publishing
+
+    def publish(
+        self,
+        *,
+        exchange: str,
+        routing_key: str,
+        values: Mapping[str, Any],
+        body: bytes,
+        mandatory: bool = True,
+    ) -> asyncio.Future[None]:
+        """Send a message and return a future of its confirm.
+
+        The future fails with ``UnroutableError`` for a returned message, ``PublishRefusedError`` for a negative
+        confirm, and with the reason of the closing if the channel closes first. Confirms must be on.
+
+        Args:
+            values: properties by their AMQP names.
+
+        Raises:
+            BideError: the channel is closed; nothing was sent.
+            InvalidInputError: a value cannot be encoded; nothing was sent.
+        """
+        if self.closed_with is not None:
+            raise self.closed_with
+        frames = codec.publish(
+            self.number,
+            exchange=exchange,
+            routing_key=routing_key,
+            mandatory=mandatory,
+            encoded_properties=codec.properties(values),
+            body=body,
+            frame_max=self.connection.frame_max,
+        )
+        self._published += 1
+        future: asyncio.Future[None] = self.connection.loop.create_future()
+        self.unconfirmed[self._published] = Unconfirmed(
+            exchange=exchange,
+            routing_key=routing_key,
+            message_id=values.get("message_id"),
+            size=len(body),
+            future=future,
+        )
+        self.connection.send(*frames)
+        return future
+
+    def on_confirm(self, delivery_tag: int, *, multiple: bool, refused: bool) -> None:
+        """The broker's answer to one publish, or to all up to this one."""
+        first = self._oldest if multiple else delivery_tag
+        for tag in range(first, delivery_tag + 1):
+            entry = self.unconfirmed.pop(tag, None)
+            if entry is not None:
+                self._confirmed(entry, refused=refused)
+        if multiple:
+            self._oldest = delivery_tag + 1
+
+    @staticmethod
+    def _confirmed(entry: Unconfirmed, *, refused: bool) -> None:
+        if entry.future.done():
+            return
+        if refused:
+            entry.future.set_exception(
+                PublishRefusedError(
+                    f"no queue stored the message {entry.message_id!r} sent to the exchange {entry.exchange!r} with "
+                    f"the routing key {entry.routing_key!r}: a queue is full, or has no leader; send it again later",
+                    message_id=entry.message_id,
+                )
+            )
+        elif entry.returned is not None:
+            code, text = entry.returned
+            entry.future.set_exception(
+                UnroutableError(
+                    f"no queue takes the message {entry.message_id!r} sent to the exchange {entry.exchange!r} with the "
+                    f"routing key {entry.routing_key!r} ({text.lower()}): bind a queue for it",
+                    message_id=entry.message_id,
+                    reply_code=code,
+                )
+            )
+        else:
+            entry.future.set_result(None)
+
+    def _on_return(self, content: _Content) -> None:
+        # A return names no delivery tag. The broker returns in publishing order, and before it confirms.
+        method: Any = content.method
+        for entry in self.unconfirmed.values():
+            if (
+                entry.returned is None
+                and entry.message_id == content.values.get("message_id")
+                and entry.exchange == method.exchange
+                and entry.routing_key == method.routing_key
+            ):
+                entry.returned = (method.reply_code, method.reply_text)
+                return
+        log.warning("the broker returned a message that is not waiting for a confirm")
+
+    # -- receiving
+
+    async def qos(self, prefetch: int) -> None:
+        """At most this many unacknowledged deliveries per consumer; 0 is no limit."""
+        await self.call(
+            codec.method(60, 10, codec.long(0), codec.short(prefetch), b"\x00"), commands.Basic.QosOk
+        )
+
+    async def consume(
+        self,
+        queue: str,
+        *,
+        on_message: Callable[[Delivery], None],
+        on_end: Callable[[BideError], None],
+        arguments: Mapping[str, Any] | None = None,
+        exclusive: bool = False,
+    ) -> str:
+        """Start a consumer and return its tag.
+
+        Args:
+            on_message: called for every delivery, in order.
+            on_end: called once, when no more deliveries will come: the channel closed, or the broker cancelled.
+        """
+        self._consumers_made += 1
+        tag = _CONSUMER_TAG.format(self._consumers_made)
+        self._consumers[tag] = _Consumer(on_message=on_message, on_end=on_end)
+        try:
+            await self.call(
+                codec.method(
+                    60,
+                    20,
+                    b"\x00\x00",
+                    codec.short_string(queue),
+                    codec.short_string(tag),
+                    codec.bits(False, False, exclusive, False),
+                    codec.table(arguments),
+                ),
+                commands.Basic.ConsumeOk,
+            )
+        except BaseException:
+            self._consumers.pop(tag, None)
+            raise
+        return tag
+
+    async def cancel(self, tag: str) -> None:
+        """Stop a consumer; what it was sent and has not acknowledged stays with it until the channel closes."""
+        await self.call(codec.method(60, 30, codec.short_string(tag), b"\x00"), commands.Basic.CancelOk)
+        self._consumers.pop(tag, None)
+
+    async def get(self, queue: str) -> Delivery | None:
+        """Take one message, or None when the queue is empty. It must be settled like any delivery."""
+        reply: Delivery | None = await self.call(
+            codec.method(60, 70, b"\x00\x00", codec.short_string(queue), b"\x00"), commands.Basic.GetEmpty
+        )
+        return reply
+
+    def ack(self, delivery_tag: int, *, multiple: bool = False) -> None:
+        """Acknowledge a delivery, or all up to this one."""
+        self._settle(codec.method(60, 80, codec.long_long(delivery_tag), codec.bits(multiple)))
+
+    def nack(self, delivery_tag: int, *, multiple: bool = False, requeue: bool = True) -> None:
+        """Give a delivery back to its queue, or let it be dead-lettered; a quorum queue of 4.3 counts no attempt."""
+        self._settle(codec.method(60, 120, codec.long_long(delivery_tag), codec.bits(multiple, requeue)))
+
+    def reject(self, delivery_tag: int, *, requeue: bool = True) -> None:
+        """Give a delivery back to its queue, counted as a failed attempt, or let it be dead-lettered."""
+        self._settle(codec.method(60, 90, codec.long_long(delivery_tag), codec.bits(requeue)))
+
+    def _settle(self, payload: bytes) -> None:
+        if self.closed_with is not None:
+            raise self.closed_with
+        self.connection.send(codec.frame(codec.METHOD, self.number, payload))
+
+    # -- what the connection hands over
+
+    def on_method(self, method: Frame) -> None:
+        """A method frame for this channel."""
+        match method:
+            case commands.Basic.Deliver() | commands.Basic.Return() | commands.Basic.GetOk():
+                self._content = _Content(method)
+            case commands.Channel.Close():
+                self._on_close(method)
+            case commands.Basic.Cancel():
+                self._on_cancel(method)
+            case commands.Channel.Flow():
+                self.connection.send(
+                    codec.frame(codec.METHOD, self.number, codec.method(20, 21, codec.bits(bool(method.active))))
+                )
+            case _:
+                self._answer(method)
+
+    def _answer(self, method: Frame) -> None:
+        if not self._calls or not isinstance(method, self._calls[0].replies):
+            self.connection.abort(f"an unexpected {method.name} came on channel {self.number}")
+            return
+        call = self._calls.popleft()
+        if not call.future.done():
+            call.future.set_result(None if isinstance(method, commands.Basic.GetEmpty) else method)
+
+    def on_header(self, size: int, values: Mapping[str, Any]) -> None:
+        """A content header for this channel."""
+        if self._content is None:
+            self.connection.abort(f"a content header without a method came on channel {self.number}")
+            return
+        self._content.values, self._content.remaining = values, size
+        if not size:
+            self._complete()
+
+    def on_body(self, payload: bytes) -> None:
+        """A piece of a body for this channel."""
+        content = self._content
+        if content is None or len(payload) > content.remaining:
+            self.connection.abort(f"more content than announced came on channel {self.number}")
+            return
+        content.parts.append(payload)
+        content.remaining -= len(payload)
+        if not content.remaining:
+            self._complete()
+
+    def _complete(self) -> None:
+        content, self._content = self._content, None
+        if content is None:
+            return
+        method: Any = content.method
+        if isinstance(method, commands.Basic.Return):
+            self._on_return(content)
+            return
+        delivery = Delivery(
+            exchange=method.exchange,
+            routing_key=method.routing_key,
+            redelivered=bool(method.redelivered),
+            delivery_tag=method.delivery_tag,
+            values=content.values,
+            body=b"".join(content.parts),
+            message_count=getattr(method, "message_count", None),
+        )
+        if isinstance(method, commands.Basic.GetOk):
+            call = self._calls.popleft()
+            if not call.future.done():
+                call.future.set_result(delivery)
+            return
+        consumer = self._consumers.get(method.consumer_tag)
+        if consumer is not None:
+            consumer.on_message(delivery)
+        # A delivery for a consumer that was just cancelled stays unsettled and returns when the channel closes.
+
+    def _on_cancel(self, method: Any) -> None:
+        consumer = self._consumers.pop(method.consumer_tag, None)
+        if consumer is not None:
+            consumer.on_end(
+                ConsumerCancelledError("the broker cancelled the consumer: its queue was deleted, or lost its leader")
+            )
+
+    def _on_close(self, method: Any) -> None:
+        self.connection.send(codec.frame(codec.METHOD, self.number, codec.method(20, 41)))
+        self.close_text = method.reply_text or ""
+        self.fail(faults.channel_error(method.reply_code or 0, self.close_text))
+        self.connection.forget(self)
+
+    def fail(self, error: BideError) -> None:
+        """Close without a word to the broker: everything that waits gets the error."""
+        if self.closed_with is not None:
+            return
+        self.closed_with = error
+        calls, self._calls = self._calls, deque()
+        for call in calls:
+            _fail(call.future, error)
+        unconfirmed, self.unconfirmed = self.unconfirmed, {}
+        for entry in unconfirmed.values():
+            _fail(entry.future, error)
+        consumers, self._consumers = self._consumers, {}
+        for consumer in consumers.values():
+            consumer.on_end(error)
+
+
+def _fail(future: asyncio.Future[Any], error: BideError) -> None:
+    if not future.done():
+        future.set_exception(error)
+        # Not every caller awaits a future that fails together with hundreds of others.
+        future.exception()

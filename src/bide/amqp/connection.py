@@ -1,0 +1,475 @@
+"""A connection to a broker: handshake, heartbeats, frames in and out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import struct
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+import pamqp.frame
+from pamqp import commands
+from pamqp.base import Frame
+from pamqp.header import ContentHeader
+
+from bide.amqp import codec, faults
+from bide.amqp.channel import Channel
+from bide.amqp.url import BrokerUrl
+from bide.errors import (
+    BideError,
+    BrokerError,
+    BrokerUnreachableError,
+    ClosedError,
+    ConnectionLostError,
+    ProtocolError,
+    TlsError,
+)
+
+log = logging.getLogger(__name__)
+
+WRITE_BUFFER: Final = 1 << 20
+"""Bytes waiting for the socket above which publishers are held back."""
+
+_FRAME: Final = struct.Struct(">BHI")
+_TAG_AND_BITS: Final = struct.Struct(">QB")
+_ACK: Final = b"\x00\x3c\x00\x50"
+_NACK: Final = b"\x00\x3c\x00\x78"
+_CLOSE_GRACE: Final = 5.0
+
+
+def release_of(properties: Mapping[str, Any]) -> tuple[int, ...]:
+    """The release in the server's properties as numbers: ``(3, 10, 8)``; a pre-release suffix is cut."""
+    text = str(properties.get("version", ""))
+    numbers = []
+    for part in text.split("-")[0].split("+")[0].split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+class Connection(asyncio.Protocol):
+    """One connection. Open it with :meth:`open`; it never reconnects (the client does).
+
+    Attributes:
+        server: the server's properties, as it sent them.
+        release: RabbitMQ's release, such as ``(4, 3, 6)``.
+        frame_max: the largest frame, in bytes.
+        lost: done when the connection is no longer usable; its result says why.
+    """
+
+    def __init__(self, url: BrokerUrl, address: str) -> None:
+        self.url = url
+        self.address = address
+        self.loop = asyncio.get_running_loop()
+        self.server: Mapping[str, Any] = {}
+        self.release: tuple[int, ...] = ()
+        self.frame_max = 131072
+        self.channel_max = 2047
+        self.lost: asyncio.Future[BideError] = self.loop.create_future()
+        self._opened: asyncio.Future[None] = self.loop.create_future()
+        self._closed: asyncio.Future[None] = self.loop.create_future()
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._out: list[bytes] = []
+        self._flush_handle: asyncio.Handle | None = None
+        self._channels: dict[int, Channel] = {}
+        self._blocked_by: str | None = None
+        self._drained = asyncio.Event()
+        self._drained.set()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._heartbeat = 0
+        self._heartbeat_handle: asyncio.TimerHandle | None = None
+        self._received_at = self._sent_at = self.loop.time()
+
+    @classmethod
+    async def open(cls, url: BrokerUrl) -> Connection:
+        """Connect to the first host of the URL that answers.
+
+        Raises:
+            BrokerUnreachableError: none does; TlsError where TLS was the reason.
+            AuthenticationError: wrong user or password.
+            VirtualHostError: the virtual host is unknown or closed to this user.
+            ProtocolError: the peer does not speak AMQP 0-9-1.
+        """
+        failures: list[BrokerError] = []
+        for host, port in url.hosts:
+            try:
+                return await cls._open_one(url, host, port)
+            except BrokerUnreachableError as error:
+                failures.append(error)
+        if len(failures) == 1:
+            raise failures[0]
+        raise BrokerUnreachableError("; ".join(str(one) for one in failures))
+
+    @classmethod
+    async def _open_one(cls, url: BrokerUrl, host: str, port: int) -> Connection:
+        address = f"{host}:{port}"
+        seconds = url.timeout.total_seconds()
+        connection: Connection | None = None
+        try:
+            async with asyncio.timeout(seconds):
+                context = url.ssl_context()
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: cls(url, address), host, port, ssl=context, server_hostname=host if context else None
+                )
+                await connection._opened
+                return connection
+        except TimeoutError as error:
+            raise BrokerUnreachableError(
+                f"the broker at {address} did not answer within {seconds:g} s: is it RabbitMQ, and is it up?"
+            ) from error
+        except ssl.SSLError as error:
+            raise TlsError(f"TLS with {address} failed: {_tls_reason(error)}") from error
+        except OSError as error:
+            raise BrokerUnreachableError(
+                f"no broker answers at {address} ({error.strerror or error}): start it, or name another with "
+                "--url or BIDE_URL"
+            ) from error
+        finally:
+            if connection is not None and not connection._is_open:
+                connection._drop(BrokerUnreachableError(f"the broker at {address} did not open the connection"))
+
+    @property
+    def _is_open(self) -> bool:
+        return self._opened.done() and not self._opened.cancelled() and self._opened.exception() is None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used."""
+        return self._is_open and not self.lost.done()
+
+    @property
+    def blocked_by(self) -> str | None:
+        """Why the broker takes no publishes at the moment (an alarm), or None."""
+        return self._blocked_by
+
+    async def writable(self) -> None:
+        """Wait until the broker and the socket take more: backpressure for publishers.
+
+        Raises:
+            BideError: the connection broke.
+        """
+        await self._writable.wait()
+        if self.lost.done():
+            raise self.lost.result()
+
+    async def drained(self) -> None:
+        """Wait until the socket takes more, whether or not the broker takes publishes.
+
+        Raises:
+            BideError: the connection broke.
+        """
+        await self._drained.wait()
+        if self.lost.done():
+            raise self.lost.result()
+
+    async def channel(self, *, confirms: bool = False) -> Channel:
+        """Open a channel.
+
+        Raises:
+            BideError: the connection is closed, or has no channel number left.
+        """
+        if self.lost.done():
+            raise self.lost.result()
+        number = next((one for one in range(1, self.channel_max + 1) if one not in self._channels), None)
+        if number is None:
+            raise BrokerError(f"all {self.channel_max} channels of the connection to {self.address} are in use")
+        channel = Channel(self, number)
+        self._channels[number] = channel
+        await channel.open()
+        if confirms:
+            await channel.confirm_select()
+        return channel
+
+    async def close(self) -> None:
+        """Close it, with the handshake that lets the broker see a clean end."""
+        if self._transport is None or self.lost.done():
+            return
+        self.send(
+            codec.frame(
+                codec.METHOD, 0, codec.method(10, 50, codec.short(200), codec.short_string("closed"), b"\0\0\0\0")
+            )
+        )
+        try:
+            async with asyncio.timeout(_CLOSE_GRACE):
+                await asyncio.shield(self._closed)
+        except TimeoutError:
+            log.debug("the broker at %s did not answer the closing of the connection", self.address)
+        self._drop(ClosedError("the connection was closed"))
+
+    def abort(self, reason: str) -> None:
+        """Give the connection up because the peer broke the rules."""
+        self._drop(ProtocolError(f"the connection to {self.address} was given up: {reason}"))
+
+    def forget(self, channel: Channel) -> None:
+        """A closed channel's number is free again."""
+        if self._channels.get(channel.number) is channel:
+            del self._channels[channel.number]
+
+    # -- output
+
+    def send(self, *frames: bytes) -> None:
+        """Queue frames for the socket; what is queued in one turn of the event loop goes out in one write."""
+        self._out += frames
+        if self._flush_handle is None:
+            self._flush_handle = self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_handle = None
+        if self._transport is not None and self._out:
+            self._transport.write(b"".join(self._out))
+            self._sent_at = self.loop.time()
+        self._out.clear()
+
+    def pause_writing(self) -> None:
+        """The socket's buffer is full."""
+        self._drained.clear()
+        self._update_writable()
+
+    def resume_writing(self) -> None:
+        """The socket's buffer has room again."""
+        self._drained.set()
+        self._update_writable()
+
+    def _update_writable(self) -> None:
+        if self.lost.done():
+            self._drained.set()
+            self._writable.set()
+        elif self._drained.is_set() and self._blocked_by is None:
+            self._writable.set()
+        else:
+            self._writable.clear()
+
+    # -- input
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is connected: begin the handshake."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_BUFFER)
+        self.send(codec.PROTOCOL_HEADER)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The socket is gone."""
+        if isinstance(error, ssl.SSLError):
+            self._drop(TlsError(f"TLS with {self.address} failed: {_tls_reason(error)}"))
+            return
+        reason = f" ({error})" if error else ""
+        if self._is_open:
+            self._drop(ConnectionLostError(f"the connection to the broker at {self.address} was lost{reason}"))
+        else:
+            self._drop(
+                BrokerUnreachableError(
+                    f"the broker at {self.address} closed the connection during the handshake{reason}: does this port "
+                    f"speak {'AMQP over TLS' if self.url.tls else 'plain AMQP, or does it want TLS (amqps://)'}?"
+                )
+            )
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came in."""
+        self._received_at = self.loop.time()
+        buffer = self._buffer
+        buffer += data
+        place, end = 0, len(buffer)
+        try:
+            while end - place >= codec.FRAME_OVERHEAD:
+                kind, channel, size = _FRAME.unpack_from(buffer, place)
+                stop = place + codec.FRAME_OVERHEAD + size
+                if kind not in (codec.METHOD, codec.HEADER, codec.BODY, codec.HEARTBEAT):
+                    self.abort(f"it sent {bytes(buffer[place : place + 8])!r}, which is not AMQP 0-9-1")
+                    return
+                if stop > end:
+                    break
+                if buffer[stop - 1] != codec.FRAME_END:
+                    self.abort("a frame does not end as frames do")
+                    return
+                self._on_frame(kind, channel, bytes(buffer[place:stop]))
+                place = stop
+                if self.lost.done():
+                    return
+        finally:
+            del buffer[:place]
+
+    def _on_frame(self, kind: int, number: int, frame: bytes) -> None:
+        if kind == codec.HEARTBEAT:
+            return
+        if number == 0:
+            self._on_connection_method(_method(frame))
+            return
+        channel = self._channels.get(number)
+        if channel is None:
+            # What was under way when we closed the channel.
+            return
+        if kind == codec.BODY:
+            channel.on_body(frame[7:-1])
+        elif kind == codec.HEADER:
+            (size,) = struct.unpack_from(">Q", frame, 11)
+            channel.on_header(size, _properties(frame))
+        elif (index := frame[7:11]) == _ACK or index == _NACK:
+            tag, flags = _TAG_AND_BITS.unpack_from(frame, 11)
+            channel.on_confirm(tag, multiple=bool(flags & 1), refused=index == _NACK)
+        else:
+            channel.on_method(_method(frame))
+
+    def _on_connection_method(self, method: Any) -> None:
+        match method:
+            case commands.Connection.Start():
+                self._on_start(method)
+            case commands.Connection.Tune():
+                self._on_tune(method)
+            case commands.Connection.OpenOk():
+                if not self._opened.done():
+                    self._opened.set_result(None)
+            case commands.Connection.Blocked():
+                self._blocked_by = method.reason or "an alarm"
+                log.warning("the broker at %s takes no publishes: %s", self.address, self._blocked_by)
+                self._update_writable()
+            case commands.Connection.Unblocked():
+                self._blocked_by = None
+                log.info("the broker at %s takes publishes again", self.address)
+                self._update_writable()
+            case commands.Connection.Close():
+                self._on_close(method)
+            case commands.Connection.CloseOk():
+                if not self._closed.done():
+                    self._closed.set_result(None)
+
+    def _on_start(self, method: Any) -> None:
+        self.server = dict(method.server_properties or {})
+        self.release = release_of(self.server)
+        url = self.url
+        mechanism, response = ("EXTERNAL", b"") if url.external else ("PLAIN", f"\0{url.user}\0{url.password}".encode())
+        ours = {
+            "product": "bide",
+            "version": _own_version(),
+            "platform": "Python",
+            "connection_name": url.name,
+            "capabilities": {
+                "authentication_failure_close": True,
+                "publisher_confirms": True,
+                "exchange_exchange_bindings": True,
+                "basic.nack": True,
+                "connection.blocked": True,
+                "consumer_cancel_notify": True,
+            },
+        }
+        self.send(
+            codec.frame(
+                codec.METHOD,
+                0,
+                codec.method(
+                    10,
+                    11,
+                    codec.table(ours),
+                    codec.short_string(mechanism),
+                    codec.long_string(response),
+                    codec.short_string("en_US"),
+                ),
+            )
+        )
+
+    def _on_tune(self, method: Any) -> None:
+        self.channel_max = method.channel_max or 65535
+        self.frame_max = method.frame_max or self.frame_max
+        theirs, ours = method.heartbeat or 0, self.url.heartbeat
+        self._heartbeat = min(theirs, ours) if theirs and ours else ours
+        self.send(
+            codec.frame(
+                codec.METHOD,
+                0,
+                codec.method(
+                    10,
+                    31,
+                    codec.short(self.channel_max),
+                    codec.long(self.frame_max),
+                    codec.short(self._heartbeat),
+                ),
+            ),
+            codec.frame(codec.METHOD, 0, codec.method(10, 40, codec.short_string(self.url.vhost), b"\x00", b"\x00")),
+        )
+        if self._heartbeat:
+            self._heartbeat_handle = self.loop.call_later(self._heartbeat / 2, self._beat)
+
+    def _beat(self) -> None:
+        now = self.loop.time()
+        if now - self._received_at > 2 * self._heartbeat:
+            self._drop(
+                ConnectionLostError(
+                    f"the broker at {self.address} has been silent for {now - self._received_at:.0f} s"
+                )
+            )
+            return
+        if now - self._sent_at >= self._heartbeat / 2:
+            self.send(codec.HEARTBEAT_FRAME)
+        self._heartbeat_handle = self.loop.call_later(self._heartbeat / 2, self._beat)
+
+    def _on_close(self, method: Any) -> None:
+        self.send(codec.frame(codec.METHOD, 0, codec.method(10, 51)))
+        code, text = method.reply_code or 0, method.reply_text or ""
+        self._drop(
+            faults.connection_error(code, text)
+            if self._is_open
+            else faults.handshake_error(
+                code, text, user=self.url.user, vhost=self.url.vhost, address=self.address
+            )
+        )
+
+    def _drop(self, error: BideError) -> None:
+        """Everything ends, with this reason."""
+        if self.lost.done():
+            return
+        self.lost.set_result(error)
+        if self._heartbeat_handle is not None:
+            self._heartbeat_handle.cancel()
+        self._flush()
+        for channel in list(self._channels.values()):
+            channel.fail(error)
+        self._channels.clear()
+        if not self._opened.done():
+            self._opened.set_exception(error)
+            # Nobody awaits it when the time limit ended the opening.
+            self._opened.exception()
+        if not self._closed.done():
+            self._closed.set_result(None)
+        self._update_writable()
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _method(frame: bytes) -> Frame:
+    _, _, method = pamqp.frame.unmarshal(frame)
+    assert isinstance(method, Frame)
+    return method
+
+
+def _properties(frame: bytes) -> Mapping[str, Any]:
+    try:
+        _, _, header = pamqp.frame.unmarshal(frame)
+    except Exception as error:  # a header that some peer wrote wrongly must not end the connection for good
+        log.warning("the properties of a message cannot be decoded (%s): it is delivered without them", error)
+        return {}
+    assert isinstance(header, ContentHeader)
+    return {name: value for name, value in header.properties if value is not None}
+
+
+def _tls_reason(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"the certificate is not to be trusted ({error.verify_message}): give the right authority with "
+            "cafile=... in the URL"
+        )
+    if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+        return "the port does not speak TLS: use amqp://, or the broker's TLS port"
+    return str(error.reason or error)
+
+
+def _own_version() -> str:
+    try:
+        return version("bide")
+    except PackageNotFoundError:
+        return "unknown"

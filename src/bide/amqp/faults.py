@@ -1,0 +1,123 @@
+"""What the broker's reply codes mean, as errors of ours."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from bide.errors import (
+    AccessRefusedError,
+    AuthenticationError,
+    BrokerError,
+    ConnectionLostError,
+    DeclarationMismatchError,
+    NotEmptyError,
+    ProtocolError,
+    TargetNotFoundError,
+    UnsupportedBrokerError,
+    VirtualHostError,
+)
+
+ACCESS_REFUSED: Final = 403
+NOT_FOUND: Final = 404
+RESOURCE_LOCKED: Final = 405
+PRECONDITION_FAILED: Final = 406
+NOT_ALLOWED: Final = 530
+
+_INEQUIVALENT: Final = re.compile(
+    r"inequivalent arg '(?P<argument>[^']*)' for (?P<kind>exchange|queue) '(?P<name>.*)' in vhost '[^']*':"
+    r" received (?P<wanted>.*?) but current is (?P<found>.*)",
+    re.DOTALL,
+)
+_NOT_EMPTY: Final = re.compile(r"queue '(?P<name>.*)' in vhost '[^']*' (?:is )?not empty")
+_SUBJECT: Final = re.compile(r"(?:queue|exchange) '(?P<name>.*?)' in vhost")
+_TOO_LARGE: Final = re.compile(r"message size (?P<size>\d+) is larger than configured max size (?P<limit>\d+)")
+
+
+def channel_error(code: int, text: str) -> BrokerError:
+    """The error for a channel that the broker closed."""
+    reason = text.partition(" - ")[2] or text
+    if code == ACCESS_REFUSED:
+        return AccessRefusedError(f"{reason}: give this user the permission, or use another", reply_code=code)
+    if code == NOT_FOUND:
+        return TargetNotFoundError(f"{reason}: declare it first", reply_code=code)
+    if code == PRECONDITION_FAILED:
+        return _precondition(code, reason)
+    if code == RESOURCE_LOCKED:
+        return AccessRefusedError(f"{reason}: another connection has it for itself", reply_code=code)
+    if code == 540:
+        return UnsupportedBrokerError(f"the broker does not implement this: {reason}", reply_code=code)
+    return BrokerError(f"the broker closed the channel: {reason} ({code})", reply_code=code)
+
+
+def _precondition(code: int, reason: str) -> BrokerError:
+    found = _INEQUIVALENT.search(reason)
+    if found:
+        kind, name, argument = found["kind"], found["name"], found["argument"]
+        wanted, current = _value(found["wanted"]), _value(found["found"])
+        return DeclarationMismatchError(
+            f"the {kind} {name!r} exists with {argument} = {current}, where {wanted} is wanted: delete the {kind}, "
+            "or declare it as it is",
+            kind=kind,
+            name=name,
+            argument=argument,
+            wanted=wanted,
+            found=current,
+            reply_code=code,
+        )
+    not_empty = _NOT_EMPTY.search(reason)
+    if not_empty:
+        name = not_empty["name"]
+        return NotEmptyError(
+            f"the queue {name!r} still holds messages: wait, purge it, or delete it by force",
+            counts={name: 1},
+            reply_code=code,
+        )
+    return BrokerError(f"the broker refused: {reason}", reply_code=code)
+
+
+def _value(text: str) -> str:
+    """The value in RabbitMQ's wording, such as ``the value '5' of type 'signedint'`` or ``none``."""
+    quoted = re.search(r"'(.*)' of type", text) or re.fullmatch(r"'(.*)'", text.strip())
+    return quoted[1] if quoted else "(absent)" if text.strip() == "none" else text.strip()
+
+
+def connection_error(code: int, text: str) -> BrokerError:
+    """The error for a connection that the broker closed while it was open."""
+    reason = text.partition(" - ")[2] or text
+    if 500 < code < 530:
+        return ProtocolError(f"the broker closed the connection: {text} ({code})", reply_code=code)
+    return ConnectionLostError(f"the broker closed the connection: {reason} ({code})", reply_code=code)
+
+
+def handshake_error(code: int, text: str, *, user: str, vhost: str, address: str) -> BrokerError:
+    """The error for a connection that the broker refused to open."""
+    if code == ACCESS_REFUSED:
+        return AuthenticationError(
+            f"the broker at {address} does not accept the user {user!r} with this password: check both",
+            reply_code=code,
+        )
+    if code == NOT_ALLOWED and "not found" in text:
+        return VirtualHostError(
+            f"the broker at {address} has no virtual host {vhost!r}: create it, or name another in the URL",
+            reply_code=code,
+        )
+    if code == NOT_ALLOWED:
+        return VirtualHostError(
+            f"the user {user!r} may not enter the virtual host {vhost!r} of the broker at {address} ({text}): "
+            "grant the permission, or name another in the URL",
+            reply_code=code,
+        )
+    return connection_error(code, text)
+
+
+def subject(text: str) -> str | None:
+    """The name of the queue or exchange that a reply text speaks of."""
+    found = _SUBJECT.search(text)
+    return found["name"] if found else None
+
+
+def size_limit(text: str) -> tuple[int, int] | None:
+    """Size and limit in bytes, where a reply text says that a message was too large."""
+    found = _TOO_LARGE.search(text)
+    return (int(found["size"]), int(found["limit"])) if found else None

@@ -1,0 +1,160 @@
+"""The address of a broker, and how to enter it."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from bide.errors import InvalidUrlError
+
+DEFAULT_URL: Final = "amqp://guest:guest@localhost:5672/"
+ENVIRONMENT_VARIABLE: Final = "BIDE_URL"
+
+_PORTS: Final = {"amqp": 5672, "amqps": 5671}
+_OPTIONS: Final = frozenset({"heartbeat", "timeout", "cafile", "certfile", "keyfile", "verify", "auth", "name"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerUrl:
+    """A broker's address, read from ``amqp[s]://user:password@host:port/vhost?option=value``.
+
+    Several hosts, separated by commas, are tried in turn. The virtual host is percent-encoded; an empty one means
+    ``/``. Printing it never shows the password.
+
+    Attributes:
+        hosts: host and port, in the order given.
+        heartbeat: seconds between heartbeats that we ask for; 0 switches them off.
+        timeout: for opening a connection, per host.
+        verify: whether the server's certificate is checked; on unless ``verify=false``.
+        external: log in by client certificate (``auth=external``) rather than by password.
+        name: shown for the connection in the broker's management pages.
+    """
+
+    hosts: tuple[tuple[str, int], ...]
+    user: str = "guest"
+    password: str = field(default="guest", repr=False)
+    vhost: str = "/"
+    tls: bool = False
+    heartbeat: int = 60
+    timeout: timedelta = timedelta(seconds=10)
+    cafile: str | None = None
+    certfile: str | None = None
+    keyfile: str | None = None
+    verify: bool = True
+    external: bool = False
+    name: str = "bide"
+
+    @classmethod
+    def parse(cls, text: str) -> BrokerUrl:
+        """Read a URL.
+
+        Raises:
+            InvalidUrlError: it is not of that form; the message never shows the password.
+        """
+        try:
+            return cls._parse(text)
+        except InvalidUrlError:
+            raise
+        except ValueError as error:
+            raise InvalidUrlError(
+                f"the broker URL {_censored(text)!r} cannot be read: give amqp://user:password@host:port/vhost"
+            ) from error
+
+    @classmethod
+    def _parse(cls, text: str) -> BrokerUrl:
+        parts = urlsplit(text)
+        if parts.scheme not in _PORTS:
+            raise InvalidUrlError(
+                f"the broker URL {_censored(text)!r} does not start with amqp:// or amqps://: "
+                "give amqp://user:password@host:port/vhost"
+            )
+        credentials, _, addresses = parts.netloc.rpartition("@")
+        user, separator, password = credentials.partition(":")
+        hosts = tuple(_address(one, _PORTS[parts.scheme], text) for one in addresses.split(","))
+        options = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        unknown = sorted(options.keys() - _OPTIONS)
+        if unknown:
+            raise InvalidUrlError(
+                f"the broker URL has the unknown option {unknown[0]!r}: known are {', '.join(sorted(_OPTIONS))}"
+            )
+        path = parts.path.removeprefix("/")
+        if "/" in path:
+            raise InvalidUrlError(
+                f"the virtual host {path!r} in the broker URL holds a slash: write it as %2F"
+            )
+        return cls(
+            hosts=hosts,
+            user=unquote(user) if user else "guest",
+            password=unquote(password) if separator else "guest",
+            vhost=unquote(path) or "/",
+            tls=parts.scheme == "amqps",
+            heartbeat=_whole_number(options, "heartbeat", 60, 65535),
+            timeout=timedelta(seconds=_whole_number(options, "timeout", 10, 3600)),
+            cafile=options.get("cafile"),
+            certfile=options.get("certfile"),
+            keyfile=options.get("keyfile"),
+            verify=options.get("verify", "true").lower() not in ("false", "0", "no"),
+            external=options.get("auth", "plain").lower() == "external",
+            name=options.get("name", "bide"),
+        )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> BrokerUrl:
+        """The URL in ``BIDE_URL``, or RabbitMQ's default on this machine."""
+        environment = os.environ if environment is None else environment
+        return cls.parse(environment.get(ENVIRONMENT_VARIABLE) or DEFAULT_URL)
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """The TLS settings, or None for a plain connection.
+
+        Raises:
+            InvalidUrlError: a certificate or key file cannot be read.
+        """
+        if not self.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.cafile)
+            if self.certfile:
+                context.load_cert_chain(self.certfile, self.keyfile)
+        except (OSError, ssl.SSLError) as error:
+            files = ", ".join(one for one in (self.cafile, self.certfile, self.keyfile) if one)
+            raise InvalidUrlError(f"the certificate files of the broker URL cannot be used ({files}): {error}") from error
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    def __str__(self) -> str:
+        """The URL without its password."""
+        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        scheme = "amqps" if self.tls else "amqp"
+        return f"{scheme}://{quote(self.user, safe='')}@{hosts}/{quote(self.vhost, safe='') if self.vhost != '/' else ''}"
+
+
+def _address(text: str, default_port: int, url: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname:
+        raise InvalidUrlError(f"the broker URL {_censored(url)!r} names no host: give amqp://user:password@host:port/vhost")
+    return parts.hostname, parts.port or default_port
+
+
+def _whole_number(options: Mapping[str, str], name: str, default: int, limit: int) -> int:
+    text = options.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or int(text) > limit:
+        raise InvalidUrlError(f"{name}={text!r} in the broker URL is not a whole number of seconds from 0 to {limit}")
+    return int(text)
+
+
+def _censored(text: str) -> str:
+    """The text without whatever may be a password."""
+    scheme, separator, rest = text.rpartition("://")
+    credentials, at, address = rest.rpartition("@")
+    user = credentials.partition(":")[0]
+    return f"{scheme}{separator}{user}{at}{address}"

@@ -1,0 +1,1 @@
+"""Delay infrastructures: pure descriptions of exchanges and queues that hold messages back."""

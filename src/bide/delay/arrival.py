@@ -1,0 +1,114 @@
+"""What a received message looked like when it was sent.
+
+Delay infrastructures leave traces on a message: transport keys, headers, a routing key with the delay in front. This
+module takes them off again, whichever of the infrastructures the message came through.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from bide.delay.clock import is_transport_key
+from bide.delay.infrastructure import HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_TO
+from bide.duration import from_milliseconds
+
+DEATH_HEADERS: Final = frozenset(
+    {
+        "x-death",
+        *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")),
+    }
+)
+"""What RabbitMQ adds when it dead-letters."""
+
+TRANSPORT_HEADERS: Final = frozenset(
+    {
+        HEADER_TO,
+        HEADER_DUE,
+        HEADER_EXPIRATION,
+        HEADER_PRIORITY,
+        "NServiceBus.Transport.RabbitMQ.DelayInSeconds",
+        "x-delivery-count",
+        "x-acquired-count",
+    }
+)
+"""Headers that belong to the way, not to the message."""
+
+_CASCADE_KEY: Final = re.compile(r"(?:[01]\.){28}(?P<address>.*)", re.DOTALL)
+_DELAY_QUEUE: Final = re.compile(
+    r"nsb(?:\.v2)?\.delay-level-\d\d|(?:.+_)?celery_delayed_\d+|.+\.v1\.(?:[edhmsc]\d{1,2}(?:/\d+)?|release\..*)",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A message as it was sent, and when it was due.
+
+    Attributes:
+        exchange: the exchange that it was sent to; empty for one sent to a queue.
+        values: its properties by their AMQP names, headers cleaned.
+        due: its due time, or None for a message that was not delayed by bide.
+    """
+
+    exchange: str
+    routing_key: str
+    values: Mapping[str, Any]
+    due: datetime | None
+
+
+def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> Arrival:
+    """Undo what the way through a delay infrastructure did to a message."""
+    headers = values.get("headers")
+    if not headers:
+        # A message from NServiceBus or Celery always has headers.
+        return Arrival(exchange=exchange, routing_key=routing_key, values=values, due=None)
+    restored = dict(values)
+    if isinstance(expiration := headers.get(HEADER_EXPIRATION), str):
+        restored["expiration"] = expiration
+    if isinstance(priority := headers.get(HEADER_PRIORITY), int):
+        restored["priority"] = priority
+    target = headers.get(HEADER_TO)
+    if isinstance(target, str) and target[:2] in ("q:", "x:"):
+        exchange = target[2:] if target[0] == "x" else ""
+    key = _CASCADE_KEY.fullmatch(routing_key)
+    if key is not None:
+        routing_key = key["address"]
+    due = headers.get(HEADER_DUE)
+    restored["headers"] = _clean(headers)
+    return Arrival(
+        exchange=exchange,
+        routing_key=routing_key,
+        values=restored,
+        due=from_milliseconds(due) if isinstance(due, int) else None,
+    )
+
+
+def _clean(headers: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in headers.items() if name not in TRANSPORT_HEADERS}
+    for name in ("CC", "BCC"):
+        keys = kept.get(name)
+        if isinstance(keys, list):
+            kept[name] = [key for key in keys if not (isinstance(key, str) and is_transport_key(key))]
+            if not kept[name]:
+                del kept[name]
+    deaths = kept.get("x-death")
+    if isinstance(deaths, list):
+        kept["x-death"] = [death for death in deaths if not _is_ours(death)]
+        if not kept["x-death"]:
+            del kept["x-death"]
+    for which in ("first", "last"):
+        queue = kept.get(f"x-{which}-death-queue")
+        if isinstance(queue, str) and _DELAY_QUEUE.fullmatch(queue):
+            for what in ("exchange", "queue", "reason"):
+                kept.pop(f"x-{which}-death-{what}", None)
+    return kept
+
+
+def _is_ours(death: Any) -> bool:
+    return isinstance(death, Mapping) and isinstance(queue := death.get("queue"), str) and bool(
+        _DELAY_QUEUE.fullmatch(queue)
+    )

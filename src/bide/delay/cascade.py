@@ -1,0 +1,327 @@
+"""What the binary cascades of NServiceBus and of Celery share.
+
+A cascade counts the delay in seconds, in binary. Level ``n`` is a topic exchange and a queue of the same name that
+holds messages for 2^n seconds; the routing key starts with one word per level, highest first, ``1`` to wait and ``0``
+to pass on, and ends with the address. After level 0 comes the delivery exchange, where the address decides::
+
+    1.0.1.0.orders    with four levels: 8 s + 2 s, then to whatever is bound for the address ``orders``
+
+Both systems bind targets with ``#.<address>``, which also matches every longer address that ends in these words
+(``#.orders`` takes the messages for ``billing.orders``). bide binds with one ``*`` per level instead, which matches
+the same messages and no others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from bide.delay.infrastructure import MAX_NAME_BYTES, DelayRoute, Step, check_name
+from bide.errors import InvalidNameError, UnsupportedTargetError
+from bide.exchange_types import RoutedMessage, binding_table
+from bide.topology import Argument, Arguments, Binding, Exchange, Queue, Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+LEVELS: Final = 28
+"""Levels of a cascade that lives with NServiceBus or Celery: delays of up to 2^28 - 1 seconds."""
+
+RESOLUTION: Final = timedelta(seconds=1)
+
+_WILDCARDS: Final = frozenset({"*", "#"})
+_DELAYED_KEY: Final = re.compile(rf"((?:[01]\.){{{LEVELS}}})(.*)", re.DOTALL)
+_TARGET_WORD: Final = re.compile(r"~([qx]):([^.]*)(?:\.(.*))?", re.DOTALL)
+
+
+def split_key(key: str) -> tuple[int, str]:
+    """The delay in seconds and the address that the routing key of a delayed message holds.
+
+    The first 56 characters are the delay, whatever the address: an address may contain dots (rule of
+    NServiceBus.RabbitMQ, and of Celery).
+
+    Raises:
+        InvalidNameError: the key does not start with 28 binary digits.
+    """
+    found = _DELAYED_KEY.fullmatch(key)
+    if found is None:
+        raise InvalidNameError(
+            f"the routing key {key!r} does not start with {LEVELS} binary digits: no delayed message has it"
+        )
+    digits, address = found.groups()
+    return int(digits.replace(".", ""), 2), address
+
+
+def original_key(key: str) -> str:
+    """The routing key that a received message had before it was delayed; any other key unchanged.
+
+    The address of NServiceBus and Celery, without the word that bide puts before it for Celery.
+    """
+    found = _DELAYED_KEY.fullmatch(key)
+    if found is None:
+        return key
+    address = found[2]
+    tagged = _TARGET_WORD.fullmatch(address)
+    if tagged is None:
+        return address
+    kind, name, rest = tagged.groups()
+    return _unquoted(name) if kind == "q" else rest or ""
+
+
+def target_word(kind: Literal["q", "x"], name: str) -> str:
+    """One word of a routing key that names a queue (``q``) or an exchange (``x``)."""
+    return f"~{kind}:" + name.replace("%", "%25").replace(".", "%2E")
+
+
+def _unquoted(word: str) -> str:
+    return word.replace("%2E", ".").replace("%25", "%")
+
+
+def check_address(kind: str, address: str, *, levels: int = LEVELS) -> None:
+    """Check that an address can end a routing key, and a binding of exact width.
+
+    Args:
+        kind: what it names, for the message: ``"queue"`` or ``"exchange"``.
+        address: the name itself.
+        levels: digits before it in the key.
+
+    Raises:
+        InvalidNameError: it is empty, does not fit beside the digits, or has ``*`` or ``#`` for a word.
+    """
+    check_name(kind, address, limit=MAX_NAME_BYTES - 2 * levels)
+    wild = sorted(_WILDCARDS.intersection(address.split(".")))
+    if wild:
+        raise InvalidNameError(
+            f"the {kind} {address!r} has {wild[0]!r} for a word: in the binding that brings delayed messages there it "
+            "would match the messages of others; rename it"
+        )
+
+
+def refuse_isolated(layout: str, queue: str) -> UnsupportedTargetError:
+    """The error for a queue target that should have a release queue of its own."""
+    return UnsupportedTargetError(
+        f"the queue {queue!r} cannot be isolated: {layout} delivers to it without a release queue; leave out "
+        "isolated, or use the clock layout"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A RabbitMQ policy, as the management API takes it.
+
+    Attributes:
+        pattern: regular expression for the names it applies to.
+        definition: for example ``{"alternate-exchange": "..."}``.
+        apply_to: ``exchanges``, ``queues``, ``all``...
+    """
+
+    name: str
+    pattern: str
+    definition: Mapping[str, Argument]
+    apply_to: str
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "definition", Arguments(self.definition))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cascade:
+    """The exchanges, queues and keys of one binary cascade.
+
+    Attributes:
+        family: what the names have in common; part of the names of the guard.
+        level_names: names of the levels, lowest first; a level's exchange and queue share it.
+        delivery: name of the delivery exchange.
+        queue_arguments: arguments of every level's queue, beside the TTL and the dead-letter exchange.
+    """
+
+    family: str
+    level_names: tuple[str, ...]
+    delivery: str
+    queue_arguments: Mapping[str, Argument]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "queue_arguments", Arguments(self.queue_arguments))
+
+    @property
+    def levels(self) -> int:
+        """How many levels there are."""
+        return len(self.level_names)
+
+    @property
+    def max_delay(self) -> timedelta:
+        """The wait of all levels together."""
+        return timedelta(seconds=(1 << self.levels) - 1)
+
+    @property
+    def undeliverable(self) -> str:
+        """The exchange, and its queue, that the guard leads undeliverable messages to."""
+        return f"bide.undeliverable.{self.family}"
+
+    def topology(self) -> Topology:
+        """All exchanges, queues and bindings, without targets."""
+        return _topology(self)
+
+    def probes(self) -> Topology:
+        """The delivery exchange, and the queues of the highest and the lowest level."""
+        ends = {self.level_names[0], self.level_names[-1]}
+        return Topology(
+            [Exchange(self.delivery, "topic")], [queue for queue in self.topology().queues if queue.name in ends]
+        )
+
+    def below(self, level: int) -> str:
+        """The exchange that comes after a level."""
+        return self.level_names[level - 1] if level else self.delivery
+
+    def entry_level(self, seconds: int) -> int:
+        """The first level that has something to do for this delay; 0 where none has."""
+        return max(seconds.bit_length() - 1, 0)
+
+    def key(self, seconds: int, address: str) -> str:
+        """The routing key of a message for ``address``."""
+        return f"{'.'.join(f'{seconds:0{self.levels}b}')}.{address}"
+
+    def exact_key(self, address: str) -> str:
+        """The binding key that matches messages for this address, after any delay, and no others."""
+        return "*." * self.levels + address
+
+    def route(self, seconds: int, address: str, *, headers: Mapping[str, Any], requires: Topology) -> DelayRoute:
+        """How to publish to an address that has been checked."""
+        return DelayRoute(
+            exchange=self.level_names[self.entry_level(seconds)],
+            routing_key=self.key(seconds, address),
+            headers=headers,
+            delay=seconds * RESOLUTION,
+            hops=seconds.bit_count(),
+            requires=requires,
+        )
+
+    def steps(self, seconds: int, address: str, *, value: str, routed_to: str) -> Iterator[Step]:
+        """Every exchange on the way, from the entry to the delivery exchange.
+
+        Args:
+            seconds: the delay.
+            address: checked, as for :meth:`route`.
+            value: the part of the key that decides in the delivery exchange.
+            routed_to: what the delivery exchange routes to.
+        """
+        key = self.key(seconds, address)
+        for level in range(self.entry_level(seconds), -1, -1):
+            name, below = self.level_names[level], self.below(level)
+            if seconds >> level & 1:
+                wait = (1 << level) * RESOLUTION
+                yield Step(exchange=name, segment=key, value="1", routed_to=name, delay=wait, dead_letter_to=below)
+            else:
+                yield Step(exchange=name, segment=key, value="0", routed_to=below)
+        yield Step(exchange=self.delivery, segment=key, value=value, routed_to=routed_to)
+
+    def label(self, name: str) -> str | None:
+        """What people call an exchange or queue of the cascade: ``Level 03``, ``Delivery``; None for any other."""
+        if name == self.delivery:
+            return "Delivery"
+        return f"Level {self.level_names.index(name):02}" if name in self.level_names else None
+
+    def owns(self, name: str) -> bool:
+        """Whether an exchange or queue of this name belongs to the cascade or to its guard."""
+        return name in (self.delivery, self.undeliverable) or name in self.level_names
+
+    def guard_topology(self) -> Topology:
+        """The exchange and the queue for messages that no target takes; see :meth:`guard_policy`."""
+        return Topology(
+            [Exchange(self.undeliverable, "fanout")],
+            [Queue.quorum(self.undeliverable, {"x-overflow": "reject-publish"})],
+            [Binding(self.undeliverable, self.undeliverable)],
+        )
+
+    def guard_policy(self) -> Policy:
+        """The policy that leads what matches nothing in an exchange of the cascade to the undeliverable queue.
+
+        Without it such a message stays in the queue that it came from, and 32 of them stop that level for everybody.
+        It has to be a policy: with an ``alternate-exchange`` argument the owner's own declare would be refused.
+        A message that reaches its target exchange, and matches nothing there, is beyond its reach.
+        """
+        names = "|".join(re.escape(name) for name in (*self.level_names, self.delivery))
+        return Policy(
+            name=f"bide.guard.{self.family}",
+            pattern=f"^({names})$",
+            definition={"alternate-exchange": self.undeliverable},
+            apply_to="exchanges",
+        )
+
+
+@lru_cache(maxsize=32)
+def _topology(cascade: Cascade) -> Topology:
+    exchanges, queues, bindings = [Exchange(cascade.delivery, "topic")], [], []
+    for level, name in enumerate(cascade.level_names):
+        below = cascade.below(level)
+        wildcards = "*." * (cascade.levels - 1 - level)
+        exchanges.append(Exchange(name, "topic"))
+        waiting: dict[str, Argument] = {"x-message-ttl": 1000 << level, "x-dead-letter-exchange": below}
+        queues.append(Queue(name, arguments={**cascade.queue_arguments, **waiting}))
+        bindings.append(Binding(name, name, f"{wildcards}1.#"))
+        bindings.append(Binding(name, below, f"{wildcards}0.#", "exchange"))
+    return Topology(exchanges, queues, bindings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossDelivery:
+    """A binding of a delivery exchange that also takes messages for other addresses.
+
+    Attributes:
+        binding: the binding, of the form ``#.<address>``.
+        addresses: the addresses whose delayed messages it takes too, sorted.
+    """
+
+    binding: Binding
+    addresses: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"the {self.binding.destination_type} {self.binding.destination!r} also receives the delayed messages for "
+            f"{', '.join(map(repr, self.addresses))}, by its binding {self.binding.routing_key!r} on "
+            f"{self.binding.source!r}"
+        )
+
+
+def foreign_suffix_bindings(bindings: Iterable[Binding], addresses: Iterable[str] = ()) -> list[CrossDelivery]:
+    """The ``#.`` bindings that deliver delayed messages to somebody they are not for.
+
+    Two bindings for the very same address are taken for intended.
+
+    Args:
+        bindings: the bindings of one delivery exchange.
+        addresses: further addresses that exist, such as the names of endpoints that are not bound at present.
+    """
+    bindings = list(bindings)
+    takers: dict[str, set[str]] = {address: {address} for address in addresses}
+    for binding in bindings:
+        address = _address_of(binding.routing_key)
+        if address is not None:
+            takers.setdefault(address, set()).add(binding.destination)
+    suffixed = [binding for binding in bindings if binding.routing_key.startswith("#.")]
+    # Each binding under its number, so that what matches is a binding and not merely its destination.
+    numbered = [Binding(one.source, str(number), one.routing_key) for number, one in enumerate(suffixed)]
+    table = binding_table(Exchange("", "topic"), numbered)
+    stolen: defaultdict[int, list[str]] = defaultdict(list)
+    for address, own in sorted(takers.items()):
+        for _, number in table.matches(RoutedMessage(("0." * LEVELS + address,), {})):
+            if suffixed[int(number)].destination not in own:
+                stolen[int(number)].append(address)
+    return [
+        CrossDelivery(binding=suffixed[number], addresses=tuple(addresses))
+        for number, addresses in sorted(stolen.items())
+    ]
+
+
+def _address_of(binding_key: str) -> str | None:
+    """The one address that a binding of a delivery exchange is for, or None if it is for several."""
+    for start in ("#.", "*." * LEVELS):
+        if binding_key.startswith(start):
+            address = binding_key.removeprefix(start)
+            return None if _WILDCARDS.intersection(address.split(".")) else address
+    return None

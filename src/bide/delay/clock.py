@@ -1,0 +1,463 @@
+"""``Clock``: bide's own delay infrastructure, which counts time as people do.
+
+There is one level per unit of time and one queue per digit value, so a delay takes as many hops as it has non-zero
+digits: five minutes is one hop, ninety seconds are two, any delay at most six.
+
+The digits travel in the CC header (BCC where the broker keeps such keys through dead-lettering, see
+:func:`carrier_for`), because the broker routes on the routing key and on those keys alike: the message keeps its own
+routing key, and each step is one exact match in a direct exchange.
+
+Exchanges, from the publisher to the target (``P`` is the prefix and the layout version, ``bide.v1``)::
+
+    P.in.h (fanout) -> P.h (direct) -> queue P.h5 -> P.m -> ... -> P.released (fanout) -> P.delivery (direct) -> target
+
+Whatever matches nothing on the way goes to the queue ``P.undeliverable``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Final, Literal
+
+from bide.delay.infrastructure import (
+    HEADER_TO,
+    MAX_NAME_BYTES,
+    DelayRoute,
+    ExchangeTarget,
+    QueueTarget,
+    Step,
+    Target,
+    check_name,
+    format_delay,
+    round_up,
+)
+from bide.errors import InvalidDelayError, InvalidNameError, InvalidTopologyError, UnsupportedTargetError
+from bide.topology import DEFAULT_EXCHANGE, Binding, Exchange, Queue, Topology
+
+Carrier = Literal["CC", "BCC"]
+
+LAYOUT_VERSION: Final = "v1"
+MAX_LANES: Final = 64
+WORDS_AT_APPLY: Final = 4
+"""Routing keys of up to this many words need no further binding of the digit queues."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One unit of time.
+
+    Attributes:
+        letter: its name in exchanges, queues and keys.
+        unit: the wait of the digit 1.
+        highest: the highest digit.
+    """
+
+    letter: str
+    unit: timedelta
+    highest: int
+
+
+LEVELS: Final = (
+    Level("e", timedelta(days=100), 31),
+    Level("d", timedelta(days=1), 99),
+    Level("h", timedelta(hours=1), 23),
+    Level("m", timedelta(minutes=1), 59),
+    Level("s", timedelta(seconds=1), 59),
+    Level("c", timedelta(milliseconds=10), 99),
+)
+"""Highest first. The longest wait of one queue, 31 x 100 days, is under RabbitMQ's limit of ten years for a TTL."""
+
+RESOLUTION: Final = LEVELS[-1].unit
+MAX_DELAY: Final = sum((level.unit * level.highest for level in LEVELS), timedelta(0))
+
+_OURS: Final = re.compile(r"(?:~\.)*~(?:[edhmsc][0-9]{1,2}(?:/[0-9]+)?|[qrx][:#].*)")
+
+
+def is_transport_key(key: str) -> bool:
+    """Whether a CC or BCC key is one of those that ``Clock`` puts there."""
+    return _OURS.fullmatch(key) is not None
+
+
+def carrier_for(release: tuple[int, ...]) -> Carrier:
+    """The header that carries the digits on a broker of this release.
+
+    BCC keys stay invisible to receivers and out of ``x-death``. Below 4.0 they are lost when the broker has to send
+    a dead-lettered message a second time (no route, or no confirm in time), so CC is used there.
+    """
+    return "BCC" if release >= (4, 0) else "CC"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """Delays by units of time: 10 ms to 3199 days, each non-zero digit one hop.
+
+    Clients with different settings share a prefix without harm: the levels, keys and queue names are the same for
+    all of them, and what one client has not applied ends in the undeliverable queue rather than early or nowhere.
+
+    Args:
+        prefix: starts every name, so that several applications can share a virtual host.
+        max_delay: no queues are made for longer delays.
+        resolution: delays are rounded up to a multiple of it, and no finer queues are made: 10 ms, or a multiple of
+            a unit that divides the next one (50 ms, 1 s, 15 s, 1 min...).
+        lanes: parallel queues per digit, so that many messages due at the same moment leave faster. Messages are
+            spread by message id; order holds within a lane.
+        carrier: header for the digits; None lets the client choose by the broker's release.
+
+    Raises:
+        InvalidDelayError: ``max_delay`` or ``resolution`` cannot be had.
+        InvalidNameError: the prefix is empty, too long, or starts with ``amq.``.
+        InvalidTopologyError: ``lanes`` is out of range.
+    """
+
+    prefix: str = "bide"
+    max_delay: timedelta = MAX_DELAY
+    resolution: timedelta = RESOLUTION
+    lanes: int = 1
+    carrier: Carrier | None = None
+
+    def __post_init__(self) -> None:
+        check_name("prefix", self.prefix, limit=100)
+        if self.prefix.startswith("amq."):
+            raise InvalidNameError(f"the prefix {self.prefix!r} starts with 'amq.', which RabbitMQ keeps for itself")
+        if not RESOLUTION <= self.max_delay <= MAX_DELAY:
+            raise InvalidDelayError(
+                f"max_delay {format_delay(self.max_delay)} must be from {format_delay(RESOLUTION)} "
+                f"to {format_delay(MAX_DELAY)}"
+            )
+        if not any(
+            level.unit <= self.resolution < above
+            and not self.resolution % level.unit
+            and not above % self.resolution
+            for level, above in zip(LEVELS, (MAX_DELAY, *(level.unit for level in LEVELS)), strict=False)
+        ):
+            raise InvalidDelayError(
+                f"the resolution {format_delay(self.resolution)} must be a multiple of a unit (10 ms, 1 s, 1 min, 1 h, "
+                "1 d, 100 d) that divides the next unit: 50 ms, 1 s or 15 s for example"
+            )
+        if self.max_delay % self.resolution:
+            raise InvalidDelayError(
+                f"max_delay {format_delay(self.max_delay)} is no multiple of the resolution "
+                f"{format_delay(self.resolution)}"
+            )
+        if not 1 <= self.lanes <= MAX_LANES:
+            raise InvalidTopologyError([f"{self.lanes} lanes: give 1 to {MAX_LANES}"])
+
+    @property
+    def name(self) -> str:
+        """The layout's name on the command line."""
+        return "clock"
+
+    @property
+    def _base(self) -> str:
+        return f"{self.prefix}.{LAYOUT_VERSION}"
+
+    @property
+    def delivery_exchange(self) -> str:
+        """The exchange that targets are bound to."""
+        return f"{self._base}.delivery"
+
+    @property
+    def released_exchange(self) -> str:
+        """The fanout exchange that every message passes at its due time."""
+        return f"{self._base}.released"
+
+    @property
+    def undeliverable(self) -> str:
+        """The exchange, and its queue, for messages that nothing takes."""
+        return f"{self._base}.undeliverable"
+
+    def owns(self, name: str) -> bool:
+        """Whether an exchange or queue of this name belongs to this infrastructure."""
+        return name.startswith(f"{self._base}.")
+
+    def level_exchange(self, level: Level) -> str:
+        """The direct exchange of a level."""
+        return f"{self._base}.{level.letter}"
+
+    def entry_exchange(self, level: Level) -> str:
+        """The fanout exchange that publishers enter a level by."""
+        return f"{self._base}.in.{level.letter}"
+
+    def digit_queue(self, level: Level, digit: int, lane: int = 0) -> str:
+        """The queue that holds a message back for one digit."""
+        return f"{self._base}.{_digit(level, digit, lane)}"
+
+    def digits_of(self, level: Level) -> tuple[int, ...]:
+        """The non-zero digits of a level that have queues, given the settings."""
+        return tuple(
+            digit
+            for digit in range(1, level.highest + 1)
+            if level.unit * digit <= self.max_delay and not level.unit * digit % self.resolution
+        )
+
+    def topology(self) -> Topology:
+        """All exchanges, queues and bindings of the infrastructure, without targets."""
+        return _topology(self)
+
+    def probes(self) -> Topology:
+        """The last queues of the highest and the lowest level, which nothing smaller than these settings makes."""
+        used = [(level, self.digits_of(level)) for level in LEVELS]
+        ends = [(level, digits[-1]) for level, digits in used if digits]
+        wanted = {self.digit_queue(level, digit, self.lanes - 1) for level, digit in (ends[0], ends[-1])}
+        return Topology(
+            [Exchange(self.delivery_exchange)], [one for one in self.topology().queues if one.name in wanted]
+        )
+
+    def route(self, delay: timedelta, target: Target, *, message_id: str = "") -> DelayRoute:
+        """Where and how to publish so that the message reaches ``target`` after ``delay``.
+
+        A delay of zero goes straight to the target.
+
+        Raises:
+            InvalidDelayError: negative, or longer than ``max_delay``.
+            InvalidNameError: the target's name or the routing key is too long, or looks like a key of ours.
+            UnsupportedTargetError: the default exchange (name the queue instead), or a topic exchange with an empty
+                routing key.
+        """
+        wait = round_up(delay, self.resolution, maximum=self.max_delay) * self.resolution
+        exchange, routing_key = _address(target)
+        if not wait:
+            return DelayRoute(
+                exchange=exchange, routing_key=routing_key, delay=wait, hops=0, requires=Topology(), expects=_existing(target)
+            )
+        digits = _digits(wait)
+        padding = _padding(target)
+        lane = zlib.crc32(message_id.encode()) % self.lanes
+        headers: dict[str, Any] = {
+            self.carrier or "CC": [
+                *(padding + _digit(level, digit, lane if digit else 0, mark="~") for level, digit in digits),
+                padding + self._target_key(target, len(padding)),
+            ],
+            HEADER_TO: str(target),
+        }
+        return DelayRoute(
+            exchange=self.entry_exchange(digits[0][0]),
+            routing_key=routing_key,
+            headers=headers,
+            delay=wait,
+            hops=sum(1 for _, digit in digits if digit) + self._is_isolated(target),
+            requires=_requirements(self, _as_bound(target), padding),
+            expects=_existing(target),
+        )
+
+    def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
+        """Every exchange on the way of a message, in order."""
+        return tuple(self._steps(delay, target))
+
+    def _steps(self, delay: timedelta, target: Target) -> Iterator[Step]:
+        route = self.route(delay, target)
+        if not route.hops:
+            yield Step(
+                exchange=route.exchange or "(default)", segment=route.routing_key, value="-", routed_to=_shown(target)
+            )
+            return
+        digits = _digits(route.delay)
+        keys = route.headers[self.carrier or "CC"]
+        yield Step(
+            exchange=route.exchange, segment="(any)", value="-", routed_to=self.level_exchange(digits[0][0])
+        )
+        below = [*(self.level_exchange(level) for level, _ in digits[1:]), self.released_exchange]
+        for (level, digit), key, following in zip(digits, keys, below, strict=False):
+            yield Step(
+                exchange=self.level_exchange(level),
+                segment=key,
+                value=str(digit),
+                routed_to=self.digit_queue(level, digit) if digit else following,
+                delay=level.unit * digit,
+                dead_letter_to=following if digit else None,
+            )
+        yield Step(
+            exchange=self.released_exchange, segment="(any)", value="-", routed_to=self.delivery_exchange
+        )
+        isolated = self._is_isolated(target)
+        exchange, _ = _address(target)
+        yield Step(
+            exchange=self.delivery_exchange,
+            segment=keys[-1],
+            value=_shown(target),
+            routed_to=self.release_queue(target) if isolated else _shown(target),
+            dead_letter_to=(exchange or "(default)") if isolated else None,
+        )
+        if isolated:
+            yield Step(
+                exchange=exchange or "(default)",
+                segment=route.routing_key,
+                value=route.routing_key,
+                routed_to=_shown(target) if isinstance(target, QueueTarget) else "its bindings",
+            )
+
+    def release_queue(self, target: Target) -> str:
+        """The queue that stands between the delivery exchange and a target that may refuse messages."""
+        name = f"{self._base}.release.{target}"
+        return name if len(name.encode()) <= MAX_NAME_BYTES else f"{self._base}.release.{str(target)[0]}#{_hash(name)}"
+
+    def _is_isolated(self, target: Target) -> bool:
+        return isinstance(target, ExchangeTarget) or target.isolated
+
+    def _target_key(self, target: Target, padding: int) -> str:
+        kind = "x" if isinstance(target, ExchangeTarget) else "r" if target.isolated else "q"
+        name = str(target)[2:]
+        if kind == "x":
+            name = name.replace("%", "%25").replace(".", "%2E")
+        key = f"~{kind}:{name}"
+        if padding + len(key.encode()) > MAX_NAME_BYTES:
+            key = f"~{kind}#{_hash(name)}"
+        if padding + len(key) > MAX_NAME_BYTES:
+            words = padding // 2 + 1
+            raise InvalidNameError(
+                f"the routing key has {words} words, a delayed message can have {(MAX_NAME_BYTES - len(key)) // 2 + 1}: "
+                "use fewer dots"
+            )
+        return key
+
+    def target_topology(self, target: Target, padding: str) -> Topology:
+        """The binding of a target, and its release queue where it has one."""
+        key = padding + self._target_key(target, len(padding))
+        if not self._is_isolated(target):
+            return Topology(bindings=[Binding(self.delivery_exchange, str(target)[2:], key)])
+        exchange, _ = _address(target)
+        queue = _waiting_queue(self.release_queue(target), timedelta(0), exchange)
+        return Topology(queues=[queue], bindings=[Binding(self.delivery_exchange, queue.name, key)])
+
+    def word_bindings(self, padding: str) -> Iterator[Binding]:
+        """The bindings of every level for routing keys of as many words as ``padding`` stands for."""
+        following = [*(self.level_exchange(level) for level in LEVELS[1:]), self.released_exchange]
+        for level, below in zip(LEVELS, following, strict=True):
+            exchange = self.level_exchange(level)
+            yield Binding(exchange, below, padding + _digit(level, 0, mark="~"), "exchange")
+            for digit in self.digits_of(level):
+                for lane in range(self.lanes):
+                    yield Binding(
+                        exchange, self.digit_queue(level, digit, lane), padding + _digit(level, digit, lane, mark="~")
+                    )
+
+
+def _digit(level: Level, digit: int, lane: int = 0, *, mark: str = "") -> str:
+    return f"{mark}{level.letter}{digit}" + (f"/{lane}" if lane else "")
+
+
+def _digits(wait: timedelta) -> list[tuple[Level, int]]:
+    """Every level from the highest with a non-zero digit down to the lowest, with its digit."""
+    digits = []
+    for level in LEVELS:
+        digit, wait = divmod(wait, level.unit)
+        if digit or digits:
+            digits.append((level, digit))
+    return digits
+
+
+def _address(target: Target) -> tuple[str, str]:
+    """The exchange and routing key of an undelayed publish to this target, checked."""
+    if isinstance(target, QueueTarget):
+        check_name("queue", target.queue)
+        exchange, routing_key = DEFAULT_EXCHANGE, target.queue
+    else:
+        if not target.exchange:
+            raise UnsupportedTargetError(
+                "a delayed message cannot go to the default exchange: name the queue as the target (to=...)"
+            )
+        check_name("exchange", target.exchange)
+        check_name("routing key", target.routing_key, empty=True)
+        if target.type == "topic" and not target.routing_key:
+            raise UnsupportedTargetError(
+                f"the routing key for the topic exchange {target.exchange!r} is empty: a delayed message to a topic "
+                "exchange needs one of at least one word"
+            )
+        exchange, routing_key = target.exchange, target.routing_key
+    if is_transport_key(routing_key):
+        raise InvalidNameError(
+            f"{routing_key!r} is a key that bide uses between its own exchanges: choose another queue name or routing key"
+        )
+    return exchange, routing_key
+
+
+def _padding(target: Target) -> str:
+    """Words that give our keys as many words as the message's own routing key has.
+
+    A topic exchange matches CC and BCC keys too. A pattern that matches a key whose words are all ours consists of
+    wildcards alone, and then it matches every key of that many words, the message's own included: nobody gets a
+    message that a direct publish would not have brought him.
+    """
+    return "~." * target.routing_key.count(".") if isinstance(target, ExchangeTarget) else ""
+
+
+def _existing(target: Target) -> Topology:
+    if isinstance(target, QueueTarget):
+        return Topology(queues=[Queue(target.queue)])
+    return Topology([Exchange(target.exchange)])
+
+
+def _as_bound(target: Target) -> Target:
+    """The part of a target that bindings depend on, so that equal bindings are made once."""
+    return ExchangeTarget(target.exchange) if isinstance(target, ExchangeTarget) else target
+
+
+def _shown(target: Target) -> str:
+    return target.queue if isinstance(target, QueueTarget) else target.exchange
+
+
+def _hash(name: str) -> str:
+    return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+
+
+def _waiting_queue(name: str, wait: timedelta, dead_letter_exchange: str) -> Queue:
+    return Queue.quorum(
+        name,
+        {
+            "x-message-ttl": wait // timedelta(milliseconds=1),
+            "x-dead-letter-exchange": dead_letter_exchange,
+            "x-dead-letter-strategy": "at-least-once",
+            "x-overflow": "reject-publish",
+            "x-queue-leader-locator": "balanced",
+        },
+    )
+
+
+@lru_cache(maxsize=4096)
+def _requirements(clock: Clock, target: Target, padding: str) -> Topology:
+    words = len(padding) // 2 + 1
+    bindings = clock.word_bindings(padding) if words > WORDS_AT_APPLY else ()
+    return Topology(bindings=bindings) | clock.target_topology(target, padding)
+
+
+@lru_cache(maxsize=16)
+def _topology(clock: Clock) -> Topology:
+    alternate = {"alternate-exchange": clock.undeliverable}
+    exchanges = [
+        Exchange(clock.undeliverable, "fanout"),
+        Exchange(clock.delivery_exchange, "direct", arguments=alternate),
+        Exchange(clock.released_exchange, "fanout"),
+    ]
+    queues = [
+        Queue.quorum(clock.undeliverable, {"x-overflow": "reject-publish", "x-queue-leader-locator": "balanced"})
+    ]
+    bindings = [
+        Binding(clock.undeliverable, clock.undeliverable),
+        Binding(clock.released_exchange, clock.delivery_exchange, destination_type="exchange"),
+    ]
+    for level in LEVELS:
+        exchanges += [
+            Exchange(clock.level_exchange(level), "direct", arguments=alternate),
+            Exchange(clock.entry_exchange(level), "fanout"),
+        ]
+        bindings.append(
+            Binding(clock.entry_exchange(level), clock.level_exchange(level), destination_type="exchange")
+        )
+    below = dict(pairwise(LEVELS))
+    for level in LEVELS:
+        following = clock.level_exchange(below[level]) if level in below else clock.released_exchange
+        queues += [
+            _waiting_queue(clock.digit_queue(level, digit, lane), level.unit * digit, following)
+            for digit in clock.digits_of(level)
+            for lane in range(clock.lanes)
+        ]
+    for words in range(WORDS_AT_APPLY):
+        bindings += clock.word_bindings("~." * words)
+    return Topology(exchanges, queues, bindings)

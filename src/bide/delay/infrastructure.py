@@ -1,0 +1,201 @@
+"""What every delay infrastructure offers: its topology, and a route for a delay and a target.
+
+An infrastructure is pure data and arithmetic: it opens no connection. Whatever talks to a broker takes these
+values and applies them; nothing else knows the name of a queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final, Protocol
+
+from bide.errors import InvalidDelayError, InvalidNameError
+from bide.topology import Topology
+
+MAX_NAME_BYTES: Final = 255
+"""Longest name or routing key, in bytes: the short string of AMQP 0-9-1."""
+
+HEADER_TO: Final = "bide-to"
+"""Header with the target of a delayed message: ``q:<queue>`` or ``x:<exchange>``."""
+
+HEADER_DUE: Final = "bide-due"
+"""Header with the due time of a message: milliseconds since the Unix epoch."""
+
+HEADER_EXPIRATION: Final = "bide-expiration"
+"""Header that carries the ``expiration`` property past the delay queues: milliseconds, as text."""
+
+HEADER_PRIORITY: Final = "bide-priority"
+"""Header that carries the ``priority`` property past the delay queues."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTarget:
+    """Deliver to one queue.
+
+    Attributes:
+        queue: its name.
+        isolated: reach it through a release queue of its own, so that if it refuses messages (it is full, or has
+            no leader) only its own messages wait. One hop more.
+    """
+
+    queue: str
+    isolated: bool = False
+
+    def __str__(self) -> str:
+        return f"q:{self.queue}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeTarget:
+    """Deliver to an exchange, which then routes by the routing key as if the message were published to it then.
+
+    Attributes:
+        exchange: its name.
+        routing_key: the message's own.
+        type: the exchange's type where it is known, for earlier and better errors.
+    """
+
+    exchange: str
+    routing_key: str = ""
+    type: str | None = None
+
+    def __str__(self) -> str:
+        return f"x:{self.exchange}"
+
+
+Target = QueueTarget | ExchangeTarget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One exchange on a message's way, for :func:`bide.delay.explain.explain`.
+
+    Attributes:
+        exchange: the exchange that the message is in.
+        segment: the key of the message that decides here.
+        value: the digit of this level.
+        routed_to: the queue or exchange that it goes to.
+        delay: how long it waits there; zero where it does not wait.
+        dead_letter_to: the exchange that it goes to after the wait, or None.
+    """
+
+    exchange: str
+    segment: str
+    value: str
+    routed_to: str
+    delay: timedelta = timedelta(0)
+    dead_letter_to: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayRoute:
+    """How to publish one delayed message.
+
+    Attributes:
+        exchange: the exchange to publish to.
+        routing_key: the routing key to publish with.
+        headers: headers to add to the message's own.
+        delay: the wait that this route gives: the delay asked for, rounded up to the resolution.
+        hops: queues that the message waits in before it reaches its target.
+        requires: what must exist for this message beyond the infrastructure's own topology: the target's binding
+            and, where a layout needs them, bindings for this shape of routing key. It depends on the target alone.
+        expects: what others must have declared: the target itself, where binding it would not show that it is missing.
+    """
+
+    exchange: str
+    routing_key: str
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    delay: timedelta
+    hops: int
+    requires: Topology
+    expects: Topology = Topology()
+
+
+class DelayInfrastructure(Protocol):
+    """Exchanges and queues that hold messages back, and how to send through them."""
+
+    @property
+    def name(self) -> str:
+        """The layout's name on the command line: ``clock``, ``nservicebus``, ``celery``..."""
+
+    @property
+    def resolution(self) -> timedelta:
+        """The smallest step: delays are rounded up to a multiple of it."""
+
+    @property
+    def max_delay(self) -> timedelta:
+        """The longest delay."""
+
+    def topology(self) -> Topology:
+        """All exchanges, queues and bindings of the infrastructure itself, without targets."""
+
+    def probes(self) -> Topology:
+        """A few of the exchanges and queues of :meth:`topology`: where these exist, all of it was applied."""
+
+    def route(self, delay: timedelta, target: Target, *, message_id: str = "") -> DelayRoute:
+        """Where and how to publish so that the message reaches ``target`` after ``delay``.
+
+        Args:
+            message_id: spreads messages over parallel queues, where the infrastructure has any.
+
+        Raises:
+            InvalidDelayError: the delay is negative or longer than :attr:`max_delay`.
+            InvalidNameError: the target's name or key does not fit.
+            UnsupportedTargetError: this infrastructure cannot reach this kind of target.
+        """
+
+    def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
+        """Every exchange on the way of that message, in order."""
+
+
+def round_up(delay: timedelta, resolution: timedelta, *, maximum: timedelta) -> int:
+    """The delay as a whole number of ``resolution`` steps, rounded up: a message is never early.
+
+    Raises:
+        InvalidDelayError: negative, or more than ``maximum`` after rounding.
+    """
+    if delay < timedelta(0):
+        raise InvalidDelayError(f"the delay {format_delay(delay)} is negative: give zero or more")
+    units = -(-delay // resolution)
+    if units * resolution > maximum:
+        raise InvalidDelayError(
+            f"the delay {format_delay(delay)} is longer than this infrastructure can hold ({format_delay(maximum)}): "
+            "give a shorter delay"
+        )
+    return units
+
+
+def format_delay(delay: timedelta) -> str:
+    """A delay as people write it: ``3199 d 23:59:59.99``, ``0:00:10``, ``-0:00:01``."""
+    sign = "-" if delay < timedelta(0) else ""
+    delay = abs(delay)
+    hours, rest = divmod(delay.seconds, 3600)
+    minutes, seconds = divmod(rest, 60)
+    text = f"{hours}:{minutes:02}:{seconds:02}"
+    if delay.microseconds:
+        text += f".{delay.microseconds:06}".rstrip("0")
+    return f"{sign}{delay.days} d {text}" if delay.days else sign + text
+
+
+def check_name(kind: str, name: str, *, limit: int = MAX_NAME_BYTES, empty: bool = False) -> None:
+    """Check that a name fits into an AMQP short string.
+
+    Args:
+        kind: what it names, for the message: ``"queue"``, ``"exchange"``, ``"routing key"``.
+        limit: in bytes of UTF-8.
+        empty: whether the empty name is allowed.
+
+    Raises:
+        InvalidNameError: it is empty, or longer than ``limit`` bytes, or no text that UTF-8 can carry.
+    """
+    if not name and not empty:
+        raise InvalidNameError(f"the {kind} name is empty: name the {kind}")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidNameError(f"the {kind} {name!r} holds characters that UTF-8 cannot carry: remove them") from error
+    if size > limit:
+        shown = name if len(name) <= 40 else name[:37] + "..."
+        raise InvalidNameError(f"the {kind} {shown!r} takes {size} bytes, the limit is {limit}: use a shorter one")

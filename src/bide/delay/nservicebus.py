@@ -1,0 +1,280 @@
+"""``NServiceBus``: the delay infrastructure of NServiceBus.RabbitMQ, name for name.
+
+A .NET endpoint on the same broker can receive what bide delays, and delay messages for us: exchanges, queues,
+arguments, keys and headers are those of NServiceBus.RabbitMQ (version 2 since its release 7, version 1 since 4.3).
+What bide does otherwise stays invisible to .NET: bindings of exact width, addresses checked before they are sent, and
+a guard for messages whose endpoint is gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, Literal
+
+from bide.delay.cascade import LEVELS, RESOLUTION, Cascade, Policy, check_address, refuse_isolated
+from bide.delay.infrastructure import HEADER_TO, DelayRoute, ExchangeTarget, QueueTarget, Step, Target, round_up
+from bide.errors import InvalidDueTimeError, InvalidInputError, UnsupportedTargetError
+from bide.topology import Argument, Binding, DestinationType, Exchange, Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Routing = Literal["conventional", "direct"]
+
+HEADER_DELAY: Final = "NServiceBus.Transport.RabbitMQ.DelayInSeconds"
+"""Header with the delay of a delayed send: whole seconds, a 32-bit integer (``I`` on the wire), never text."""
+
+_QUEUE_ARGUMENTS: Final[dict[int, dict[str, Argument]]] = {
+    1: {"x-queue-mode": "lazy"},
+    2: {"x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NServiceBus:
+    """Delays in whole seconds, of up to 3106 d 21:24:15, through the levels of NServiceBus.RabbitMQ.
+
+    Only sends to an endpoint can be delayed (rule of NServiceBus). The endpoint must exist: whoever binds
+    ``route(...).requires`` gets the broker's error where it does not, as the .NET sender does.
+
+    Version 1 has classic queues and can lose messages when the broker stops: use it only beside endpoints that do.
+    Its queues say ``x-queue-mode: lazy``, which RabbitMQ takes but ignores from 3.12 on (declared on 4.0.5 and 4.3.6
+    without complaint): every classic queue writes to disk there.
+
+    The TTLs are 64-bit integers when .NET declares them. RabbitMQ compares integers of any width by value, so it does
+    not matter in which width bide declares them.
+
+    Args:
+        version: 2 (quorum queues, exchanges ``nsb.v2.*``) or 1 (classic queues, ``nsb.*``).
+        routing: the endpoints' routing topology: ``conventional`` (a fanout exchange per endpoint) or ``direct``.
+        levels: fewer than 28 only to explain and to experiment, never on a broker that NServiceBus uses.
+
+    Raises:
+        InvalidInputError: an argument is none of those.
+    """
+
+    version: Literal[1, 2] = 2
+    routing: Routing = "conventional"
+    levels: int = LEVELS
+
+    def __post_init__(self) -> None:
+        if self.version not in _QUEUE_ARGUMENTS:
+            raise InvalidInputError(f"NServiceBus has no delay infrastructure of version {self.version!r}: give 1 or 2")
+        if self.routing not in ("conventional", "direct"):
+            raise InvalidInputError(f"the routing {self.routing!r} is unknown: give 'conventional' or 'direct'")
+        if not 1 <= self.levels <= LEVELS:
+            raise InvalidInputError(f"{self.levels} levels: give 1 to {LEVELS}")
+
+    @property
+    def name(self) -> str:
+        """The layout's name on the command line."""
+        return "nservicebus" if self.version == 2 else "nservicebus-v1"
+
+    @property
+    def resolution(self) -> timedelta:
+        """One second."""
+        return RESOLUTION
+
+    @property
+    def max_delay(self) -> timedelta:
+        """268,435,455 seconds, with 28 levels."""
+        return self.cascade.max_delay
+
+    @property
+    def delivery_exchange(self) -> str:
+        """The exchange that targets are bound to."""
+        return self.cascade.delivery
+
+    @property
+    def undeliverable(self) -> str:
+        """The exchange, and its queue, of the guard."""
+        return self.cascade.undeliverable
+
+    @property
+    def cascade(self) -> Cascade:
+        """The levels, as the binary cascade that they are."""
+        return _cascade(self.version, self.levels)
+
+    def topology(self) -> Topology:
+        """All exchanges, queues and bindings of the infrastructure, without targets."""
+        return self.cascade.topology()
+
+    def probes(self) -> Topology:
+        """The delivery exchange, and the queues of the highest and the lowest level."""
+        return self.cascade.probes()
+
+    def route(self, delay: timedelta, target: Target, *, message_id: str = "") -> DelayRoute:
+        """Where and how to publish so that the message reaches the endpoint after ``delay``.
+
+        The delay is rounded up to the second; zero goes through level 00, as with NServiceBus. The message needs a
+        ``message_id`` property, and what :func:`nservicebus_headers` gives.
+
+        Args:
+            delay: zero or more.
+            target: the endpoint's queue.
+            message_id: makes no difference here: there is one queue per level.
+
+        Raises:
+            InvalidDelayError: negative, or longer than ``max_delay``.
+            InvalidNameError: the address is empty, takes over 199 bytes, or has ``*`` or ``#`` for a word.
+            UnsupportedTargetError: an exchange, other than a fanout exchange with conventional routing; or an
+                isolated queue.
+        """
+        seconds = round_up(delay, RESOLUTION, maximum=self.max_delay)
+        address, requires = _bound(self, target)
+        headers = {HEADER_DELAY: seconds, HEADER_TO: str(target)}
+        return self.cascade.route(seconds, address, headers=headers, requires=requires)
+
+    def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
+        """Every exchange on the way of a message, in order."""
+        seconds = round_up(delay, RESOLUTION, maximum=self.max_delay)
+        address, _ = _bound(self, target)
+        return tuple(self.cascade.steps(seconds, address, value=address, routed_to=address))
+
+    def label(self, name: str) -> str | None:
+        """What people call an exchange or queue of the infrastructure; None for any other."""
+        return self.cascade.label(name)
+
+    def owns(self, name: str) -> bool:
+        """Whether an exchange or queue of this name belongs to the infrastructure or to its guard."""
+        return self.cascade.owns(name)
+
+    def endpoint_topology(self, queue: str) -> Topology:
+        """What an endpoint of ours needs beside its queue, so that .NET endpoints can send to it, at once or delayed.
+
+        With conventional routing: the durable fanout exchange of the queue's name, bound to the queue, and the
+        exchange's binding to the delivery exchange; with direct routing, the queue's own binding. The queue itself is
+        the endpoint's to declare, in the type it wants.
+
+        A .NET sender adds ``#.<queue>`` at its first delayed send, whatever is bound already.
+
+        Raises:
+            InvalidNameError: the name cannot be an address.
+        """
+        check_address("queue", queue, levels=self.levels)
+        delivery = Topology(bindings=[self.delivery_binding(queue)])
+        if self.routing == "direct":
+            return delivery
+        return Topology([Exchange(queue, "fanout")], bindings=[Binding(queue, queue)]) | delivery
+
+    def guard_topology(self) -> Topology:
+        """The exchange and the queue for messages whose endpoint is gone; see :meth:`guard_policy`."""
+        return self.cascade.guard_topology()
+
+    def guard_policy(self) -> Policy:
+        """The policy that leads undeliverable messages to the guard's queue; see :meth:`Cascade.guard_policy`.
+
+        With conventional routing it covers an endpoint whose exchange was deleted. An exchange that has lost its
+        queue takes the message and drops out of the guard's sight.
+        """
+        return self.cascade.guard_policy()
+
+    def delivery_binding(self, address: str) -> Binding:
+        """The binding that brings delayed messages, and no others', to an endpoint; the address is not checked."""
+        kind: DestinationType = "exchange" if self.routing == "conventional" else "queue"
+        return Binding(self.cascade.delivery, address, self.cascade.exact_key(address), kind)
+
+
+@lru_cache(maxsize=64)
+def _cascade(version: int, levels: int) -> Cascade:
+    family = "nsb.v2" if version == 2 else "nsb"
+    return Cascade(
+        family=family,
+        level_names=tuple(f"{family}.delay-level-{level:02}" for level in range(levels)),
+        delivery=f"{family}.delay-delivery",
+        queue_arguments=_QUEUE_ARGUMENTS[version],
+    )
+
+
+@lru_cache(maxsize=4096)
+def _bound(infrastructure: NServiceBus, target: Target) -> tuple[str, Topology]:
+    """The address of a target, checked, and the binding that it needs."""
+    address = _address(infrastructure, target)
+    return address, Topology(bindings=[infrastructure.delivery_binding(address)])
+
+
+def _address(infrastructure: NServiceBus, target: Target) -> str:
+    if isinstance(target, QueueTarget):
+        if target.isolated:
+            raise refuse_isolated("NServiceBus", target.queue)
+        check_address("queue", target.queue, levels=infrastructure.levels)
+        return target.queue
+    _check_exchange(infrastructure, target)
+    check_address("exchange", target.exchange, levels=infrastructure.levels)
+    return target.exchange
+
+
+def _check_exchange(infrastructure: NServiceBus, target: ExchangeTarget) -> None:
+    """Let through what NServiceBus itself could address: an endpoint's, or an event's, fanout exchange."""
+    if infrastructure.routing == "conventional" and target.type == "fanout" and not target.routing_key:
+        return
+    raise UnsupportedTargetError(
+        f"NServiceBus delays messages to an endpoint only, not to the exchange {target.exchange!r} with the routing "
+        f"key {target.routing_key!r}: name the endpoint's queue as the target, or, with conventional routing, a "
+        "fanout exchange (type='fanout') and no routing key, or use the clock layout"
+    )
+
+
+def nservicebus_headers(
+    message_id: str,
+    now: datetime,
+    *,
+    message_types: Sequence[str] = (),
+    content_type: str | None = None,
+    reply_to: str | None = None,
+    correlation_id: str | None = None,
+    conversation_id: str | None = None,
+    originating_endpoint: str | None = None,
+    deliver_at: datetime | None = None,
+) -> dict[str, str]:
+    """The headers that an NServiceBus endpoint, and its tools, expect of a message from another system.
+
+    The message must also carry the ``message_id`` property with the same value: an endpoint moves a message without
+    one to its error queue. ``delays migrate`` computes the due time of a waiting message as ``TimeSent`` plus
+    ``DelayInSeconds``, so these headers are made anew for every publish; a copied ``TimeSent`` makes it early.
+
+    Args:
+        message_id: not blank.
+        now: the time of the publish, with a time zone.
+        message_types: names of the .NET types of the body, the most specific first.
+        content_type: of the body, for example ``application/json``.
+        reply_to: the queue that replies go to.
+        correlation_id: by default the message id, as for a message that starts a conversation.
+        conversation_id: by default the message id.
+        originating_endpoint: the name of the sender.
+        deliver_at: the due time; NServiceBus measures the critical time from it.
+
+    Raises:
+        InvalidInputError: the message id is blank.
+        InvalidDueTimeError: a time has no time zone.
+    """
+    if not message_id.strip():
+        raise InvalidInputError("the message id is blank: NServiceBus refuses a message without one; give it an id")
+    given = {
+        "NServiceBus.ContentType": content_type,
+        "NServiceBus.DeliverAt": None if deliver_at is None else format_timestamp(deliver_at),
+        "NServiceBus.EnclosedMessageTypes": ";".join(message_types),
+        "NServiceBus.OriginatingEndpoint": originating_endpoint,
+        "NServiceBus.ReplyToAddress": reply_to,
+    }
+    return {
+        "NServiceBus.MessageId": message_id,
+        "NServiceBus.CorrelationId": correlation_id or message_id,
+        "NServiceBus.ConversationId": conversation_id or message_id,
+        "NServiceBus.MessageIntent": "Send",
+        "NServiceBus.TimeSent": format_timestamp(now),
+        **{name: value for name, value in given.items() if value},
+    }
+
+
+def format_timestamp(moment: datetime) -> str:
+    """A time as NServiceBus writes it in headers: UTC, ``2026-12-24 17:00:00:000000 Z``.
+
+    Raises:
+        InvalidDueTimeError: it has no time zone.
+    """
+    if moment.utcoffset() is None:
+        raise InvalidDueTimeError(f"{moment.isoformat()} has no time zone: give one, UTC for example")
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S:%f Z")

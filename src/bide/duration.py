@@ -1,0 +1,111 @@
+"""Delays and due times as people give them, turned into ``timedelta`` and aware ``datetime``."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from bide.errors import InvalidDelayError, InvalidDueTimeError
+
+_UNITS: Final = {
+    "ms": timedelta(milliseconds=1),
+    "s": timedelta(seconds=1),
+    "m": timedelta(minutes=1),
+    "min": timedelta(minutes=1),
+    "h": timedelta(hours=1),
+    "d": timedelta(days=1),
+    "w": timedelta(weeks=1),
+}
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|[smhdw])\s*", re.ASCII)
+_ISO: Final = re.compile(
+    r"P(?:(?P<w>\d+)W)?(?:(?P<d>\d+(?:\.\d+)?)D)?"
+    r"(?:T(?:(?P<h>\d+(?:\.\d+)?)H)?(?:(?P<m>\d+(?:\.\d+)?)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?",
+    re.ASCII,
+)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_WAY_OUT: Final = "give a timedelta, text such as '1h30m', '90s' or '250ms', or ISO 8601 such as 'PT1H30M'"
+
+DelayLike = timedelta | str
+"""A delay: a ``timedelta``, or text such as ``"1h30m"``, ``"90s"``, ``"PT1H30M"``."""
+
+DueTimeLike = datetime | str
+"""A due time: an aware ``datetime``, or ISO 8601 text with an offset."""
+
+
+def parse_delay(value: DelayLike) -> timedelta:
+    """A delay as a ``timedelta``.
+
+    Text is a sum of numbers with units (``ms``, ``s``, ``m`` or ``min``, ``h``, ``d``, ``w``), or an ISO 8601
+    duration without years and months, whose length the calendar decides.
+
+    Raises:
+        InvalidDelayError: it is negative, beyond what ``timedelta`` holds, or not of these forms.
+    """
+    if isinstance(value, timedelta):
+        delay = value
+    elif isinstance(value, str):
+        delay = _from_text(value.strip())
+    else:
+        raise InvalidDelayError(f"the delay {value!r} has no unit: {_WAY_OUT}")
+    if delay < timedelta(0):
+        raise InvalidDelayError(f"the delay {value!s} is negative: give zero or more")
+    return delay
+
+
+def _from_text(text: str) -> timedelta:
+    if text.startswith("-"):
+        raise InvalidDelayError(f"the delay {text!r} is negative: give zero or more")
+    try:
+        iso = _ISO.fullmatch(text.upper())
+        if iso and any(iso.groups()):
+            return sum((_UNITS[unit] * float(number) for unit, number in iso.groupdict().items() if number), timedelta(0))
+        parts = _PART.findall(text)
+        if parts and "".join(text.split()) == "".join(number + unit for number, unit in parts):
+            return sum((_times(_UNITS[unit], number) for number, unit in parts), timedelta(0))
+    except OverflowError as error:
+        raise InvalidDelayError(f"the delay {text!r} is longer than any infrastructure can hold") from error
+    raise InvalidDelayError(f"the delay {text!r} cannot be read: {_WAY_OUT}")
+
+
+def _times(unit: timedelta, number: str) -> timedelta:
+    return unit * (float(number) if "." in number else int(number))
+
+
+def parse_due_time(value: DueTimeLike) -> datetime:
+    """A due time as an aware ``datetime`` in UTC.
+
+    Raises:
+        InvalidDueTimeError: it has no time zone, or is not ISO 8601.
+    """
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value.strip())
+        except ValueError as error:
+            raise InvalidDueTimeError(
+                f"the due time {value!r} cannot be read: give ISO 8601 with an offset, such as 2026-12-24T18:00:00+01:00"
+            ) from error
+    if not isinstance(value, datetime):
+        raise InvalidDueTimeError(f"the due time {value!r} is no datetime: give one with a time zone")
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise InvalidDueTimeError(
+            f"the due time {value.isoformat()} has no time zone: give an aware datetime, such as "
+            f"{value.isoformat()}+00:00"
+        )
+    try:
+        return value.astimezone(UTC)
+    except OverflowError as error:
+        raise InvalidDueTimeError(f"the due time {value.isoformat()} lies outside the years 1 to 9999") from error
+
+
+def to_milliseconds(moment: datetime) -> int:
+    """Milliseconds since the Unix epoch, rounded up: a due time is never stamped too early."""
+    return -(-(moment - _EPOCH) // timedelta(milliseconds=1))
+
+
+def from_milliseconds(value: int) -> datetime | None:
+    """The moment so many milliseconds after the Unix epoch, or None beyond the year 9999."""
+    try:
+        return _EPOCH + timedelta(milliseconds=value)
+    except OverflowError:
+        return None

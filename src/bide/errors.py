@@ -1,0 +1,240 @@
+"""Every error that bide raises, in one tree.
+
+::
+
+    BideError
+    ├── InvalidInputError (also a ValueError): the caller's values cannot be used; nothing was sent
+    │   ├── InvalidDelayError          not a number, negative, or longer than the infrastructure can hold
+    │   ├── InvalidDueTimeError        a datetime without a time zone, or beyond the longest delay
+    │   ├── InvalidNameError           a name, key or address that the broker or a layout cannot carry
+    │   ├── ReservedHeaderError        a header that bide or the broker sets itself
+    │   ├── UnsupportedTargetError     this infrastructure cannot deliver to this kind of target
+    │   ├── MessageTooLargeError       a body over the limit
+    │   ├── InvalidUrlError            a broker URL that cannot be read
+    │   └── InvalidTopologyError       a topology that contradicts itself
+    ├── BrokerError: the broker, or the way to it, said no
+    │   ├── BrokerUnreachableError     nothing answers at that address
+    │   │   └── TlsError               something answers, but not with TLS that we may trust
+    │   ├── AuthenticationError        wrong user name or password
+    │   ├── VirtualHostError           the virtual host is unknown, or not open to this user
+    │   ├── AccessRefusedError         the user may not do this to that exchange or queue
+    │   ├── UnsupportedBrokerError     release too old, or a feature is switched off
+    │   ├── DeclarationMismatchError   it is declared differently on the broker
+    │   ├── NotEmptyError              refused to delete what still holds messages
+    │   ├── TargetNotFoundError        the exchange or queue does not exist
+    │   ├── NotAppliedError            the delay infrastructure is not on this virtual host
+    │   ├── ConsumerCancelledError     the broker ended the consumer (its queue was deleted)
+    │   ├── ConnectionLostError        the connection broke
+    │   │   └── DeliveryLostError      settled too late: the broker delivers that message again
+    │   ├── ManagementApiError         the management API did not answer as it should
+    │   ├── ProtocolError              the peer broke the rules of AMQP 0-9-1
+    │   └── PublishError: the fate of one message
+    │       ├── UnroutableError        returned: no queue takes it
+    │       ├── PublishRefusedError    negatively confirmed: no queue stored it
+    │       └── PublishInDoubtError    the connection broke before the confirm came
+    ├── ClosedError                    used after it was closed
+    └── LocalBrokerError: the private broker
+        └── BrokerNotFoundError        no RabbitMQ is installed where bide looks
+
+The docstring of a class is its default message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class BideError(Exception):
+    """Something in bide failed."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message if message is not None else (self.__doc__ or type(self).__name__).strip())
+
+
+class InvalidInputError(BideError, ValueError):
+    """A value that was passed in cannot be used; nothing was sent."""
+
+
+class InvalidDelayError(InvalidInputError):
+    """The delay is not a number, negative, or longer than the infrastructure can hold."""
+
+
+class InvalidDueTimeError(InvalidInputError):
+    """The due time has no time zone, or lies beyond the longest delay."""
+
+
+class InvalidNameError(InvalidInputError):
+    """The broker or the layout cannot carry this name, key or address."""
+
+
+class ReservedHeaderError(InvalidInputError):
+    """bide or the broker sets this header itself."""
+
+
+class UnsupportedTargetError(InvalidInputError):
+    """This delay infrastructure cannot deliver to this kind of target."""
+
+
+class MessageTooLargeError(InvalidInputError):
+    """The body is larger than the broker takes."""
+
+
+class InvalidUrlError(InvalidInputError):
+    """The broker URL cannot be read."""
+
+
+class InvalidTopologyError(InvalidInputError):
+    """The topology contradicts itself.
+
+    Attributes:
+        problems: every problem found, one sentence each.
+    """
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = list(problems)
+        super().__init__("; ".join(self.problems))
+
+
+class BrokerError(BideError):
+    """The broker refused.
+
+    Attributes:
+        reply_code: the AMQP 0-9-1 reply code that the broker gave, if it gave one.
+    """
+
+    def __init__(self, message: str | None = None, *, reply_code: int | None = None) -> None:
+        super().__init__(message)
+        self.reply_code = reply_code
+
+
+class BrokerUnreachableError(BrokerError):
+    """Nothing answers at the broker's address."""
+
+
+class TlsError(BrokerUnreachableError):
+    """The TLS handshake failed."""
+
+
+class AuthenticationError(BrokerError):
+    """The broker does not accept this user name and password."""
+
+
+class VirtualHostError(BrokerError):
+    """The virtual host does not exist, or this user may not enter it."""
+
+
+class AccessRefusedError(BrokerError):
+    """The user lacks the permission for this operation."""
+
+
+class UnsupportedBrokerError(BrokerError):
+    """The broker is too old, or lacks a feature that bide needs."""
+
+
+class DeclarationMismatchError(BrokerError):
+    """An exchange or a queue of this name exists with other properties.
+
+    Attributes:
+        kind: ``"exchange"`` or ``"queue"``.
+        name: its name.
+        argument: the property or argument that differs.
+        wanted: the value of ours, as the broker prints it.
+        found: the value on the broker, as the broker prints it.
+        applied: what had been declared before the mismatch was met, in words.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str,
+        name: str,
+        argument: str | None = None,
+        wanted: str | None = None,
+        found: str | None = None,
+        applied: str = "",
+        reply_code: int | None = None,
+    ) -> None:
+        super().__init__(message, reply_code=reply_code)
+        self.kind = kind
+        self.name = name
+        self.argument = argument
+        self.wanted = wanted
+        self.found = found
+        self.applied = applied
+
+
+class NotEmptyError(BrokerError):
+    """A queue still holds messages.
+
+    Attributes:
+        counts: messages by queue name.
+    """
+
+    def __init__(self, message: str, *, counts: Mapping[str, int], reply_code: int | None = None) -> None:
+        super().__init__(message, reply_code=reply_code)
+        self.counts = dict(counts)
+
+
+class TargetNotFoundError(BrokerError):
+    """The exchange or queue that messages should go to does not exist."""
+
+
+class NotAppliedError(BrokerError):
+    """The delay infrastructure is not on this virtual host."""
+
+
+class ConsumerCancelledError(BrokerError):
+    """The broker cancelled the consumer."""
+
+
+class ConnectionLostError(BrokerError):
+    """The connection to the broker broke."""
+
+
+class DeliveryLostError(ConnectionLostError):
+    """The connection that delivered this message is gone; the broker delivers it again."""
+
+
+class ManagementApiError(BrokerError):
+    """The management API did not answer as it should."""
+
+
+class ProtocolError(BrokerError):
+    """The peer broke the rules of AMQP 0-9-1."""
+
+
+class PublishError(BrokerError):
+    """A message was not taken.
+
+    Attributes:
+        message_id: its message id.
+    """
+
+    def __init__(self, message: str | None = None, *, message_id: str | None = None, reply_code: int | None = None):
+        super().__init__(message, reply_code=reply_code)
+        self.message_id = message_id
+
+
+class UnroutableError(PublishError):
+    """The broker returned the message: no queue takes it."""
+
+
+class PublishRefusedError(PublishError):
+    """The broker confirmed negatively: no queue stored the message."""
+
+
+class PublishInDoubtError(PublishError):
+    """The connection broke before the confirm came: the message may or may not have been stored."""
+
+
+class ClosedError(BideError):
+    """This object was closed and cannot be used any more."""
+
+
+class LocalBrokerError(BideError):
+    """The private broker failed."""
+
+
+class BrokerNotFoundError(LocalBrokerError):
+    """No RabbitMQ server is installed where bide looks for one."""

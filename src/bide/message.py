@@ -1,0 +1,207 @@
+"""A received message, and what may be done with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from bide.amqp.channel import Channel, Delivery
+from bide.amqp.codec import timestamp
+from bide.delay.arrival import restore
+from bide.errors import BideError, DeliveryLostError, InvalidInputError
+
+
+class Message:
+    """A message as it was sent, without what carried it here.
+
+    Settle it once: :meth:`ack`, :meth:`requeue` or :meth:`reject`. What is not settled returns to its queue when the
+    consumer or its connection closes.
+
+    Attributes:
+        body: the bytes.
+        exchange: the exchange that it was sent to; empty for one sent to a queue.
+        routing_key: the routing key that it was sent with.
+        headers: the sender's headers.
+        due: when it was due, or None if it was not delayed by bide.
+        received_at: when this process got it.
+        redelivered: whether the queue delivered it before.
+        raw: the delivery with all properties and headers, as the broker sent it.
+    """
+
+    __slots__ = ("_channel", "_settled", "_values", "body", "due", "exchange", "headers", "raw", "received_at",
+                 "redelivered", "routing_key")  # fmt: skip
+
+    def __init__(self, delivery: Delivery, channel: Channel | None, received_at: datetime) -> None:
+        arrival = restore(delivery.exchange, delivery.routing_key, delivery.values)
+        self.raw = delivery
+        self.body = delivery.body
+        self.exchange = arrival.exchange
+        self.routing_key = arrival.routing_key
+        self.due = arrival.due
+        self.received_at = received_at
+        self.redelivered = delivery.redelivered
+        self._values = arrival.values
+        self.headers: Mapping[str, Any] = arrival.values.get("headers") or {}
+        self._channel = channel
+        self._settled = False
+
+    @property
+    def lateness(self) -> timedelta | None:
+        """Time from the due time to the receipt, or None without a due time. The clocks of both machines count."""
+        return None if self.due is None else self.received_at - self.due
+
+    @property
+    def delivery_count(self) -> int:
+        """How often a quorum queue delivered it before; 0 where the queue does not count."""
+        headers = self.raw.values.get("headers") or {}
+        value = headers.get("x-delivery-count", 0)
+        return value if isinstance(value, int) else 0
+
+    @property
+    def message_id(self) -> str | None:
+        """The sender's id of the message."""
+        return self._text("message_id")
+
+    @property
+    def correlation_id(self) -> str | None:
+        """The id of the message or request that it belongs to."""
+        return self._text("correlation_id")
+
+    @property
+    def content_type(self) -> str | None:
+        """The MIME type of the body."""
+        return self._text("content_type")
+
+    @property
+    def content_encoding(self) -> str | None:
+        """The MIME encoding of the body."""
+        return self._text("content_encoding")
+
+    @property
+    def reply_to(self) -> str | None:
+        """The queue for answers."""
+        return self._text("reply_to")
+
+    @property
+    def type(self) -> str | None:
+        """The sender's name for this kind of message."""
+        return self._text("type")
+
+    @property
+    def user_id(self) -> str | None:
+        """The sender's user name, which the broker checked."""
+        return self._text("user_id")
+
+    @property
+    def app_id(self) -> str | None:
+        """The sending application."""
+        return self._text("app_id")
+
+    @property
+    def priority(self) -> int | None:
+        """The sender's priority."""
+        value = self._values.get("priority")
+        return value if isinstance(value, int) else None
+
+    @property
+    def persistent(self) -> bool:
+        """Whether the message survives a restart of the broker in a durable classic queue."""
+        return self._values.get("delivery_mode") == 2
+
+    @property
+    def timestamp(self) -> datetime | None:
+        """The sender's timestamp, in whole seconds."""
+        return timestamp(self._values.get("timestamp"))
+
+    @property
+    def expiration(self) -> timedelta | None:
+        """How long after its due time, or its sending, the sender cares for it."""
+        value = self._values.get("expiration")
+        return timedelta(milliseconds=int(value)) if isinstance(value, str) and value.isdigit() else None
+
+    @property
+    def expired(self) -> bool:
+        """Whether a delayed message came later than its due time plus its ``expiration``.
+
+        The broker cannot watch over the expiration of a delayed message once that waited for its due time.
+        """
+        lateness, expiration = self.lateness, self.expiration
+        return lateness is not None and expiration is not None and lateness > expiration
+
+    def _text(self, name: str) -> str | None:
+        value = self._values.get(name)
+        return value if isinstance(value, str) else None
+
+    def json(self) -> Any:
+        """The body read as JSON.
+
+        Raises:
+            ValueError: it is not JSON.
+        """
+        return json.loads(self.body)
+
+    async def ack(self) -> None:
+        """Done: the queue forgets the message.
+
+        Raises:
+            DeliveryLostError: the connection that delivered it is gone; the broker delivers it again.
+            InvalidInputError: it was settled before.
+        """
+        channel = self._settle()
+        try:
+            channel.ack(self.raw.delivery_tag)
+        except BideError as error:
+            raise self._lost() from error
+        await self._written(channel)
+
+    async def requeue(self) -> None:
+        """Back to the queue, to be delivered again. On a quorum queue it counts towards the delivery limit.
+
+        Raises:
+            DeliveryLostError: the connection that delivered it is gone; the broker delivers it again.
+            InvalidInputError: it was settled before.
+        """
+        await self._reject(requeue=True)
+
+    async def reject(self) -> None:
+        """Away with it: to the queue's dead-letter exchange, or dropped where the queue has none.
+
+        Raises:
+            DeliveryLostError: the connection that delivered it is gone; the broker delivers it again.
+            InvalidInputError: it was settled before.
+        """
+        await self._reject(requeue=False)
+
+    async def _reject(self, *, requeue: bool) -> None:
+        channel = self._settle()
+        try:
+            channel.reject(self.raw.delivery_tag, requeue=requeue)
+        except BideError as error:
+            raise self._lost() from error
+        await self._written(channel)
+
+    def _settle(self) -> Channel:
+        if self._settled or self._channel is None:
+            raise InvalidInputError(f"the message {self.message_id!r} was settled already: settle a message once")
+        self._settled = True
+        return self._channel
+
+    async def _written(self, channel: Channel) -> None:
+        # What is settled is written in the background; this only holds a caller back who settles too fast.
+        try:
+            await channel.connection.drained()
+        except BideError as error:
+            raise self._lost() from error
+
+    def _lost(self) -> DeliveryLostError:
+        return DeliveryLostError(
+            f"the connection that delivered the message {self.message_id!r} is gone: the broker delivers it again"
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<Message {self.message_id!r} {len(self.body)} bytes, exchange {self.exchange!r}, "
+            f"routing key {self.routing_key!r}>"
+        )

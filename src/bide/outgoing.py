@@ -1,0 +1,233 @@
+"""A message on its way out: what the caller gave, checked, and as the properties that go on the wire."""
+
+from __future__ import annotations
+
+import json as json_codec
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from itertools import count
+from typing import Any, Final
+
+from bide.delay.arrival import DEATH_HEADERS
+from bide.delay.infrastructure import (
+    HEADER_DUE,
+    HEADER_EXPIRATION,
+    HEADER_PRIORITY,
+    DelayInfrastructure,
+    DelayRoute,
+    ExchangeTarget,
+    QueueTarget,
+    Target,
+    check_name,
+)
+from bide.duration import DelayLike, DueTimeLike, parse_delay, parse_due_time, to_milliseconds
+from bide.errors import InvalidDueTimeError, InvalidInputError, InvalidNameError, ReservedHeaderError
+
+RESERVED_PREFIX: Final = "bide-"
+"""Headers that start so are bide's own."""
+
+_COPIED: Final = DEATH_HEADERS | {"x-delivery-count", "x-acquired-count"}
+_TEXT_PROPERTIES: Final = (
+    "content_type",
+    "content_encoding",
+    "correlation_id",
+    "reply_to",
+    "message_id",
+    "type",
+    "user_id",
+    "app_id",
+)
+_DIGITS: Final = re.compile(r"[0-9]{1,13}")
+
+_id_prefix = os.urandom(10).hex()
+_id_counter = count()
+
+
+def new_message_id() -> str:
+    """A message id that no other process and no other call makes: 80 random bits and a counter."""
+    return f"{_id_prefix}{next(_id_counter):012x}"
+
+
+def _after_fork() -> None:
+    global _id_prefix
+    _id_prefix = os.urandom(10).hex()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A message that was checked and can be sent.
+
+    Attributes:
+        delay: how long after its sending it is due, or None.
+        due: when it is due; for a message with a delay it is set by :meth:`starting`.
+        values: properties by their AMQP names, without what the delay adds.
+    """
+
+    target: Target
+    body: bytes
+    message_id: str
+    delay: timedelta | None = None
+    due: datetime | None = None
+    values: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def make(
+        cls,
+        body: bytes | str | None,
+        *,
+        json: Any = None,
+        to: str | None = None,
+        exchange: str | None = None,
+        routing_key: str = "",
+        delay: DelayLike | None = None,
+        deliver_at: DueTimeLike | None = None,
+        isolated: bool = False,
+        headers: Mapping[str, Any] | None = None,
+        persistent: bool = True,
+        priority: int | None = None,
+        expiration: DelayLike | None = None,
+        timestamp: datetime | None = None,
+        **text_properties: str | None,
+    ) -> Outgoing:
+        """Check a message.
+
+        Raises:
+            InvalidInputError: in one of its kinds, for the first thing that cannot be sent.
+        """
+        target = _target(to, exchange, routing_key, isolated)
+        values: dict[str, Any] = {
+            name: text_properties.pop(name) for name in _TEXT_PROPERTIES if text_properties.get(name) is not None
+        }
+        unknown = [name for name, value in text_properties.items() if value is not None]
+        if unknown:
+            raise InvalidInputError(f"{unknown[0]!r} is no property of a message: see Client.publish")
+        for name, value in values.items():
+            if not isinstance(value, str):
+                raise InvalidInputError(f"the {name} {value!r} is not text")
+            check_name(name.replace("_", " "), value, empty=True)
+        if body is not None and json is not None:
+            raise InvalidInputError("both a body and json were given: give one")
+        if json is not None:
+            values.setdefault("content_type", "application/json")
+        if delay is not None and deliver_at is not None:
+            raise InvalidDueTimeError(f"both a delay ({delay}) and a due time ({deliver_at}) were given: give one")
+        wait = None if delay is None else parse_delay(delay)
+        due = None if deliver_at is None else parse_due_time(deliver_at)
+        values["headers"] = _headers(headers or {}, delayed=wait is not None or due is not None)
+        values["delivery_mode"] = 2 if persistent else 1
+        message_id = values.setdefault("message_id", new_message_id())
+        if priority is not None:
+            if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 255:
+                raise InvalidInputError(f"the priority {priority!r} is not a whole number from 0 to 255")
+            values["priority"] = priority
+        if expiration is not None:
+            values["expiration"] = _expiration(expiration)
+        if timestamp is not None:
+            if timestamp.tzinfo is None:
+                raise InvalidInputError(f"the timestamp {timestamp.isoformat()} has no time zone: give an aware datetime")
+            values["timestamp"] = timestamp
+        return cls(target=target, body=_body(body, json), message_id=message_id, delay=wait, due=due, values=values)
+
+    def starting(self, now: datetime) -> Outgoing:
+        """The same message with its delay counted from ``now``, unless it was counted before.
+
+        Raises:
+            InvalidDueTimeError: it would be due after the year 9999.
+        """
+        if self.delay is None or self.due is not None:
+            return self
+        try:
+            return replace(self, due=now + self.delay)
+        except OverflowError as error:
+            raise InvalidDueTimeError(f"the delay {self.delay} ends after the year 9999: give a shorter one") from error
+
+    def route(self, infrastructure: DelayInfrastructure, now: datetime) -> DelayRoute | None:
+        """The route from now on, or None for a message that is not delayed.
+
+        A due time in the past gives a delay of zero: the message is delivered at once.
+        """
+        if self.due is None:
+            return None
+        return infrastructure.route(max(self.due - now, timedelta(0)), self.target, message_id=self.message_id)
+
+    def wire_values(self, route: DelayRoute | None) -> dict[str, Any]:
+        """The properties to send with this route.
+
+        Expiration and priority would act on the delay queues: an expiration cuts the wait short, a priority holds
+        others back on RabbitMQ 4.0 to 4.2. So they travel as headers while the message waits.
+        """
+        values = dict(self.values)
+        if route is None or self.due is None:
+            return values
+        headers = {**values["headers"], **route.headers, HEADER_DUE: to_milliseconds(self.due)}
+        if route.hops:
+            if (expiration := values.pop("expiration", None)) is not None:
+                headers[HEADER_EXPIRATION] = expiration
+            if (priority := values.pop("priority", None)) is not None:
+                headers[HEADER_PRIORITY] = priority
+        values["headers"] = headers
+        return values
+
+
+def _target(to: str | None, exchange: str | None, routing_key: str, isolated: bool) -> Target:
+    if (to is None) == (exchange is None):
+        raise InvalidInputError("name where the message goes: either to= (a queue) or exchange=")
+    if to is not None:
+        if routing_key:
+            raise InvalidInputError(
+                f"the routing key {routing_key!r} goes with exchange=; a message to the queue {to!r} needs none"
+            )
+        check_name("queue", to)
+        return QueueTarget(to, isolated)
+    assert exchange is not None
+    if not exchange:
+        raise InvalidNameError("the exchange name is empty: name the queue with to= instead of the default exchange")
+    check_name("exchange", exchange)
+    check_name("routing key", routing_key, empty=True)
+    return ExchangeTarget(exchange, routing_key)
+
+
+def _headers(headers: Mapping[str, Any], *, delayed: bool) -> dict[str, Any]:
+    kept = {}
+    for name, value in headers.items():
+        if not isinstance(name, str):
+            raise InvalidInputError(f"the header name {name!r} is not text")
+        check_name("header", name)
+        if name.startswith(RESERVED_PREFIX):
+            raise ReservedHeaderError(f"the header {name!r} starts with {RESERVED_PREFIX!r}, which is bide's own: rename it")
+        if delayed and name in ("CC", "BCC"):
+            raise ReservedHeaderError(
+                f"the header {name!r} carries the delay of a delayed message: publish to an exchange with the bindings "
+                "you need, or once per routing key"
+            )
+        # A copied x-death makes brokers below 4.0.1 take the next hop for a cycle and drop or hold the message.
+        if name not in _COPIED:
+            kept[name] = value
+    return kept
+
+
+def _expiration(value: DelayLike) -> str:
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        return value
+    return str(-(-parse_delay(value) // timedelta(milliseconds=1)))
+
+
+def _body(body: bytes | str | None, json: Any) -> bytes:
+    if json is not None:
+        try:
+            return json_codec.dumps(json, ensure_ascii=False, separators=(",", ":")).encode()
+        except (TypeError, ValueError) as error:
+            raise InvalidInputError(f"json={type(json).__name__} cannot be serialised: {error}") from error
+    if body is None:
+        return b""
+    if isinstance(body, str):
+        return body.encode()
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    raise InvalidInputError(f"the body is of type {type(body).__name__}: give bytes, text, or json=")

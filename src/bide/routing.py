@@ -1,0 +1,287 @@
+"""A pure model of RabbitMQ's routing: where a message goes, and when, without a broker.
+
+The rules are those of RabbitMQ (its exchange, dead-letter and message-container modules), which hold alike on 3.10 to
+4.3. What the model leaves out: limits of queues (length, priority), policies, per-message expiration, consumers, and
+the headers that the broker adds itself (``x-death`` and its kin). Two rules that are easily forgotten:
+
+* CC and BCC keys count at every exchange, exactly like the routing key, and survive dead-lettering unless the queue
+  has a dead-letter routing key.
+* An alternate exchange is asked only by an exchange in which no binding matched at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from bide.errors import AccessRefusedError, InvalidTopologyError, TargetNotFoundError
+from bide.exchange_types import BindingTable, Destination, RoutedMessage, binding_table
+from bide.topology import DEFAULT_EXCHANGE, Argument, Binding, Exchange, Queue, Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+PREDECLARED: Final = (
+    Exchange("amq.direct", "direct"),
+    Exchange("amq.fanout", "fanout"),
+    Exchange("amq.topic", "topic"),
+    Exchange("amq.headers", "headers"),
+    Exchange("amq.match", "headers"),
+    Exchange("amq.rabbitmq.trace", "topic", internal=True),
+)
+"""Exchanges of every virtual host, beside the default exchange."""
+
+Fate = Literal["arrived", "unroutable", "stuck", "lost"]
+"""What became of a copy of a message; see :attr:`Arrival.fate`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routed:
+    """Where one exchange sends a message.
+
+    Attributes:
+        queues: the queues that get it, each once.
+        unmatched: the exchanges on its way in which no binding matched and that have no alternate exchange to turn to.
+    """
+
+    queues: frozenset[str]
+    unmatched: tuple[str, ...]
+
+    @property
+    def unroutable(self) -> bool:
+        """No queue gets the message: the broker returns it if it is mandatory, and drops it otherwise."""
+        return not self.queues
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """The end of the way of one copy of a message.
+
+    Attributes:
+        queue: the queue it is in; for a copy that was lost, the queue it was in last; empty if it never was in one.
+        at: time since it was published.
+        routing_key: its routing key there.
+        headers: its headers there, as the receiver sees them: without BCC.
+        hops: the queues that it waited in before, in order.
+        exchange: the exchange that routed it last.
+        fate: ``arrived``; ``unroutable`` when published (returned if mandatory); ``stuck``: no queue takes it after
+            the wait, and the last queue keeps it, because its dead-letter strategy is at-least-once; ``lost``: the
+            same with at-most-once.
+    """
+
+    queue: str
+    at: timedelta
+    routing_key: str
+    headers: Mapping[str, Any] = field(hash=False)
+    hops: tuple[str, ...] = ()
+    exchange: str = DEFAULT_EXCHANGE
+    fate: Fate = "arrived"
+
+
+class Model:
+    """The routing of one topology, indexed once.
+
+    A queue that is bound but not listed counts as existing, with no arguments: a delay infrastructure's own topology
+    names its targets in bindings only.
+
+    Raises:
+        InvalidTopologyError: a binding's source, or the exchange it leads to, is missing.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        exchanges = {one.name: one for one in (*PREDECLARED, *topology.exchanges)}
+        bindings: dict[str, list[Binding]] = {name: [] for name in exchanges}
+        problems = []
+        for binding in topology.bindings:
+            if binding.source not in exchanges:
+                problems.append(
+                    f"{describe(binding)}: exchange {binding.source!r} is not in the topology: "
+                    "add it, or drop the binding"
+                )
+            elif binding.destination_type == "exchange" and binding.destination not in exchanges:
+                problems.append(
+                    f"{describe(binding)}: exchange {binding.destination!r} is not in the topology, so its type is "
+                    "unknown: add it, or drop the binding"
+                )
+            else:
+                bindings[binding.source].append(binding)
+        if problems:
+            raise InvalidTopologyError(problems)
+        self._exchanges = {
+            name: _Node(one.internal, one.arguments.get("alternate-exchange"), binding_table(one, bindings[name]))
+            for name, one in exchanges.items()
+        }
+        bound = (one.destination for one in topology.bindings if one.destination_type == "queue")
+        self._queues = frozenset((*(one.name for one in topology.queues if one.name), *bound))
+        self._holds = {one.name: hold for one in topology.queues if (hold := _hold(one)) is not None}
+
+    def route(self, exchange: str, routing_key: str = "", headers: Mapping[str, Any] | None = None) -> Routed:
+        """Where a message goes that is published to ``exchange``.
+
+        Raises:
+            TargetNotFoundError: there is no such exchange.
+            AccessRefusedError: the exchange is internal.
+            InvalidInputError: the CC or BCC header is not a list.
+            UnsupportedTargetError: the message meets an exchange of a type that is not modelled.
+        """
+        self._check_open(exchange)
+        return self._route(exchange, RoutedMessage.published(routing_key, headers))
+
+    def travel(self, exchange: str, routing_key: str = "", headers: Mapping[str, Any] | None = None) -> list[Arrival]:
+        """Follow a message to its end, through queues that hold it back, on a virtual clock that starts at zero.
+
+        A queue with both a TTL and a dead-letter exchange holds the message for the TTL and sends it on; any other
+        queue is the end of the way.
+
+        Returns:
+            one record for each copy, the earliest first; never empty.
+
+        Raises:
+            InvalidTopologyError: a dead-letter cycle brings the message back into a queue (the broker drops it there).
+            TargetNotFoundError, AccessRefusedError, InvalidInputError, UnsupportedTargetError: as for :meth:`route`.
+        """
+        self._check_open(exchange)
+        arrivals: list[Arrival] = []
+        origin = _Leg(exchange, RoutedMessage.published(routing_key, headers), timedelta(0), (), "unroutable")
+        under_way = [origin]
+        while under_way:
+            leg = under_way.pop()
+            queues = self._route(leg.exchange, leg.message).queues
+            if not queues:
+                arrivals.append(leg.end(leg.hops[-1] if leg.hops else "", fate=leg.fate_if_unroutable))
+            for queue in queues:
+                hold = self._holds.get(queue)
+                if hold is None:
+                    arrivals.append(leg.end(queue, fate="arrived"))
+                elif queue in leg.hops:
+                    cycle = " -> ".join(repr(name) for name in (*leg.hops[leg.hops.index(queue) :], queue))
+                    raise InvalidTopologyError(
+                        [f"dead-letter cycle {cycle}: the broker drops a message that comes back: break the cycle"]
+                    )
+                else:
+                    under_way.append(leg.after(queue, hold))
+        return sorted(arrivals, key=lambda one: (one.at, one.queue, one.hops, one.exchange))
+
+    def _check_open(self, exchange: str) -> None:
+        if exchange == DEFAULT_EXCHANGE:
+            return
+        found = self._exchanges.get(exchange)
+        if found is None:
+            raise TargetNotFoundError(f"exchange {exchange!r} is not in the topology: add it, or publish to another")
+        if found.internal:
+            raise AccessRefusedError(f"exchange {exchange!r} is internal: publish to an exchange that is bound to it")
+
+    def _route(self, exchange: str, message: RoutedMessage) -> Routed:
+        if exchange == DEFAULT_EXCHANGE:
+            named = self._queues.intersection(message.keys)
+            return Routed(queues=named, unmatched=() if named else (DEFAULT_EXCHANGE,))
+        queues: set[str] = set()
+        unmatched: list[str] = []
+        seen = {exchange}
+        ahead = [exchange]
+        while ahead:
+            name = ahead.pop()
+            here = self._exchanges.get(name)
+            destinations: Collection[Destination] = () if here is None else here.table.matches(message)
+            if not destinations:
+                alternate = None if here is None else here.alternate
+                # The default exchange as alternate takes nothing: its bindings are implicit, and looked up by name.
+                if alternate in self._exchanges:
+                    destinations = (("exchange", alternate),)
+                else:
+                    unmatched.append(name)
+            for kind, destination in destinations:
+                if kind == "queue":
+                    queues.add(destination)
+                elif destination not in seen:
+                    seen.add(destination)
+                    ahead.append(destination)
+        return Routed(queues=frozenset(queues), unmatched=tuple(sorted(unmatched)))
+
+
+def route(topology: Topology, exchange: str, routing_key: str = "", headers: Mapping[str, Any] | None = None) -> Routed:
+    """:meth:`Model.route` for a single message; build a :class:`Model` to send many."""
+    return Model(topology).route(exchange, routing_key, headers)
+
+
+def travel(
+    topology: Topology, exchange: str, routing_key: str = "", headers: Mapping[str, Any] | None = None
+) -> list[Arrival]:
+    """:meth:`Model.travel` for a single message; build a :class:`Model` to send many."""
+    return Model(topology).travel(exchange, routing_key, headers)
+
+
+def describe(binding: Binding) -> str:
+    """A binding in words, for messages."""
+    return (
+        f"the binding from exchange {binding.source!r} to {binding.destination_type} {binding.destination!r} "
+        f"with key {binding.routing_key!r}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """An exchange with its bindings indexed."""
+
+    internal: bool
+    alternate: Argument | None
+    table: BindingTable
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """What a queue does with a message that it holds back."""
+
+    ttl: timedelta
+    exchange: str
+    routing_key: str | None
+    fate_if_unroutable: Fate
+
+
+def _hold(queue: Queue) -> _Hold | None:
+    ttl = queue.arguments.get("x-message-ttl")
+    exchange = queue.arguments.get("x-dead-letter-exchange")
+    if ttl is None or exchange is None:
+        return None
+    key = queue.arguments.get("x-dead-letter-routing-key")
+    # Quorum queues fall back to at-most-once where they may drop messages from their head.
+    kept = (
+        queue.type == "quorum"
+        and queue.arguments.get("x-dead-letter-strategy") == "at-least-once"
+        and queue.arguments.get("x-overflow") == "reject-publish"
+    )
+    return _Hold(
+        timedelta(milliseconds=int(ttl)), str(exchange), None if key is None else str(key), "stuck" if kept else "lost"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Leg:
+    """A copy of a message on its way into an exchange."""
+
+    exchange: str
+    message: RoutedMessage
+    at: timedelta
+    hops: tuple[str, ...]
+    fate_if_unroutable: Fate
+
+    def after(self, queue: str, hold: _Hold) -> _Leg:
+        return _Leg(
+            hold.exchange,
+            self.message if hold.routing_key is None else self.message.with_key(hold.routing_key),
+            self.at + hold.ttl,
+            (*self.hops, queue),
+            hold.fate_if_unroutable,
+        )
+
+    def end(self, queue: str, *, fate: Fate) -> Arrival:
+        return Arrival(
+            queue=queue,
+            at=self.at,
+            routing_key=self.message.keys[0],
+            headers=self.message.headers,
+            hops=self.hops,
+            exchange=self.exchange,
+            fate=fate,
+        )

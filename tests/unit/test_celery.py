@@ -1,0 +1,375 @@
+"""``Celery`` against kombu: what kombu itself declares, binds and publishes, recorded without a broker."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kombu import entity
+from kombu.transport import native_delayed_delivery, pyamqp
+
+from bide.delay.cascade import foreign_suffix_bindings, original_key, split_key
+from bide.delay.celery import Celery
+from bide.delay.infrastructure import ExchangeTarget, QueueTarget
+from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError, UnsupportedTargetError
+from bide.routing import Model
+from bide.topology import Binding, Exchange, Queue, Topology
+
+if TYPE_CHECKING:
+    from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, Target
+
+# Only part of kombu has type annotations.
+KombuExchange: Any = entity.Exchange
+KombuQueue: Any = entity.Queue
+KombuChannel: Any = pyamqp.Channel
+kombu_delay: Any = native_delayed_delivery
+
+ZEROS = "0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0."
+EXACT = "*.*.*.*.*.*.*.*.*.*.*.*.*.*.*.*.*.*.*.*.*.*.*.*.*.*.*.*."
+
+
+class Recorder:
+    """A kombu connection, and its channel, that notes what kombu declares."""
+
+    is_open = True
+
+    def __init__(self) -> None:
+        self.exchanges: list[Exchange] = []
+        self.queues: list[Queue] = []
+        self.bindings: list[Binding] = []
+
+    @property
+    def topology(self) -> Topology:
+        return Topology(self.exchanges, self.queues, self.bindings)
+
+    def channel(self) -> Recorder:
+        return self
+
+    def prepare_queue_arguments(self, arguments: dict[str, Any], **limits: Any) -> Any:
+        return KombuChannel.prepare_queue_arguments(self, arguments, **limits)
+
+    def exchange_declare(self, *, exchange: str, durable: bool, auto_delete: bool, arguments: Any, **more: Any) -> None:
+        self.exchanges.append(
+            Exchange(exchange, more["type"], durable=durable, auto_delete=auto_delete, arguments=arguments or {})
+        )
+
+    def queue_declare(
+        self, *, queue: str, durable: bool, exclusive: bool, auto_delete: bool, arguments: Any, **_: Any
+    ) -> tuple[str, int, int]:
+        self.queues.append(
+            Queue(queue, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments)
+        )
+        return queue, 0, 0
+
+    def queue_bind(self, *, queue: str, exchange: str, routing_key: str, arguments: Any, **_: Any) -> None:
+        self.bindings.append(Binding(exchange, queue, routing_key, "queue", arguments or {}))
+
+    def exchange_bind(self, *, destination: str, source: str, routing_key: str, arguments: Any, **_: Any) -> None:
+        self.bindings.append(Binding(source, destination, routing_key, "exchange", arguments or {}))
+
+
+def declared_by_kombu(queue_type: str, prefix: str | None = None) -> Topology:
+    recorder = Recorder()
+    kombu_delay.declare_native_delayed_delivery_exchanges_and_queues(recorder, queue_type, prefix)
+    return recorder.topology
+
+
+def worker(name: str, exchange: str, routing_key: str, *, exchange_type: str = "topic") -> Topology:
+    """What a Celery worker makes for one queue of its own, on its way to consuming from it."""
+    recorder = Recorder()
+    queue = KombuQueue(
+        name, KombuExchange(exchange, exchange_type), routing_key, queue_arguments={"x-queue-type": "quorum"}
+    )
+    queue.bind(recorder).declare()
+    kombu_delay.bind_queue_to_native_delayed_delivery_exchange(recorder, queue)
+    return recorder.topology
+
+
+def seconds(number: float) -> timedelta:
+    return timedelta(seconds=number)
+
+
+def test_satisfies_the_protocol() -> None:
+    infrastructure: DelayInfrastructure = Celery()
+    assert infrastructure.name == "celery"
+    assert infrastructure.resolution == seconds(1)
+    assert infrastructure.max_delay == seconds(268_435_455)
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+@pytest.mark.parametrize("prefix", [None, "", "shop", "a.b"])
+def test_declares_what_kombu_declares(prefix: str | None, queue_type: Any) -> None:
+    ours, theirs = Celery(prefix=prefix, queue_type=queue_type).topology(), declared_by_kombu(queue_type, prefix)
+    assert set(ours.exchanges) == set(theirs.exchanges)
+    assert set(ours.queues) == set(theirs.queues)
+    assert set(ours.bindings) == set(theirs.bindings)
+    assert (len(ours.exchanges), len(ours.queues), len(ours.bindings)) == (29, 28, 56)
+
+
+def test_names_and_arguments_spelled_out() -> None:
+    topology = Celery().topology()
+    assert topology.queue("celery_delayed_27") == Queue(
+        "celery_delayed_27",
+        arguments={
+            "x-queue-type": "quorum",
+            "x-overflow": "reject-publish",
+            "x-message-ttl": 134_217_728_000,
+            "x-dead-letter-exchange": "celery_delayed_26",
+            "x-dead-letter-strategy": "at-least-once",
+        },
+    )
+    assert Celery(prefix="shop", queue_type="classic").topology().queue("shop_celery_delayed_0") == Queue(
+        "shop_celery_delayed_0",
+        arguments={
+            "x-queue-type": "classic",
+            "x-overflow": "reject-publish",
+            "x-message-ttl": 1_000,
+            "x-dead-letter-exchange": "shop_celery_delayed_delivery",
+        },
+    )
+    assert topology.exchange("celery_delayed_delivery") == Exchange("celery_delayed_delivery", "topic")
+    assert {one for one in topology.bindings if one.source == "celery_delayed_0"} == {
+        Binding("celery_delayed_0", "celery_delayed_0", EXACT[:-2] + "1.#", "queue"),
+        Binding("celery_delayed_0", "celery_delayed_delivery", EXACT[:-2] + "0.#", "exchange"),
+    }
+
+
+@pytest.mark.parametrize("delay", [1, 2, 3, 10, 2**20 - 1, 2**20, 2**27, 2**28 - 1])
+def test_the_digits_are_those_of_kombu(delay: int) -> None:
+    route = Celery().route(seconds(delay), ExchangeTarget("tasks", "order.created"))
+    assert route.routing_key.replace("~x:tasks.", "") == kombu_delay.calculate_routing_key(delay, "order.created")
+    assert split_key(kombu_delay.calculate_routing_key(delay, "order.created")) == (delay, "order.created")
+
+
+@pytest.mark.parametrize(
+    ("delay", "entry", "digits", "hops"),
+    [
+        (timedelta(microseconds=1), "celery_delayed_0", ZEROS[:-2] + "1.", 1),
+        (seconds(1), "celery_delayed_0", ZEROS[:-2] + "1.", 1),
+        (seconds(1.5), "celery_delayed_1", ZEROS[:-4] + "1.0.", 1),
+        (seconds(10), "celery_delayed_3", ZEROS[:-8] + "1.0.1.0.", 2),
+        (seconds(2**27), "celery_delayed_27", "1." + ZEROS[2:], 1),
+        (seconds(2**28 - 1), "celery_delayed_27", ZEROS.replace("0", "1"), 28),
+    ],
+)
+def test_key_and_entry(delay: timedelta, entry: str, digits: str, hops: int) -> None:
+    route = Celery().route(delay, QueueTarget("orders"))
+    assert route.exchange == entry
+    assert route.routing_key == digits + "~q:orders"
+    assert route.hops == hops
+    assert route.headers == {"bide-to": "q:orders"}
+    assert delay <= route.delay < delay + seconds(1)
+    assert Celery(prefix="shop").route(delay, QueueTarget("orders")).exchange == f"shop_{entry}"
+
+
+def test_a_delay_of_zero_goes_straight_to_the_target() -> None:
+    route = Celery().route(seconds(0), QueueTarget("orders"))
+    assert (route.exchange, route.routing_key, route.hops, route.requires) == ("", "orders", 0, Topology())
+    assert dict(route.headers) == {}
+    route = Celery().route(seconds(0), ExchangeTarget("shop", "order.created"))
+    assert (route.exchange, route.routing_key, route.hops, route.requires) == ("shop", "order.created", 0, Topology())
+
+
+def test_targets_are_bound_at_exact_width_and_one_binding_serves_an_exchange() -> None:
+    queue = Celery().route(seconds(1), QueueTarget("billing.orders"))
+    assert queue.requires == Topology(
+        bindings=[Binding("celery_delayed_delivery", "billing.orders", EXACT + "~q:billing%2Eorders", "queue")]
+    )
+    one = Celery().route(seconds(1), ExchangeTarget("shop.eu", "order.created"))
+    other = Celery().route(seconds(9), ExchangeTarget("shop.eu", "#.order"))
+    assert (
+        one.requires
+        == other.requires
+        == Topology(bindings=[Binding("celery_delayed_delivery", "shop.eu", EXACT + "~x:shop%2Eeu.#", "exchange")])
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "key"),
+    [
+        (QueueTarget("orders"), "orders"),
+        (QueueTarget("billing.orders"), "billing.orders"),
+        (QueueTarget("100%.%2E.#"), "100%.%2E.#"),
+        (QueueTarget("*"), "*"),
+        (QueueTarget("注文.é"), "注文.é"),
+        (QueueTarget("q" * 196), "q" * 196),
+        (ExchangeTarget("tasks", "order.created"), "order.created"),
+        (ExchangeTarget("tasks", "*.#"), "*.#"),
+        (ExchangeTarget("a.b", "c..d."), "c..d."),
+        (ExchangeTarget("news", "", type="fanout"), ""),
+        (ExchangeTarget("tasks", "k" * 190), "k" * 190),
+    ],
+)
+def test_the_original_key_comes_back(target: Target, key: str) -> None:
+    route = Celery().route(seconds(12345), target)
+    assert len(route.routing_key.encode()) <= 255
+    assert original_key(route.routing_key) == key
+
+
+@pytest.mark.parametrize(
+    ("key", "original"),
+    [
+        (ZEROS + "celery", "celery"),
+        (ZEROS + "order.created", "order.created"),
+        (ZEROS + "0.1", "0.1"),
+        (ZEROS, ""),
+        ("order.created", "order.created"),
+        ("", ""),
+        ("1.0.1.0.destination", "1.0.1.0.destination"),
+        ("2." + ZEROS[2:] + "celery", "2." + ZEROS[2:] + "celery"),
+    ],
+)
+def test_the_original_key_of_what_others_sent(key: str, original: str) -> None:
+    assert original_key(key) == original
+
+
+def test_a_key_without_a_delay_is_refused() -> None:
+    with pytest.raises(InvalidNameError, match=r"'order\.created' does not start with 28 binary digits"):
+        split_key("order.created")
+
+
+@pytest.mark.parametrize(
+    ("delay", "message"),
+    [(seconds(268_435_456), "is longer"), (seconds(268_435_455.5), "is longer"), (seconds(-0.5), "is negative")],
+)
+def test_delays_that_cannot_be(delay: timedelta, message: str) -> None:
+    with pytest.raises(InvalidDelayError, match=message):
+        Celery().route(delay, QueueTarget("orders"))
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (QueueTarget(""), "the queue name is empty"),
+        (QueueTarget("q" * 197), "takes 197 bytes, the limit is 196"),
+        (QueueTarget("é" * 99), "takes 198 bytes, the limit is 196"),
+        (QueueTarget("." * 66), "takes 198 bytes, the limit is 196"),
+        (ExchangeTarget("tasks", "k" * 191), "the routing key .* takes 191 bytes, the limit is 190"),
+        (ExchangeTarget("x" * 197, ""), "the exchange .* takes 197 bytes, the limit is 196"),
+        (ExchangeTarget("tasks", "\udcff"), "UTF-8 cannot carry"),
+    ],
+)
+@pytest.mark.parametrize("delay", [0, 1])
+def test_names_that_cannot_be(target: Target, message: str, delay: int) -> None:
+    with pytest.raises(InvalidNameError, match=message):
+        Celery().route(seconds(delay), target)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (ExchangeTarget("celery", "celery", type="direct"), r"the direct exchange 'celery'.*topic, fanout or headers"),
+        (ExchangeTarget("amq.direct", "key"), r"the direct exchange 'amq.direct'"),
+        (ExchangeTarget("shards", "key", type="x-consistent-hash"), r"x-consistent-hash exchange 'shards'"),
+        (ExchangeTarget("", "orders"), r"default exchange: name the queue"),
+        (ExchangeTarget("tasks", "", type="topic"), r"'tasks' is empty.*at least one word"),
+        (QueueTarget("orders", isolated=True), r"'orders' cannot be isolated.*clock layout"),
+    ],
+)
+def test_targets_that_cannot_be(target: Target, message: str) -> None:
+    with pytest.raises(UnsupportedTargetError, match=message):
+        Celery().route(seconds(1), target)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"queue_type": "stream"}, InvalidInputError, "'stream' is unknown: give 'quorum' or 'classic'"),
+        ({"prefix": "p" * 201}, InvalidNameError, "takes 201 bytes, the limit is 200"),
+        ({"prefix": "amq.shop"}, InvalidNameError, "starts with 'amq.'"),
+    ],
+)
+def test_settings_that_cannot_be(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Celery(**arguments)
+
+
+def test_the_longest_prefix_keeps_every_name_within_the_limit() -> None:
+    infrastructure = Celery(prefix="p" * 200)
+    topology = infrastructure.topology() | infrastructure.guard_topology()
+    names = [*(one.name for one in topology.exchanges), *(one.name for one in topology.queues)]
+    assert max(map(len, names)) <= 255
+
+
+def test_knows_its_own_names() -> None:
+    infrastructure = Celery(prefix="shop")
+    assert infrastructure.label("shop_celery_delayed_3") == "Level 03"
+    assert infrastructure.label("shop_celery_delayed_delivery") == "Delivery"
+    assert infrastructure.label("celery_delayed_3") is None
+    assert infrastructure.owns("shop_celery_delayed_0")
+    assert infrastructure.owns("bide.undeliverable.shop_celery")
+    assert not infrastructure.owns("celery_delayed_0")
+    assert not infrastructure.owns("bide.undeliverable.celery")
+    assert [one.name for one in infrastructure.probes().queues] == ["shop_celery_delayed_0", "shop_celery_delayed_27"]
+    assert [one.name for one in infrastructure.probes().exchanges] == ["shop_celery_delayed_delivery"]
+
+
+def sent(model: Model, route: DelayRoute) -> list[tuple[str, float]]:
+    arrivals = model.travel(route.exchange, route.routing_key, route.headers)
+    assert all(one.fate == "arrived" for one in arrivals)
+    return [(one.queue, one.at.total_seconds()) for one in arrivals]
+
+
+@pytest.mark.parametrize("delay", [0, 1, 10, 4095])
+def test_a_worker_gets_what_bide_delays(delay: int) -> None:
+    route = Celery().route(seconds(delay), ExchangeTarget("tasks", "order.created"))
+    workers = (
+        worker("orders", "tasks", "order.created")
+        | worker("other", "tasks", "order.deleted")
+        | worker("letters", "post", "letter")
+    )
+    assert sent(Model(Celery().topology() | workers | route.requires), route) == [("orders", delay)]
+
+
+def test_a_worker_on_a_fanout_exchange_gets_it_whatever_the_key() -> None:
+    route = Celery().route(seconds(5), ExchangeTarget("news", "", type="fanout"))
+    workers = worker("a", "news", "a", exchange_type="fanout") | worker("b", "tasks", "b")
+    assert sent(Model(Celery().topology() | workers | route.requires), route) == [("a", 5)]
+
+
+def test_a_worker_s_queue_can_be_reached_without_its_exchange() -> None:
+    """Even when another worker's routing key is the name of that queue."""
+    route = Celery().route(seconds(5), QueueTarget("orders"))
+    workers = worker("orders", "tasks", "order.created") | worker("archive", "tasks", "orders")
+    assert sent(Model(Celery().topology() | workers | route.requires), route) == [("orders", 5)]
+
+
+def test_what_celery_delays_reaches_its_worker_past_the_bindings_of_bide() -> None:
+    ours = Celery()
+    requires = ours.route(seconds(1), ExchangeTarget("post", "order.created")).requires
+    requires |= ours.route(seconds(1), QueueTarget("created")).requires
+    workers = worker("orders", "tasks", "order.created") | worker("letters", "post", "letter")
+    model = Model(ours.topology() | workers | requires)
+    arrivals = model.travel("celery_delayed_27", kombu_delay.calculate_routing_key(300, "order.created"))
+    assert [(one.queue, one.at, original_key(one.routing_key)) for one in arrivals] == [
+        ("orders", seconds(300), "order.created")
+    ]
+
+
+def test_two_exchanges_with_one_routing_key_are_two_targets() -> None:
+    ours = Celery()
+    queues = Topology(
+        [Exchange("shop", "topic"), Exchange("audit", "topic")],
+        bindings=[Binding("shop", "a", "#.order"), Binding("audit", "b", "#.order")],
+    )
+    one, other = (ours.route(seconds(1), ExchangeTarget(name, "order")) for name in ("shop", "audit"))
+    model = Model(ours.topology() | queues | one.requires | other.requires)
+    assert sent(model, one) == [("a", 1)]
+    assert sent(model, other) == [("b", 1)]
+
+
+def test_the_bindings_of_workers_that_cross_deliver_are_named() -> None:
+    workers = worker("orders", "tasks", "created") | worker("archive", "audit", "order.created")
+    bindings = [one for one in workers.bindings if one.source == "celery_delayed_delivery"]
+    (found,) = foreign_suffix_bindings(bindings)
+    assert (found.binding.destination, found.addresses) == ("tasks", ("order.created",))
+
+
+def test_a_retried_task_finds_its_way_again() -> None:
+    """Celery's retry puts new digits before the key that the message came with."""
+    route = Celery().route(seconds(5), ExchangeTarget("tasks", "order.created"))
+    again = kombu_delay.calculate_routing_key(60, route.routing_key)
+    assert again == kombu_delay.calculate_routing_key(60, "~x:tasks.order.created")
+    model = Model(Celery().topology() | worker("orders", "tasks", "order.created"))
+    assert [(one.queue, one.at) for one in model.travel("celery_delayed_27", again)] == [("orders", seconds(60))]
