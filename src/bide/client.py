@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from bide.admin.apply import Applied, apply
 from bide.amqp.url import BrokerUrl
+from bide.checks import whole_number
 from bide.consumer import Consumer
 from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure
@@ -211,15 +212,15 @@ def connect(
     """
     if on_lost not in ("repeat", "raise"):
         raise InvalidInputError(f"on_lost={on_lost!r}: give 'repeat' or 'raise'")
-    if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int) or max_in_flight < 1:
-        raise InvalidInputError(f"max_in_flight={max_in_flight!r}: give a whole number from 1 on")
-    address = url if isinstance(url, BrokerUrl) else BrokerUrl.from_environment() if url is None else BrokerUrl.parse(url)
+    address = (
+        url if isinstance(url, BrokerUrl) else BrokerUrl.from_environment() if url is None else BrokerUrl.parse(url)
+    )
     publisher = Publisher(
         address,
         infrastructure or Clock(),
         declare=declare,
         timeout=parse_delay(timeout),
         on_lost=on_lost,
-        max_in_flight=max_in_flight,
+        max_in_flight=whole_number("max_in_flight", max_in_flight, 1, 1_000_000),
     )
     return Connecting(Client(address, publisher))

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from bide.amqp.channel import Channel, Delivery
+from bide.checks import whole_number
 from bide.delay.infrastructure import check_name
 from bide.errors import (
     AccessRefusedError,
@@ -17,7 +18,6 @@ from bide.errors import (
     BrokerError,
     ClosedError,
     ConsumerCancelledError,
-    InvalidInputError,
     TargetNotFoundError,
 )
 from bide.link import Link
@@ -51,11 +51,9 @@ class Consumer:
         exclusive: bool = False,
     ) -> None:
         check_name("queue", queue)
-        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or not 1 <= prefetch <= MAX_PREFETCH:
-            raise InvalidInputError(f"the prefetch {prefetch!r} is not a whole number from 1 to {MAX_PREFETCH}")
         self.queue = queue
         self._link = link
-        self._prefetch = prefetch
+        self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
         self._arguments = arguments
         self._exclusive = exclusive
         self._channel: Channel | None = None

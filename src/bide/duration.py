@@ -59,7 +59,9 @@ def _from_text(text: str) -> timedelta:
     try:
         iso = _ISO.fullmatch(text.upper())
         if iso and any(iso.groups()):
-            return sum((_UNITS[unit] * float(number) for unit, number in iso.groupdict().items() if number), timedelta(0))
+            return sum(
+                (_UNITS[unit] * float(number) for unit, number in iso.groupdict().items() if number), timedelta(0)
+            )
         parts = _PART.findall(text)
         if parts and "".join(text.split()) == "".join(number + unit for number, unit in parts):
             return sum((_times(_UNITS[unit], number) for number, unit in parts), timedelta(0))
@@ -83,7 +85,7 @@ def parse_due_time(value: DueTimeLike) -> datetime:
             value = datetime.fromisoformat(value.strip())
         except ValueError as error:
             raise InvalidDueTimeError(
-                f"the due time {value!r} cannot be read: give ISO 8601 with an offset, such as 2026-12-24T18:00:00+01:00"
+                f"the due time {value!r} cannot be read: give ISO 8601 with an offset, as 2026-12-24T18:00:00+01:00"
             ) from error
     if not isinstance(value, datetime):
         raise InvalidDueTimeError(f"the due time {value!r} is no datetime: give one with a time zone")

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from itertools import count
 from typing import Any, Final
 
+from bide.checks import whole_number
 from bide.delay.arrival import DEATH_HEADERS
 from bide.delay.infrastructure import (
     HEADER_DUE,
@@ -123,14 +124,14 @@ class Outgoing:
         values["delivery_mode"] = 2 if persistent else 1
         message_id = values.setdefault("message_id", new_message_id())
         if priority is not None:
-            if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 255:
-                raise InvalidInputError(f"the priority {priority!r} is not a whole number from 0 to 255")
-            values["priority"] = priority
+            values["priority"] = whole_number("priority", priority, 0, 255)
         if expiration is not None:
             values["expiration"] = _expiration(expiration)
         if timestamp is not None:
             if timestamp.tzinfo is None:
-                raise InvalidInputError(f"the timestamp {timestamp.isoformat()} has no time zone: give an aware datetime")
+                raise InvalidInputError(
+                    f"the timestamp {timestamp.isoformat()} has no time zone: give an aware datetime"
+                )
             values["timestamp"] = timestamp
         return cls(target=target, body=_body(body, json), message_id=message_id, delay=wait, due=due, values=values)
 
@@ -156,22 +157,25 @@ class Outgoing:
             return None
         return infrastructure.route(max(self.due - now, timedelta(0)), self.target, message_id=self.message_id)
 
-    def wire_values(self, route: DelayRoute | None) -> dict[str, Any]:
+    def wire_values(self, route: DelayRoute | None, expected: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The properties to send with this route.
+
+        Args:
+            expected: headers that receivers expect; the caller's own of the same names win.
 
         Expiration and priority would act on the delay queues: an expiration cuts the wait short, a priority holds
         others back on RabbitMQ 4.0 to 4.2. So they travel as headers while the message waits.
         """
         values = dict(self.values)
-        if route is None or self.due is None:
-            return values
-        headers = {**values["headers"], **route.headers, HEADER_DUE: to_milliseconds(self.due)}
-        if route.hops:
+        headers = {**(expected or {}), **values["headers"]}
+        if route is not None and self.due is not None:
+            headers |= {**route.headers, HEADER_DUE: to_milliseconds(self.due)}
+        if route is not None and route.hops:
             if (expiration := values.pop("expiration", None)) is not None:
                 headers[HEADER_EXPIRATION] = expiration
             if (priority := values.pop("priority", None)) is not None:
                 headers[HEADER_PRIORITY] = priority
-        values["headers"] = headers
+        values["headers"] = headers or None
         return values
 
 
@@ -200,7 +204,9 @@ def _headers(headers: Mapping[str, Any], *, delayed: bool) -> dict[str, Any]:
             raise InvalidInputError(f"the header name {name!r} is not text")
         check_name("header", name)
         if name.startswith(RESERVED_PREFIX):
-            raise ReservedHeaderError(f"the header {name!r} starts with {RESERVED_PREFIX!r}, which is bide's own: rename it")
+            raise ReservedHeaderError(
+                f"the header {name!r} starts with {RESERVED_PREFIX!r}, which is bide's own: rename it"
+            )
         if delayed and name in ("CC", "BCC"):
             raise ReservedHeaderError(
                 f"the header {name!r} carries the delay of a delayed message: publish to an exchange with the bindings "

@@ -24,9 +24,7 @@ from bide.errors import (
     NotAppliedError,
     PublishError,
     PublishInDoubtError,
-    PublishRefusedError,
     TargetNotFoundError,
-    UnroutableError,
 )
 from bide.link import Link
 from bide.outgoing import Outgoing
@@ -69,7 +67,7 @@ class _Session:
     infrastructure: DelayInfrastructure
     channel: Channel | None = None
     applied: bool = False
-    targets: dict[Target, float] = field(default_factory=dict)
+    targets: dict[tuple[Target, bool], float] = field(default_factory=dict)
     requirements: dict[Topology, float] = field(default_factory=dict)
     exchanges: dict[str, float] = field(default_factory=dict)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -142,7 +140,7 @@ class Publisher:
                         now = datetime.now(UTC)
                         message = message.starting(now)
                         route = message.route(session.infrastructure, now)
-                        confirm = self._send(channel, message, route, mandatory)
+                        confirm = self._send(session, channel, message, route, now, mandatory)
                     except ClosedError:
                         raise
                     except BideError as error:
@@ -179,9 +177,7 @@ class Publisher:
         if session is not None and session.connection.blocked_by is not None:
             reason = f"the broker takes no publishes at the moment: {session.connection.blocked_by}"
         if attempts:
-            return self._in_doubt(
-                message, reason if doubt else f"the broker did not confirm it within {seconds:g} s"
-            )
+            return self._in_doubt(message, reason if doubt else f"the broker did not confirm it within {seconds:g} s")
         return PublishError(
             f"the message {message.message_id!r} was not sent within {seconds:g} s: {reason}",
             message_id=message.message_id,
@@ -246,12 +242,13 @@ class Publisher:
             session.applied = True
 
     async def _ensure_bound(self, session: _Session, target: Target, route: DelayRoute) -> None:
-        now = session.connection.loop.time()
-        if session.targets.get(target, 0.0) > now:
+        # A route without delay needs less than one with, so each kind is remembered for itself.
+        key = (target, bool(len(route.requires)))
+        if session.targets.get(key, 0.0) > session.connection.loop.time():
             return
         async with session.lock:
             now = session.connection.loop.time()
-            if session.targets.get(target, 0.0) > now:
+            if session.targets.get(key, 0.0) > now:
                 return
             await self._check(session, route.expects)
             if session.requirements.get(route.requires, 0.0) <= now and len(route.requires):
@@ -264,7 +261,7 @@ class Publisher:
                 except TargetNotFoundError as error:
                     raise _missing(error, "nothing can be delivered to it") from error
                 _remember(session.requirements, route.requires, now + REBIND_AFTER.total_seconds())
-            _remember(session.targets, target, now + REBIND_AFTER.total_seconds())
+            _remember(session.targets, key, now + REBIND_AFTER.total_seconds())
 
     async def _expect(self, session: _Session, exchange: str) -> None:
         # A publish to a missing exchange closes the channel, and takes the confirms of others with it.
@@ -306,15 +303,23 @@ class Publisher:
 
     @staticmethod
     def _send(
-        channel: Channel, message: Outgoing, route: DelayRoute | None, mandatory: bool
+        session: _Session,
+        channel: Channel,
+        message: Outgoing,
+        route: DelayRoute | None,
+        now: datetime,
+        mandatory: bool,
     ) -> asyncio.Future[None]:
         exchange, routing_key = (
             (route.exchange, route.routing_key) if route is not None else _plain_address(message.target)
         )
+        expected = session.infrastructure.sender_headers(
+            message_id=message.message_id, now=now, due=message.due, values=message.values
+        )
         return channel.publish(
             exchange=exchange,
             routing_key=routing_key,
-            values=message.wire_values(route),
+            values=message.wire_values(route, expected),
             body=message.body,
             mandatory=mandatory,
         )
@@ -340,7 +345,7 @@ class Publisher:
         exchange = route.exchange if route is not None else _plain_address(message.target)[0]
         if name is None or name == exchange:
             session.exchanges.pop(exchange, None)
-            session.targets.pop(message.target, None)
+            session.targets.clear()
             raise error
 
 
@@ -356,6 +361,3 @@ def _remember(known: dict[_Key, float], key: _Key, until: float) -> None:
     if len(known) >= _REMEMBERED:
         known.clear()
     known[key] = until
-
-
-__all__ = ["OnLost", "Publisher", "PublishRefusedError", "Receipt", "UnroutableError"]

@@ -152,9 +152,7 @@ class Topology:
 
     def __or__(self, other: Topology) -> Topology:
         """The union of two topologies."""
-        return Topology(
-            self.exchanges + other.exchanges, self.queues + other.queues, self.bindings + other.bindings
-        )
+        return Topology(self.exchanges + other.exchanges, self.queues + other.queues, self.bindings + other.bindings)
 
     def __len__(self) -> int:
         return len(self.exchanges) + len(self.queues) + len(self.bindings)

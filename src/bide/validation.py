@@ -51,22 +51,18 @@ _MAX_HASH_WEIGHT: Final = 10_000
 _MAX_TOPIC_HASHES: Final = 2
 
 
-def validate(
-    topology: Topology, *, external: Collection[str] = (), release: Release | None = None, vhost: str = "/"
-) -> None:
+def validate(topology: Topology, *, external: Collection[str] = (), release: Release | None = None) -> None:
     """Check a topology; see :func:`problems`.
 
     Raises:
         InvalidTopologyError: with all the problems found.
     """
-    found = problems(topology, external=external, release=release, vhost=vhost)
+    found = problems(topology, external=external, release=release)
     if found:
         raise InvalidTopologyError(found)
 
 
-def problems(
-    topology: Topology, *, external: Collection[str] = (), release: Release | None = None, vhost: str = "/"
-) -> list[str]:
+def problems(topology: Topology, *, external: Collection[str] = (), release: Release | None = None) -> list[str]:
     """Everything that is wrong with a topology, one sentence each; empty if nothing is.
 
     Args:
@@ -74,16 +70,14 @@ def problems(
         external: names of exchanges and queues that exist without being part of the topology.
         release: the broker's, such as ``(4, 3, 5)``; None where it is unknown, to let pass arguments that some release
             from 3.10 on takes.
-        vhost: the virtual host that it is for; its name counts towards the length of a quorum queue's.
     """
-    return list(_Checker(topology, external, release, vhost).problems())
+    return list(_Checker(topology, external, release).problems())
 
 
 class _Checker:
-    def __init__(self, topology: Topology, external: Collection[str], release: Release | None, vhost: str) -> None:
+    def __init__(self, topology: Topology, external: Collection[str], release: Release | None) -> None:
         self._topology = topology
         self._release = release
-        self._vhost = vhost
         self._external = frozenset(external)
         self._exchanges = {one.name: one for one in (*PREDECLARED, *topology.exchanges)}
         self._queues = {one.name: one for one in topology.queues if one.name}
@@ -157,14 +151,6 @@ class _Checker:
                 yield f"the broker names classic queues only, and this is a {queue.type} queue: give it a name"
             return
         yield from _name_problems(queue.name)
-        # Rule of RabbitMQ: a quorum queue's process is called <vhost>_<queue>, with %2F for the virtual host /.
-        prefix = 1 + (len("%2F") if self._vhost == "/" else len(self._vhost.encode(errors="replace")))
-        size = len(queue.name.encode(errors="replace"))
-        if queue.type == "quorum" and size <= MAX_NAME_BYTES < size + prefix:
-            yield (
-                f"the name of this quorum queue takes {size} bytes, the limit in virtual host {self._vhost!r} is "
-                f"{MAX_NAME_BYTES - prefix}: use a shorter one"
-            )
 
     def _dead_letters(self, queue: Queue) -> Iterator[str]:
         name = queue.arguments.get("x-dead-letter-exchange")

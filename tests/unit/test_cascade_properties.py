@@ -1,4 +1,4 @@
-"""Properties of the binary cascades, by sending messages through the routing model."""
+"""What holds for all binary cascades: properties, by sending messages through the routing model, and cross-delivery."""
 
 from __future__ import annotations
 
@@ -300,6 +300,54 @@ def test_an_exchange_that_lost_its_queue_is_beyond_the_guard() -> None:
     bare = Celery().topology() | plain | route.requires
     (arrival,) = travel(Model(guarded(bare, Celery().guard_policy()) | Celery().guard_topology()), route)
     assert arrival.fate == "stuck"
+
+
+def suffix(address: str, destination: str | None = None) -> Binding:
+    """A binding as NServiceBus makes it."""
+    return Binding("nsb.v2.delay-delivery", destination or address, f"#.{address}", "exchange")
+
+
+def exact(address: str) -> Binding:
+    return NServiceBus().delivery_binding(address)
+
+
+@pytest.mark.parametrize(
+    ("bindings", "addresses", "expected"),
+    [
+        ([], [], []),
+        ([suffix("orders"), suffix("billing")], [], []),
+        ([suffix("orders"), suffix("billing.orders")], [], [("orders", ("billing.orders",))]),
+        ([suffix("orders"), exact("billing.orders")], [], [("orders", ("billing.orders",))]),
+        ([exact("orders"), suffix("billing.orders")], [], []),
+        ([exact("orders"), exact("billing.orders")], ["eu.orders"], []),
+        ([suffix("orders")], ["billing.orders"], [("orders", ("billing.orders",))]),
+        ([suffix("orders")], ["borders", "orders.billing", "orders"], []),
+        (
+            [suffix("orders"), suffix("b.orders"), suffix("a.b.orders")],
+            [],
+            [("orders", ("a.b.orders", "b.orders")), ("b.orders", ("a.b.orders",))],
+        ),
+        ([suffix("orders"), exact("orders")], [], []),
+        ([suffix("orders", "twin"), exact("orders")], [], []),
+        ([suffix("orders", "twin")], ["orders"], []),
+        ([suffix("*.orders", "spy"), exact("billing.orders")], [], [("spy", ("billing.orders",))]),
+        ([Binding("nsb.v2.delay-delivery", "tap", "#"), exact("orders")], [], []),
+    ],
+)
+def test_bindings_of_others_that_cross_deliver(
+    bindings: list[Binding], addresses: list[str], expected: list[tuple[str, tuple[str, ...]]]
+) -> None:
+    found = foreign_suffix_bindings(bindings, addresses)
+    assert [(one.binding.destination, one.addresses) for one in found] == expected
+    assert all(one.binding in bindings for one in found)
+
+
+def test_a_cross_delivery_says_who_receives_what() -> None:
+    (found,) = foreign_suffix_bindings([suffix("orders"), suffix("billing.orders")])
+    assert str(found) == (
+        "the exchange 'orders' also receives the delayed messages for 'billing.orders', by its binding '#.orders' on "
+        "'nsb.v2.delay-delivery'"
+    )
 
 
 @given(names=st.lists(st.text(alphabet="ab.", min_size=1, max_size=6), min_size=1, max_size=6, unique=True))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bide.delay.cascade import foreign_suffix_bindings, split_key
+from bide.delay.cascade import split_key
 from bide.delay.infrastructure import ExchangeTarget, QueueTarget
 from bide.delay.nservicebus import NServiceBus, format_timestamp, nservicebus_headers
 from bide.errors import (
@@ -366,54 +366,6 @@ def test_the_guard_of_each_version_is_its_own() -> None:
         [Binding("bide.undeliverable.nsb.v2", "bide.undeliverable.nsb.v2")],
     )
     assert NServiceBus().owns("bide.undeliverable.nsb.v2")
-
-
-def suffix(address: str, destination: str | None = None) -> Binding:
-    """A binding as NServiceBus makes it."""
-    return Binding("nsb.v2.delay-delivery", destination or address, f"#.{address}", "exchange")
-
-
-def exact(address: str) -> Binding:
-    return NServiceBus().delivery_binding(address)
-
-
-@pytest.mark.parametrize(
-    ("bindings", "addresses", "expected"),
-    [
-        ([], [], []),
-        ([suffix("orders"), suffix("billing")], [], []),
-        ([suffix("orders"), suffix("billing.orders")], [], [("orders", ("billing.orders",))]),
-        ([suffix("orders"), exact("billing.orders")], [], [("orders", ("billing.orders",))]),
-        ([exact("orders"), suffix("billing.orders")], [], []),
-        ([exact("orders"), exact("billing.orders")], ["eu.orders"], []),
-        ([suffix("orders")], ["billing.orders"], [("orders", ("billing.orders",))]),
-        ([suffix("orders")], ["borders", "orders.billing", "orders"], []),
-        (
-            [suffix("orders"), suffix("b.orders"), suffix("a.b.orders")],
-            [],
-            [("orders", ("a.b.orders", "b.orders")), ("b.orders", ("a.b.orders",))],
-        ),
-        ([suffix("orders"), exact("orders")], [], []),
-        ([suffix("orders", "twin"), exact("orders")], [], []),
-        ([suffix("orders", "twin")], ["orders"], []),
-        ([suffix("*.orders", "spy"), exact("billing.orders")], [], [("spy", ("billing.orders",))]),
-        ([Binding("nsb.v2.delay-delivery", "tap", "#"), exact("orders")], [], []),
-    ],
-)
-def test_bindings_of_others_that_cross_deliver(
-    bindings: list[Binding], addresses: list[str], expected: list[tuple[str, tuple[str, ...]]]
-) -> None:
-    found = foreign_suffix_bindings(bindings, addresses)
-    assert [(one.binding.destination, one.addresses) for one in found] == expected
-    assert all(one.binding in bindings for one in found)
-
-
-def test_a_cross_delivery_says_who_receives_what() -> None:
-    (found,) = foreign_suffix_bindings([suffix("orders"), suffix("billing.orders")])
-    assert str(found) == (
-        "the exchange 'orders' also receives the delayed messages for 'billing.orders', by its binding '#.orders' on "
-        "'nsb.v2.delay-delivery'"
-    )
 
 
 def test_headers_for_a_net_receiver() -> None:

@@ -154,14 +154,6 @@ def test_names_and_keys_are_limited_in_bytes(length: int, sound: bool, character
         assert sound or "takes 256 bytes, the limit is 255: use a shorter one" in found[0]
 
 
-@pytest.mark.parametrize(("vhost", "limit"), [("/", 251), ("v", 253), ("bide-é", 247)])
-def test_quorum_queues_share_the_limit_with_their_virtual_host(vhost: str, limit: int) -> None:
-    assert problems(Topology(queues=[Queue.quorum("q" * limit)]), vhost=vhost) == []
-    (found,) = problems(Topology(queues=[Queue.quorum("q" * (limit + 1))]), vhost=vhost)
-    assert f"takes {limit + 1} bytes, the limit in virtual host {vhost!r} is {limit}" in found
-    assert problems(Topology(queues=[Queue("q" * 255)]), vhost=vhost) == []
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -231,4 +231,3 @@ async def message_counts(connection: Connection, queues: tuple[Queue, ...]) -> d
         if channel.is_open:
             await channel.close()
     return counts
-

@@ -13,13 +13,12 @@ from pamqp import commands
 from pamqp.base import Frame
 
 from bide.amqp import codec, faults
+from bide.amqp.confirms import Confirms, fail
 from bide.errors import (
     BideError,
     BrokerError,
     ClosedError,
     ConsumerCancelledError,
-    PublishRefusedError,
-    UnroutableError,
 )
 from bide.topology import Binding, Exchange, Queue
 
@@ -50,18 +49,6 @@ class Delivery:
 
 
 @dataclass(slots=True, kw_only=True)
-class Unconfirmed:
-    """A message that was sent and not yet confirmed."""
-
-    exchange: str
-    routing_key: str
-    message_id: str | None
-    size: int
-    future: asyncio.Future[None]
-    returned: tuple[int, str] | None = None
-
-
-@dataclass(slots=True, kw_only=True)
 class _Call:
     replies: tuple[type[Frame], ...]
     future: asyncio.Future[Any]
@@ -84,10 +71,10 @@ class _Consumer:
 class Channel:
     """A channel. Calls may overlap: the broker answers them in the order in which they were sent.
 
-    When the broker closes the channel, every waiting call and publish fails: the first waiting call with the reason,
-    for it caused the closing; for publishes see :attr:`closed_with` and :attr:`close_text`.
+    When the broker closes the channel, every waiting call and publish fails with the reason.
 
     Attributes:
+        confirms: the publishes that wait for their confirms.
         closed_with: why the channel is closed, or None while it is open.
         close_text: the broker's own words, where it was the broker that closed it.
     """
@@ -97,10 +84,7 @@ class Channel:
         self.number = number
         self.closed_with: BideError | None = None
         self.close_text = ""
-        self.unconfirmed: dict[int, Unconfirmed] = {}
-        self._published = 0
-        self._oldest = 1
-        self._confirming = False
+        self.confirms = Confirms(connection.loop)
         self._calls: deque[_Call] = deque()
         self._consumers: dict[str, _Consumer] = {}
         self._consumers_made = 0
@@ -131,7 +115,6 @@ class Channel:
     async def confirm_select(self) -> None:
         """Switch publisher confirms on."""
         await self.call(codec.method(85, 10, b"\x00"), commands.Confirm.SelectOk)
-        self._confirming = True
 
     async def close(self) -> None:
         """Close it; unconfirmed publishes fail, unacknowledged deliveries go back to their queues."""
@@ -222,9 +205,7 @@ class Channel:
 
     def purge_queue(self, name: str) -> asyncio.Future[Any]:
         """Throw away the ready messages of a queue; the reply has their number."""
-        return self.call(
-            codec.method(50, 30, b"\x00\x00", codec.short_string(name), b"\x00"), commands.Queue.PurgeOk
-        )
+        return self.call(codec.method(50, 30, b"\x00\x00", codec.short_string(name), b"\x00"), commands.Queue.PurgeOk)
 
     # -- publishing
 
@@ -260,74 +241,15 @@ class Channel:
             body=body,
             frame_max=self.connection.frame_max,
         )
-        self._published += 1
-        future: asyncio.Future[None] = self.connection.loop.create_future()
-        self.unconfirmed[self._published] = Unconfirmed(
-            exchange=exchange,
-            routing_key=routing_key,
-            message_id=values.get("message_id"),
-            size=len(body),
-            future=future,
-        )
+        future = self.confirms.add(exchange, routing_key, values.get("message_id"))
         self.connection.send(*frames)
         return future
-
-    def on_confirm(self, delivery_tag: int, *, multiple: bool, refused: bool) -> None:
-        """The broker's answer to one publish, or to all up to this one."""
-        first = self._oldest if multiple else delivery_tag
-        for tag in range(first, delivery_tag + 1):
-            entry = self.unconfirmed.pop(tag, None)
-            if entry is not None:
-                self._confirmed(entry, refused=refused)
-        if multiple:
-            self._oldest = delivery_tag + 1
-
-    @staticmethod
-    def _confirmed(entry: Unconfirmed, *, refused: bool) -> None:
-        if entry.future.done():
-            return
-        if refused:
-            entry.future.set_exception(
-                PublishRefusedError(
-                    f"no queue stored the message {entry.message_id!r} sent to the exchange {entry.exchange!r} with "
-                    f"the routing key {entry.routing_key!r}: a queue is full, or has no leader; send it again later",
-                    message_id=entry.message_id,
-                )
-            )
-        elif entry.returned is not None:
-            code, text = entry.returned
-            entry.future.set_exception(
-                UnroutableError(
-                    f"no queue takes the message {entry.message_id!r} sent to the exchange {entry.exchange!r} with the "
-                    f"routing key {entry.routing_key!r} ({text.lower()}): bind a queue for it",
-                    message_id=entry.message_id,
-                    reply_code=code,
-                )
-            )
-        else:
-            entry.future.set_result(None)
-
-    def _on_return(self, content: _Content) -> None:
-        # A return names no delivery tag. The broker returns in publishing order, and before it confirms.
-        method: Any = content.method
-        for entry in self.unconfirmed.values():
-            if (
-                entry.returned is None
-                and entry.message_id == content.values.get("message_id")
-                and entry.exchange == method.exchange
-                and entry.routing_key == method.routing_key
-            ):
-                entry.returned = (method.reply_code, method.reply_text)
-                return
-        log.warning("the broker returned a message that is not waiting for a confirm")
 
     # -- receiving
 
     async def qos(self, prefetch: int) -> None:
         """At most this many unacknowledged deliveries per consumer; 0 is no limit."""
-        await self.call(
-            codec.method(60, 10, codec.long(0), codec.short(prefetch), b"\x00"), commands.Basic.QosOk
-        )
+        await self.call(codec.method(60, 10, codec.long(0), codec.short(prefetch), b"\x00"), commands.Basic.QosOk)
 
     async def consume(
         self,
@@ -445,8 +367,10 @@ class Channel:
         if content is None:
             return
         method: Any = content.method
-        if isinstance(method, commands.Basic.Return):
-            self._on_return(content)
+        if method.index == commands.Basic.Return.index:
+            self.confirms.returned(
+                method.reply_code, method.reply_text, method.exchange, method.routing_key, content.values
+            )
             return
         delivery = Delivery(
             exchange=method.exchange,
@@ -457,7 +381,7 @@ class Channel:
             body=b"".join(content.parts),
             message_count=getattr(method, "message_count", None),
         )
-        if isinstance(method, commands.Basic.GetOk):
+        if method.index == commands.Basic.GetOk.index:
             call = self._calls.popleft()
             if not call.future.done():
                 call.future.set_result(delivery)
@@ -487,17 +411,8 @@ class Channel:
         self.closed_with = error
         calls, self._calls = self._calls, deque()
         for call in calls:
-            _fail(call.future, error)
-        unconfirmed, self.unconfirmed = self.unconfirmed, {}
-        for entry in unconfirmed.values():
-            _fail(entry.future, error)
+            fail(call.future, error)
+        self.confirms.fail(error)
         consumers, self._consumers = self._consumers, {}
         for consumer in consumers.values():
             consumer.on_end(error)
-
-
-def _fail(future: asyncio.Future[Any], error: BideError) -> None:
-    if not future.done():
-        future.set_exception(error)
-        # Not every caller awaits a future that fails together with hundreds of others.
-        future.exception()

@@ -122,7 +122,10 @@ def field_value(value: Any, name: str = "") -> bytes:
             return b"A" + long_string(b"".join(field_value(one, name) for one in value))
         case Decimal():
             return _decimal(value, name)
-    raise InvalidInputError(f"{name!r} is of type {type(value).__name__}, which AMQP cannot carry: send it as text")
+        case _:
+            raise InvalidInputError(
+                f"{name!r} is of type {type(value).__name__}, which AMQP cannot carry: send it as text"
+            )
 
 
 def _decimal(value: Decimal, name: str) -> bytes:
@@ -204,9 +207,7 @@ def publish(
     frame_max: int,
 ) -> list[bytes]:
     """The frames of one message: method, content header, and as many body frames as the frame size asks for."""
-    start = method(
-        BASIC_CLASS, 40, b"\x00\x00", short_string(exchange), short_string(routing_key), bits(mandatory)
-    )
+    start = method(BASIC_CLASS, 40, b"\x00\x00", short_string(exchange), short_string(routing_key), bits(mandatory))
     header = _BODY_HEADER.pack(BASIC_CLASS, 0, len(body)) + encoded_properties
     room = frame_max - FRAME_OVERHEAD
     frames = [frame(METHOD, channel, start), frame(HEADER, channel, header)]

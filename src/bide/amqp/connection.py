@@ -7,7 +7,6 @@ import logging
 import ssl
 import struct
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import pamqp.frame
@@ -17,6 +16,7 @@ from pamqp.header import ContentHeader
 
 from bide.amqp import codec, faults
 from bide.amqp.channel import Channel
+from bide.amqp.handshake import open_vhost, release_of, start_ok, tls_reason, tune_ok
 from bide.amqp.url import BrokerUrl
 from bide.errors import (
     BideError,
@@ -40,17 +40,6 @@ _NACK: Final = b"\x00\x3c\x00\x78"
 _CLOSE_GRACE: Final = 5.0
 
 
-def release_of(properties: Mapping[str, Any]) -> tuple[int, ...]:
-    """The release in the server's properties as numbers: ``(3, 10, 8)``; a pre-release suffix is cut."""
-    text = str(properties.get("version", ""))
-    numbers = []
-    for part in text.split("-")[0].split("+")[0].split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
-
-
 class Connection(asyncio.Protocol):
     """One connection. Open it with :meth:`open`; it never reconnects (the client does).
 
@@ -58,6 +47,7 @@ class Connection(asyncio.Protocol):
         server: the server's properties, as it sent them.
         release: RabbitMQ's release, such as ``(4, 3, 6)``.
         frame_max: the largest frame, in bytes.
+        opened: done when the broker let us in, or failed with the reason why not.
         lost: done when the connection is no longer usable; its result says why.
     """
 
@@ -70,7 +60,7 @@ class Connection(asyncio.Protocol):
         self.frame_max = 131072
         self.channel_max = 2047
         self.lost: asyncio.Future[BideError] = self.loop.create_future()
-        self._opened: asyncio.Future[None] = self.loop.create_future()
+        self.opened: asyncio.Future[None] = self.loop.create_future()
         self._closed: asyncio.Future[None] = self.loop.create_future()
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
@@ -117,26 +107,26 @@ class Connection(asyncio.Protocol):
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: cls(url, address), host, port, ssl=context, server_hostname=host if context else None
                 )
-                await connection._opened
+                await connection.opened
                 return connection
         except TimeoutError as error:
             raise BrokerUnreachableError(
                 f"the broker at {address} did not answer within {seconds:g} s: is it RabbitMQ, and is it up?"
             ) from error
         except ssl.SSLError as error:
-            raise TlsError(f"TLS with {address} failed: {_tls_reason(error)}") from error
+            raise TlsError(f"TLS with {address} failed: {tls_reason(error)}") from error
         except OSError as error:
             raise BrokerUnreachableError(
                 f"no broker answers at {address} ({error.strerror or error}): start it, or name another with "
                 "--url or BIDE_URL"
             ) from error
         finally:
-            if connection is not None and not connection._is_open:
-                connection._drop(BrokerUnreachableError(f"the broker at {address} did not open the connection"))
+            if connection is not None and not connection.is_open:
+                connection.give_up(BrokerUnreachableError(f"the broker at {address} did not open the connection"))
 
     @property
     def _is_open(self) -> bool:
-        return self._opened.done() and not self._opened.cancelled() and self._opened.exception() is None
+        return self.opened.done() and not self.opened.cancelled() and self.opened.exception() is None
 
     @property
     def is_open(self) -> bool:
@@ -200,11 +190,11 @@ class Connection(asyncio.Protocol):
                 await asyncio.shield(self._closed)
         except TimeoutError:
             log.debug("the broker at %s did not answer the closing of the connection", self.address)
-        self._drop(ClosedError("the connection was closed"))
+        self.give_up(ClosedError("the connection was closed"))
 
     def abort(self, reason: str) -> None:
         """Give the connection up because the peer broke the rules."""
-        self._drop(ProtocolError(f"the connection to {self.address} was given up: {reason}"))
+        self.give_up(ProtocolError(f"the connection to {self.address} was given up: {reason}"))
 
     def forget(self, channel: Channel) -> None:
         """A closed channel's number is free again."""
@@ -257,13 +247,13 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """The socket is gone."""
         if isinstance(error, ssl.SSLError):
-            self._drop(TlsError(f"TLS with {self.address} failed: {_tls_reason(error)}"))
+            self.give_up(TlsError(f"TLS with {self.address} failed: {tls_reason(error)}"))
             return
         reason = f" ({error})" if error else ""
         if self._is_open:
-            self._drop(ConnectionLostError(f"the connection to the broker at {self.address} was lost{reason}"))
+            self.give_up(ConnectionLostError(f"the connection to the broker at {self.address} was lost{reason}"))
         else:
-            self._drop(
+            self.give_up(
                 BrokerUnreachableError(
                     f"the broker at {self.address} closed the connection during the handshake{reason}: does this port "
                     f"speak {'AMQP over TLS' if self.url.tls else 'plain AMQP, or does it want TLS (amqps://)'}?"
@@ -312,7 +302,7 @@ class Connection(asyncio.Protocol):
             channel.on_header(size, _properties(frame))
         elif (index := frame[7:11]) == _ACK or index == _NACK:
             tag, flags = _TAG_AND_BITS.unpack_from(frame, 11)
-            channel.on_confirm(tag, multiple=bool(flags & 1), refused=index == _NACK)
+            channel.confirms.settle(tag, multiple=bool(flags & 1), refused=index == _NACK)
         else:
             channel.on_method(_method(frame))
 
@@ -323,8 +313,8 @@ class Connection(asyncio.Protocol):
             case commands.Connection.Tune():
                 self._on_tune(method)
             case commands.Connection.OpenOk():
-                if not self._opened.done():
-                    self._opened.set_result(None)
+                if not self.opened.done():
+                    self.opened.set_result(None)
             case commands.Connection.Blocked():
                 self._blocked_by = method.reason or "an alarm"
                 log.warning("the broker at %s takes no publishes: %s", self.address, self._blocked_by)
@@ -338,40 +328,13 @@ class Connection(asyncio.Protocol):
             case commands.Connection.CloseOk():
                 if not self._closed.done():
                     self._closed.set_result(None)
+            case _:
+                self.abort(f"an unexpected {method.name} came on channel 0")
 
     def _on_start(self, method: Any) -> None:
         self.server = dict(method.server_properties or {})
         self.release = release_of(self.server)
-        url = self.url
-        mechanism, response = ("EXTERNAL", b"") if url.external else ("PLAIN", f"\0{url.user}\0{url.password}".encode())
-        ours = {
-            "product": "bide",
-            "version": _own_version(),
-            "platform": "Python",
-            "connection_name": url.name,
-            "capabilities": {
-                "authentication_failure_close": True,
-                "publisher_confirms": True,
-                "exchange_exchange_bindings": True,
-                "basic.nack": True,
-                "connection.blocked": True,
-                "consumer_cancel_notify": True,
-            },
-        }
-        self.send(
-            codec.frame(
-                codec.METHOD,
-                0,
-                codec.method(
-                    10,
-                    11,
-                    codec.table(ours),
-                    codec.short_string(mechanism),
-                    codec.long_string(response),
-                    codec.short_string("en_US"),
-                ),
-            )
-        )
+        self.send(codec.frame(codec.METHOD, 0, start_ok(self.url)))
 
     def _on_tune(self, method: Any) -> None:
         self.channel_max = method.channel_max or 65535
@@ -379,18 +342,8 @@ class Connection(asyncio.Protocol):
         theirs, ours = method.heartbeat or 0, self.url.heartbeat
         self._heartbeat = min(theirs, ours) if theirs and ours else ours
         self.send(
-            codec.frame(
-                codec.METHOD,
-                0,
-                codec.method(
-                    10,
-                    31,
-                    codec.short(self.channel_max),
-                    codec.long(self.frame_max),
-                    codec.short(self._heartbeat),
-                ),
-            ),
-            codec.frame(codec.METHOD, 0, codec.method(10, 40, codec.short_string(self.url.vhost), b"\x00", b"\x00")),
+            codec.frame(codec.METHOD, 0, tune_ok(self.channel_max, self.frame_max, self._heartbeat)),
+            codec.frame(codec.METHOD, 0, open_vhost(self.url.vhost)),
         )
         if self._heartbeat:
             self._heartbeat_handle = self.loop.call_later(self._heartbeat / 2, self._beat)
@@ -398,10 +351,8 @@ class Connection(asyncio.Protocol):
     def _beat(self) -> None:
         now = self.loop.time()
         if now - self._received_at > 2 * self._heartbeat:
-            self._drop(
-                ConnectionLostError(
-                    f"the broker at {self.address} has been silent for {now - self._received_at:.0f} s"
-                )
+            self.give_up(
+                ConnectionLostError(f"the broker at {self.address} has been silent for {now - self._received_at:.0f} s")
             )
             return
         if now - self._sent_at >= self._heartbeat / 2:
@@ -411,16 +362,14 @@ class Connection(asyncio.Protocol):
     def _on_close(self, method: Any) -> None:
         self.send(codec.frame(codec.METHOD, 0, codec.method(10, 51)))
         code, text = method.reply_code or 0, method.reply_text or ""
-        self._drop(
+        self.give_up(
             faults.connection_error(code, text)
             if self._is_open
-            else faults.handshake_error(
-                code, text, user=self.url.user, vhost=self.url.vhost, address=self.address
-            )
+            else faults.handshake_error(code, text, user=self.url.user, vhost=self.url.vhost, address=self.address)
         )
 
-    def _drop(self, error: BideError) -> None:
-        """Everything ends, with this reason."""
+    def give_up(self, error: BideError) -> None:
+        """End everything, with this reason, and without a word to the broker."""
         if self.lost.done():
             return
         self.lost.set_result(error)
@@ -430,10 +379,10 @@ class Connection(asyncio.Protocol):
         for channel in list(self._channels.values()):
             channel.fail(error)
         self._channels.clear()
-        if not self._opened.done():
-            self._opened.set_exception(error)
+        if not self.opened.done():
+            self.opened.set_exception(error)
             # Nobody awaits it when the time limit ended the opening.
-            self._opened.exception()
+            self.opened.exception()
         if not self._closed.done():
             self._closed.set_result(None)
         self._update_writable()
@@ -450,26 +399,8 @@ def _method(frame: bytes) -> Frame:
 def _properties(frame: bytes) -> Mapping[str, Any]:
     try:
         _, _, header = pamqp.frame.unmarshal(frame)
-    except Exception as error:  # a header that some peer wrote wrongly must not end the connection for good
+    except Exception as error:  # noqa: BLE001 (what some peer wrote wrongly must not end the connection for good)
         log.warning("the properties of a message cannot be decoded (%s): it is delivered without them", error)
         return {}
     assert isinstance(header, ContentHeader)
     return {name: value for name, value in header.properties if value is not None}
-
-
-def _tls_reason(error: ssl.SSLError) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return (
-            f"the certificate is not to be trusted ({error.verify_message}): give the right authority with "
-            "cafile=... in the URL"
-        )
-    if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
-        return "the port does not speak TLS: use amqp://, or the broker's TLS port"
-    return str(error.reason or error)
-
-
-def _own_version() -> str:
-    try:
-        return version("bide")
-    except PackageNotFoundError:
-        return "unknown"

@@ -84,9 +84,7 @@ class BrokerUrl:
             )
         path = parts.path.removeprefix("/")
         if "/" in path:
-            raise InvalidUrlError(
-                f"the virtual host {path!r} in the broker URL holds a slash: write it as %2F"
-            )
+            raise InvalidUrlError(f"the virtual host {path!r} in the broker URL holds a slash: write it as %2F")
         return cls(
             hosts=hosts,
             user=unquote(user) if user else "guest",
@@ -123,7 +121,9 @@ class BrokerUrl:
                 context.load_cert_chain(self.certfile, self.keyfile)
         except (OSError, ssl.SSLError) as error:
             files = ", ".join(one for one in (self.cafile, self.certfile, self.keyfile) if one)
-            raise InvalidUrlError(f"the certificate files of the broker URL cannot be used ({files}): {error}") from error
+            raise InvalidUrlError(
+                f"the certificate files of the broker URL cannot be used ({files}): {error}"
+            ) from error
         if not self.verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -133,13 +133,17 @@ class BrokerUrl:
         """The URL without its password."""
         hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
         scheme = "amqps" if self.tls else "amqp"
-        return f"{scheme}://{quote(self.user, safe='')}@{hosts}/{quote(self.vhost, safe='') if self.vhost != '/' else ''}"
+        return (
+            f"{scheme}://{quote(self.user, safe='')}@{hosts}/{quote(self.vhost, safe='') if self.vhost != '/' else ''}"
+        )
 
 
 def _address(text: str, default_port: int, url: str) -> tuple[str, int]:
     parts = urlsplit(f"//{text}")
     if not parts.hostname:
-        raise InvalidUrlError(f"the broker URL {_censored(url)!r} names no host: give amqp://user:password@host:port/vhost")
+        raise InvalidUrlError(
+            f"the broker URL {_censored(url)!r} names no host: give amqp://user:password@host:port/vhost"
+        )
     return parts.hostname, parts.port or default_port
 
 

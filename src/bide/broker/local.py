@@ -176,6 +176,11 @@ class LocalBroker:
         return f"http://{self.user}:{self.password}@{LOOPBACK}:{self._state().ports.management}/"
 
     @property
+    def management(self) -> Management:
+        """The management API, for calls as the administrator."""
+        return Management(host=LOOPBACK, port=self._state().ports.management, user=self.user, password=self.password)
+
+    @property
     def stream_url(self) -> str | None:
         """The URL of the stream protocol for the virtual host ``/``, with the password; None without the plugin."""
         state = self._state()
@@ -272,32 +277,28 @@ class LocalBroker:
 
     def add_vhost(self, name: str) -> str:
         """Add a virtual host that the administrator may use; return its AMQP URL."""
-        self._management("PUT", "vhosts", name)
+        self.management.call("PUT", "vhosts", name)
         self.set_permissions(name, self.user)
         return self.vhost_url(name)
 
     def delete_vhost(self, name: str) -> None:
         """Delete a virtual host and everything in it."""
-        self._management("DELETE", "vhosts", name)
+        self.management.call("DELETE", "vhosts", name)
 
     def add_user(self, name: str, password: str, *, tags: Sequence[str] = ()) -> None:
         """Add a user, who has no permissions yet, or change the password and tags of one."""
-        self._management("PUT", "users", name, body={"password": password, "tags": ",".join(tags)})
+        self.management.call("PUT", "users", name, body={"password": password, "tags": ",".join(tags)})
 
     def delete_user(self, name: str) -> None:
         """Delete a user."""
-        self._management("DELETE", "users", name)
+        self.management.call("DELETE", "users", name)
 
     def set_permissions(
         self, vhost: str, user: str, *, configure: str = ".*", write: str = ".*", read: str = ".*"
     ) -> None:
         """Set what a user may do in a virtual host: a regular expression for the names of each kind of operation."""
         body = {"configure": configure, "write": write, "read": read}
-        self._management("PUT", "permissions", vhost, user, body=body)
-
-    def _management(self, method: str, *path: str, body: dict[str, Any] | None = None) -> Any:
-        api = Management(host=LOOPBACK, port=self._state().ports.management, user=self.user, password=self.password)
-        return api.call(method, *path, body=body)
+        self.management.call("PUT", "permissions", vhost, user, body=body)
 
     def _state(self) -> State:
         state = State.load(self._folder)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from bide.delay.clock import is_transport_key
+from bide.delay.cascade import original_key
+from bide.delay.clock_keys import is_transport_key
 from bide.delay.infrastructure import HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_TO
 from bide.duration import from_milliseconds
 
@@ -37,7 +38,6 @@ TRANSPORT_HEADERS: Final = frozenset(
 )
 """Headers that belong to the way, not to the message."""
 
-_CASCADE_KEY: Final = re.compile(r"(?:[01]\.){28}(?P<address>.*)", re.DOTALL)
 _DELAY_QUEUE: Final = re.compile(
     r"nsb(?:\.v2)?\.delay-level-\d\d|(?:.+_)?celery_delayed_\d+|.+\.v1\.(?:[edhmsc]\d{1,2}(?:/\d+)?|release\..*)",
     re.DOTALL,
@@ -74,9 +74,7 @@ def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> Arriv
     target = headers.get(HEADER_TO)
     if isinstance(target, str) and target[:2] in ("q:", "x:"):
         exchange = target[2:] if target[0] == "x" else ""
-    key = _CASCADE_KEY.fullmatch(routing_key)
-    if key is not None:
-        routing_key = key["address"]
+    routing_key = original_key(routing_key)
     due = headers.get(HEADER_DUE)
     restored["headers"] = _clean(headers)
     return Arrival(
@@ -109,6 +107,8 @@ def _clean(headers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_ours(death: Any) -> bool:
-    return isinstance(death, Mapping) and isinstance(queue := death.get("queue"), str) and bool(
-        _DELAY_QUEUE.fullmatch(queue)
+    return (
+        isinstance(death, Mapping)
+        and isinstance(queue := death.get("queue"), str)
+        and bool(_DELAY_QUEUE.fullmatch(queue))
     )

@@ -15,9 +15,9 @@ The bindings that a worker makes (``#.order.created``) take such a key as they t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bide.delay.cascade import LEVELS, RESOLUTION, Cascade, Policy, refuse_isolated, target_word
 from bide.delay.infrastructure import (
@@ -33,6 +33,9 @@ from bide.delay.infrastructure import (
 )
 from bide.errors import InvalidInputError, InvalidNameError, UnsupportedTargetError
 from bide.topology import DEFAULT_EXCHANGE, Argument, Binding, DestinationType, Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _QUEUE_ARGUMENTS: Final[dict[str, dict[str, Argument]]] = {
     "quorum": {"x-queue-type": "quorum", "x-overflow": "reject-publish", "x-dead-letter-strategy": "at-least-once"},
@@ -142,6 +145,12 @@ class Celery:
             exchange, key = _direct(target)
             return DelayRoute(exchange=exchange, routing_key=key, delay=timedelta(0), hops=0, requires=Topology())
         return self.cascade.route(seconds, address, headers={HEADER_TO: str(target)}, requires=requires)
+
+    def sender_headers(
+        self, *, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """None: what a worker needs of a task, Celery's own message protocol says."""
+        return {}
 
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
         """Every exchange on the way of a message, in order."""

@@ -16,16 +16,15 @@ Whatever matches nothing on the way goes to the queue ``P.undeliverable``.
 
 from __future__ import annotations
 
-import hashlib
-import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, Literal
 
+from bide.delay.clock_keys import digit_key, digit_name, hashed, is_transport_key, padding_of, target_key
 from bide.delay.infrastructure import (
     HEADER_TO,
     MAX_NAME_BYTES,
@@ -38,6 +37,7 @@ from bide.delay.infrastructure import (
     format_delay,
     round_up,
 )
+from bide.delay.units import LEVELS, MAX_DELAY, RESOLUTION, Level, digits_of
 from bide.errors import InvalidDelayError, InvalidNameError, InvalidTopologyError, UnsupportedTargetError
 from bide.topology import DEFAULT_EXCHANGE, Binding, Exchange, Queue, Topology
 
@@ -47,42 +47,6 @@ LAYOUT_VERSION: Final = "v1"
 MAX_LANES: Final = 64
 WORDS_AT_APPLY: Final = 4
 """Routing keys of up to this many words need no further binding of the digit queues."""
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """One unit of time.
-
-    Attributes:
-        letter: its name in exchanges, queues and keys.
-        unit: the wait of the digit 1.
-        highest: the highest digit.
-    """
-
-    letter: str
-    unit: timedelta
-    highest: int
-
-
-LEVELS: Final = (
-    Level("e", timedelta(days=100), 31),
-    Level("d", timedelta(days=1), 99),
-    Level("h", timedelta(hours=1), 23),
-    Level("m", timedelta(minutes=1), 59),
-    Level("s", timedelta(seconds=1), 59),
-    Level("c", timedelta(milliseconds=10), 99),
-)
-"""Highest first. The longest wait of one queue, 31 x 100 days, is under RabbitMQ's limit of ten years for a TTL."""
-
-RESOLUTION: Final = LEVELS[-1].unit
-MAX_DELAY: Final = sum((level.unit * level.highest for level in LEVELS), timedelta(0))
-
-_OURS: Final = re.compile(r"(?:~\.)*~(?:[edhmsc][0-9]{1,2}(?:/[0-9]+)?|[qrx][:#].*)")
-
-
-def is_transport_key(key: str) -> bool:
-    """Whether a CC or BCC key is one of those that ``Clock`` puts there."""
-    return _OURS.fullmatch(key) is not None
 
 
 def carrier_for(release: tuple[int, ...]) -> Carrier:
@@ -132,9 +96,7 @@ class Clock:
                 f"to {format_delay(MAX_DELAY)}"
             )
         if not any(
-            level.unit <= self.resolution < above
-            and not self.resolution % level.unit
-            and not above % self.resolution
+            level.unit <= self.resolution < above and not self.resolution % level.unit and not above % self.resolution
             for level, above in zip(LEVELS, (MAX_DELAY, *(level.unit for level in LEVELS)), strict=False)
         ):
             raise InvalidDelayError(
@@ -187,9 +149,9 @@ class Clock:
 
     def digit_queue(self, level: Level, digit: int, lane: int = 0) -> str:
         """The queue that holds a message back for one digit."""
-        return f"{self._base}.{_digit(level, digit, lane)}"
+        return f"{self._base}.{digit_name(level, digit, lane)}"
 
-    def digits_of(self, level: Level) -> tuple[int, ...]:
+    def used_digits(self, level: Level) -> tuple[int, ...]:
         """The non-zero digits of a level that have queues, given the settings."""
         return tuple(
             digit
@@ -203,7 +165,7 @@ class Clock:
 
     def probes(self) -> Topology:
         """The last queues of the highest and the lowest level, which nothing smaller than these settings makes."""
-        used = [(level, self.digits_of(level)) for level in LEVELS]
+        used = [(level, self.used_digits(level)) for level in LEVELS]
         ends = [(level, digits[-1]) for level, digits in used if digits]
         wanted = {self.digit_queue(level, digit, self.lanes - 1) for level, digit in (ends[0], ends[-1])}
         return Topology(
@@ -225,15 +187,20 @@ class Clock:
         exchange, routing_key = _address(target)
         if not wait:
             return DelayRoute(
-                exchange=exchange, routing_key=routing_key, delay=wait, hops=0, requires=Topology(), expects=_existing(target)
+                exchange=exchange,
+                routing_key=routing_key,
+                delay=wait,
+                hops=0,
+                requires=Topology(),
+                expects=_existing(target),
             )
-        digits = _digits(wait)
-        padding = _padding(target)
+        digits = digits_of(wait)
+        padding = padding_of(target)
         lane = zlib.crc32(message_id.encode()) % self.lanes
         headers: dict[str, Any] = {
             self.carrier or "CC": [
-                *(padding + _digit(level, digit, lane if digit else 0, mark="~") for level, digit in digits),
-                padding + self._target_key(target, len(padding)),
+                *(padding + digit_key(level, digit, lane if digit else 0) for level, digit in digits),
+                target_key(target),
             ],
             HEADER_TO: str(target),
         }
@@ -243,9 +210,15 @@ class Clock:
             headers=headers,
             delay=wait,
             hops=sum(1 for _, digit in digits if digit) + self._is_isolated(target),
-            requires=_requirements(self, _as_bound(target), padding),
+            requires=_requirements(self, _as_bound(target)),
             expects=_existing(target),
         )
+
+    def sender_headers(
+        self, *, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """None: receivers need nothing of ours."""
+        return {}
 
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
         """Every exchange on the way of a message, in order."""
@@ -258,11 +231,9 @@ class Clock:
                 exchange=route.exchange or "(default)", segment=route.routing_key, value="-", routed_to=_shown(target)
             )
             return
-        digits = _digits(route.delay)
+        digits = digits_of(route.delay)
         keys = route.headers[self.carrier or "CC"]
-        yield Step(
-            exchange=route.exchange, segment="(any)", value="-", routed_to=self.level_exchange(digits[0][0])
-        )
+        yield Step(exchange=route.exchange, segment="(any)", value="-", routed_to=self.level_exchange(digits[0][0]))
         below = [*(self.level_exchange(level) for level, _ in digits[1:]), self.released_exchange]
         for (level, digit), key, following in zip(digits, keys, below, strict=False):
             yield Step(
@@ -273,9 +244,7 @@ class Clock:
                 delay=level.unit * digit,
                 dead_letter_to=following if digit else None,
             )
-        yield Step(
-            exchange=self.released_exchange, segment="(any)", value="-", routed_to=self.delivery_exchange
-        )
+        yield Step(exchange=self.released_exchange, segment="(any)", value="-", routed_to=self.delivery_exchange)
         isolated = self._is_isolated(target)
         exchange, _ = _address(target)
         yield Step(
@@ -296,30 +265,14 @@ class Clock:
     def release_queue(self, target: Target) -> str:
         """The queue that stands between the delivery exchange and a target that may refuse messages."""
         name = f"{self._base}.release.{target}"
-        return name if len(name.encode()) <= MAX_NAME_BYTES else f"{self._base}.release.{str(target)[0]}#{_hash(name)}"
+        return name if len(name.encode()) <= MAX_NAME_BYTES else f"{self._base}.release.{str(target)[0]}#{hashed(name)}"
 
     def _is_isolated(self, target: Target) -> bool:
         return isinstance(target, ExchangeTarget) or target.isolated
 
-    def _target_key(self, target: Target, padding: int) -> str:
-        kind = "x" if isinstance(target, ExchangeTarget) else "r" if target.isolated else "q"
-        name = str(target)[2:]
-        if kind == "x":
-            name = name.replace("%", "%25").replace(".", "%2E")
-        key = f"~{kind}:{name}"
-        if padding + len(key.encode()) > MAX_NAME_BYTES:
-            key = f"~{kind}#{_hash(name)}"
-        if padding + len(key) > MAX_NAME_BYTES:
-            words = padding // 2 + 1
-            raise InvalidNameError(
-                f"the routing key has {words} words, a delayed message can have {(MAX_NAME_BYTES - len(key)) // 2 + 1}: "
-                "use fewer dots"
-            )
-        return key
-
-    def target_topology(self, target: Target, padding: str) -> Topology:
+    def target_topology(self, target: Target) -> Topology:
         """The binding of a target, and its release queue where it has one."""
-        key = padding + self._target_key(target, len(padding))
+        key = target_key(target)
         if not self._is_isolated(target):
             return Topology(bindings=[Binding(self.delivery_exchange, str(target)[2:], key)])
         exchange, _ = _address(target)
@@ -331,26 +284,12 @@ class Clock:
         following = [*(self.level_exchange(level) for level in LEVELS[1:]), self.released_exchange]
         for level, below in zip(LEVELS, following, strict=True):
             exchange = self.level_exchange(level)
-            yield Binding(exchange, below, padding + _digit(level, 0, mark="~"), "exchange")
-            for digit in self.digits_of(level):
+            yield Binding(exchange, below, padding + digit_key(level, 0), "exchange")
+            for digit in self.used_digits(level):
                 for lane in range(self.lanes):
                     yield Binding(
-                        exchange, self.digit_queue(level, digit, lane), padding + _digit(level, digit, lane, mark="~")
+                        exchange, self.digit_queue(level, digit, lane), padding + digit_key(level, digit, lane)
                     )
-
-
-def _digit(level: Level, digit: int, lane: int = 0, *, mark: str = "") -> str:
-    return f"{mark}{level.letter}{digit}" + (f"/{lane}" if lane else "")
-
-
-def _digits(wait: timedelta) -> list[tuple[Level, int]]:
-    """Every level from the highest with a non-zero digit down to the lowest, with its digit."""
-    digits = []
-    for level in LEVELS:
-        digit, wait = divmod(wait, level.unit)
-        if digit or digits:
-            digits.append((level, digit))
-    return digits
 
 
 def _address(target: Target) -> tuple[str, str]:
@@ -373,19 +312,9 @@ def _address(target: Target) -> tuple[str, str]:
         exchange, routing_key = target.exchange, target.routing_key
     if is_transport_key(routing_key):
         raise InvalidNameError(
-            f"{routing_key!r} is a key that bide uses between its own exchanges: choose another queue name or routing key"
+            f"{routing_key!r} is a key that bide uses between its own exchanges: choose another name or routing key"
         )
     return exchange, routing_key
-
-
-def _padding(target: Target) -> str:
-    """Words that give our keys as many words as the message's own routing key has.
-
-    A topic exchange matches CC and BCC keys too. A pattern that matches a key whose words are all ours consists of
-    wildcards alone, and then it matches every key of that many words, the message's own included: nobody gets a
-    message that a direct publish would not have brought him.
-    """
-    return "~." * target.routing_key.count(".") if isinstance(target, ExchangeTarget) else ""
 
 
 def _existing(target: Target) -> Topology:
@@ -395,16 +324,14 @@ def _existing(target: Target) -> Topology:
 
 
 def _as_bound(target: Target) -> Target:
-    """The part of a target that bindings depend on, so that equal bindings are made once."""
-    return ExchangeTarget(target.exchange) if isinstance(target, ExchangeTarget) else target
+    """The part of a target that bindings depend on, so that equal bindings are made once: not the words of its key."""
+    if isinstance(target, QueueTarget):
+        return target
+    return ExchangeTarget(target.exchange, "." * target.routing_key.count("."))
 
 
 def _shown(target: Target) -> str:
     return target.queue if isinstance(target, QueueTarget) else target.exchange
-
-
-def _hash(name: str) -> str:
-    return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
 
 
 def _waiting_queue(name: str, wait: timedelta, dead_letter_exchange: str) -> Queue:
@@ -421,10 +348,11 @@ def _waiting_queue(name: str, wait: timedelta, dead_letter_exchange: str) -> Que
 
 
 @lru_cache(maxsize=4096)
-def _requirements(clock: Clock, target: Target, padding: str) -> Topology:
+def _requirements(clock: Clock, target: Target) -> Topology:
+    padding = padding_of(target)
     words = len(padding) // 2 + 1
     bindings = clock.word_bindings(padding) if words > WORDS_AT_APPLY else ()
-    return Topology(bindings=bindings) | clock.target_topology(target, padding)
+    return Topology(bindings=bindings) | clock.target_topology(target)
 
 
 @lru_cache(maxsize=16)
@@ -435,9 +363,7 @@ def _topology(clock: Clock) -> Topology:
         Exchange(clock.delivery_exchange, "direct", arguments=alternate),
         Exchange(clock.released_exchange, "fanout"),
     ]
-    queues = [
-        Queue.quorum(clock.undeliverable, {"x-overflow": "reject-publish", "x-queue-leader-locator": "balanced"})
-    ]
+    queues = [Queue.quorum(clock.undeliverable, {"x-overflow": "reject-publish", "x-queue-leader-locator": "balanced"})]
     bindings = [
         Binding(clock.undeliverable, clock.undeliverable),
         Binding(clock.released_exchange, clock.delivery_exchange, destination_type="exchange"),
@@ -447,15 +373,13 @@ def _topology(clock: Clock) -> Topology:
             Exchange(clock.level_exchange(level), "direct", arguments=alternate),
             Exchange(clock.entry_exchange(level), "fanout"),
         ]
-        bindings.append(
-            Binding(clock.entry_exchange(level), clock.level_exchange(level), destination_type="exchange")
-        )
+        bindings.append(Binding(clock.entry_exchange(level), clock.level_exchange(level), destination_type="exchange"))
     below = dict(pairwise(LEVELS))
     for level in LEVELS:
         following = clock.level_exchange(below[level]) if level in below else clock.released_exchange
         queues += [
             _waiting_queue(clock.digit_queue(level, digit, lane), level.unit * digit, following)
-            for digit in clock.digits_of(level)
+            for digit in clock.used_digits(level)
             for lane in range(clock.lanes)
         ]
     for words in range(WORDS_AT_APPLY):

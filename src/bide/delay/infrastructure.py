@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
 
 from bide.errors import InvalidDelayError, InvalidNameError
@@ -110,7 +110,7 @@ class DelayRoute:
     delay: timedelta
     hops: int
     requires: Topology
-    expects: Topology = Topology()
+    expects: Topology = field(default_factory=Topology)
 
 
 class DelayInfrastructure(Protocol):
@@ -146,8 +146,22 @@ class DelayInfrastructure(Protocol):
             UnsupportedTargetError: this infrastructure cannot reach this kind of target.
         """
 
+    def sender_headers(
+        self, *, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Headers that the receivers of this system expect of every message, delayed or not.
+
+        Args:
+            now: the time of the sending.
+            due: the due time, or None.
+            values: the message's properties by their AMQP names.
+        """
+
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
         """Every exchange on the way of that message, in order."""
+
+    def owns(self, name: str) -> bool:
+        """Whether an exchange or queue of this name belongs to the infrastructure."""
 
 
 def round_up(delay: timedelta, resolution: timedelta, *, maximum: timedelta) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bide.delay.cascade import LEVELS, RESOLUTION, Cascade, Policy, check_address, refuse_isolated
 from bide.delay.infrastructure import HEADER_TO, DelayRoute, ExchangeTarget, QueueTarget, Step, Target, round_up
@@ -19,12 +19,15 @@ from bide.errors import InvalidDueTimeError, InvalidInputError, UnsupportedTarge
 from bide.topology import Argument, Binding, DestinationType, Exchange, Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 Routing = Literal["conventional", "direct"]
 
 HEADER_DELAY: Final = "NServiceBus.Transport.RabbitMQ.DelayInSeconds"
 """Header with the delay of a delayed send: whole seconds, a 32-bit integer (``I`` on the wire), never text."""
+
+NATIVE_MESSAGE_ID: Final = "NServiceBus.MessageId"
+"""Header with the message id, which every NServiceBus message has."""
 
 _QUEUE_ARGUMENTS: Final[dict[int, dict[str, Argument]]] = {
     1: {"x-queue-mode": "lazy"},
@@ -126,6 +129,23 @@ class NServiceBus:
         address, requires = _bound(self, target)
         headers = {HEADER_DELAY: seconds, HEADER_TO: str(target)}
         return self.cascade.route(seconds, address, headers=headers, requires=requires)
+
+    def sender_headers(
+        self, *, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """See :func:`nservicebus_headers`."""
+        given = values.get("headers") or {}
+        if NATIVE_MESSAGE_ID in given:
+            # The caller writes the headers himself, or passes an NServiceBus message on.
+            return {}
+        return nservicebus_headers(
+            message_id,
+            now,
+            content_type=values.get("content_type"),
+            reply_to=values.get("reply_to"),
+            correlation_id=values.get("correlation_id"),
+            deliver_at=due,
+        )
 
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
         """Every exchange on the way of a message, in order."""
@@ -260,7 +280,7 @@ def nservicebus_headers(
         "NServiceBus.ReplyToAddress": reply_to,
     }
     return {
-        "NServiceBus.MessageId": message_id,
+        NATIVE_MESSAGE_ID: message_id,
         "NServiceBus.CorrelationId": correlation_id or message_id,
         "NServiceBus.ConversationId": conversation_id or message_id,
         "NServiceBus.MessageIntent": "Send",

@@ -1,0 +1,78 @@
+"""What is said while a connection opens."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from bide.amqp import codec
+from bide.amqp.url import BrokerUrl
+
+
+def release_of(properties: Mapping[str, Any]) -> tuple[int, ...]:
+    """The release in the server's properties as numbers: ``(3, 10, 8)``; a pre-release suffix is cut."""
+    text = str(properties.get("version", ""))
+    numbers = []
+    for part in text.split("-")[0].split("+")[0].split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def start_ok(url: BrokerUrl) -> bytes:
+    """Who we are: the answer to ``connection.start``."""
+    mechanism, response = ("EXTERNAL", b"") if url.external else ("PLAIN", f"\0{url.user}\0{url.password}".encode())
+    properties = {
+        "product": "bide",
+        "version": _own_version(),
+        "platform": "Python",
+        "connection_name": url.name,
+        "capabilities": {
+            "authentication_failure_close": True,
+            "publisher_confirms": True,
+            "exchange_exchange_bindings": True,
+            "basic.nack": True,
+            "connection.blocked": True,
+            "consumer_cancel_notify": True,
+        },
+    }
+    return codec.method(
+        10,
+        11,
+        codec.table(properties),
+        codec.short_string(mechanism),
+        codec.long_string(response),
+        codec.short_string("en_US"),
+    )
+
+
+def tune_ok(channel_max: int, frame_max: int, heartbeat: int) -> bytes:
+    """The limits that we accept: the answer to ``connection.tune``."""
+    return codec.method(10, 31, codec.short(channel_max), codec.long(frame_max), codec.short(heartbeat))
+
+
+def open_vhost(vhost: str) -> bytes:
+    """The wish to enter a virtual host."""
+    return codec.method(10, 40, codec.short_string(vhost), b"\x00", b"\x00")
+
+
+def tls_reason(error: ssl.SSLError) -> str:
+    """Why a TLS handshake failed, and the way out."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"the certificate is not to be trusted ({error.verify_message}): give the right authority with "
+            "cafile=... in the URL"
+        )
+    if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+        return "the port does not speak TLS: use amqp://, or the broker's TLS port"
+    return str(error.reason or error)
+
+
+def _own_version() -> str:
+    try:
+        return version("bide")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,74 @@
+"""What every test has at hand: a private broker, shared by all, and a virtual host of its own on it.
+
+The tests run against the RabbitMQ that is installed, or the one that ``BIDE_TEST_BROKER_ROOT`` (the root
+folder of another system, see scripts/broker-root.sh) or ``BIDE_TEST_BROKER_HOME`` (an unpacked RabbitMQ) names.
+Without one they fail: nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from bide.broker import LocalBroker
+from bide.broker.installation import HOME_VARIABLE, numbers
+from tests.support import Rabbitmq, Vhost
+
+_ROOT_VARIABLE = "BIDE_TEST_BROKER_ROOT"
+_HOME_VARIABLE = "BIDE_TEST_BROKER_HOME"
+
+# What the user has set for bide itself must not lead the tests to his broker.
+for _name in [name for name in os.environ if name.startswith("BIDE_")]:
+    if _name not in {_ROOT_VARIABLE, _HOME_VARIABLE, HOME_VARIABLE}:
+        del os.environ[_name]
+
+# Time limits are pytest-timeout's: on a loaded machine a single example may well be slow.
+settings.register_profile("bide", deadline=None, print_blob=True, derandomize="CI" in os.environ)
+settings.load_profile("bide")
+
+_vhost_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Run async tests on asyncio alone: it is what bide is written for."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Rabbitmq:
+    """The RabbitMQ under test, for tests that start brokers of their own."""
+    root, home = os.environ.get(_ROOT_VARIABLE), os.environ.get(_HOME_VARIABLE)
+    return Rabbitmq(chroot=Path(root) if root else None, home=Path(home) if home else None)
+
+
+@pytest.fixture(scope="session")
+def broker(rabbitmq: Rabbitmq) -> Iterator[LocalBroker]:
+    """The broker that the tests share. Who changes it for others (kills it, raises alarms) starts one of his own."""
+    with rabbitmq.start(ephemeral=True) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def release(broker: LocalBroker) -> tuple[int, ...]:
+    """The release of the broker under test, e.g. (3, 10, 8)."""
+    return numbers(broker.release)
+
+
+@pytest.fixture
+def vhost(broker: LocalBroker) -> Iterator[Vhost]:
+    """A new virtual host, deleted after the test with everything in it."""
+    name = f"test-{next(_vhost_numbers)}"
+    yield Vhost(name=name, url=broker.add_vhost(name), broker=broker)
+    broker.delete_vhost(name)
+
+
+@pytest.fixture
+def vhost_url(vhost: Vhost) -> str:
+    """The AMQP URL of a new virtual host."""
+    return vhost.url

@@ -1,0 +1,63 @@
+"""Types of the fixtures in conftest.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bide.broker import LocalBroker
+from bide.broker.configuration import PLUGINS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vhost:
+    """A virtual host for one test."""
+
+    name: str
+    url: str
+    broker: LocalBroker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rabbitmq:
+    """The RabbitMQ under test.
+
+    Attributes:
+        chroot: the root folder that it is installed in, None for this system.
+        home: its folder, None to search for it.
+    """
+
+    chroot: Path | None
+    home: Path | None
+
+    def start(
+        self,
+        folder: Path | None = None,
+        *,
+        ephemeral: bool = False,
+        detached: bool = False,
+        plugins: Sequence[str] = PLUGINS,
+        extra_config: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> LocalBroker:
+        """Start a broker that does not outlive the tests, unless *detached*."""
+        return LocalBroker.start(
+            folder,
+            ephemeral=ephemeral,
+            detached=detached,
+            home=self.home,
+            chroot=self.chroot,
+            plugins=plugins,
+            extra_config=extra_config,
+            environment=environment,
+        )
+
+    @property
+    def arguments(self) -> str:
+        """The arguments of ``LocalBroker.start`` that choose it, as Python source, for scripts that tests run."""
+        return f"home={_source(self.home)}, chroot={_source(self.chroot)}"
+
+
+def _source(path: Path | None) -> str:
+    return "None" if path is None else f"Path({str(path)!r})"
