@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -82,7 +82,7 @@ async def check_streams(connection: Connection) -> None:
     """
     if connection.release >= (4, 0):
         return
-    name = f"bide.probe.{uuid.uuid4().hex}"
+    name = f"bide.probe.{secrets.token_hex(8)}"
     channel = await connection.channel()
     try:
         await channel.declare_queue(Queue(name, arguments={"x-queue-type": "stream"}))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from bide.amqp import codec
@@ -72,6 +71,9 @@ def tls_reason(error: ssl.SSLError) -> str:
 
 
 def _own_version() -> str:
+    # Imported here, because it would be a sixth of the time that "import bide" takes.
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("bide")
     except PackageNotFoundError:

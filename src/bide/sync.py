@@ -1,0 +1,192 @@
+"""The synchronous face of the client, for scripts: the same calls, one thread for all connections.
+
+``with bide.connect_sync("amqp://localhost") as client: client.publish(b"...", to="orders", delay="5m")``
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from bide.admin.apply import Applied
+from bide.amqp.url import BrokerUrl
+from bide.client import Client, Connecting, connect
+from bide.consumer import Consumer
+from bide.delay.infrastructure import DelayInfrastructure
+from bide.duration import DelayLike, parse_delay
+from bide.errors import ClosedError
+from bide.message import Message
+from bide.publisher import OnLost, Receipt
+from bide.topology import Topology
+
+_Result = TypeVar("_Result")
+
+
+class SyncMessage:
+    """A received message; see :class:`bide.Message`, whose attributes it has, with settling calls that block."""
+
+    def __init__(self, message: Message, client: SyncClient) -> None:
+        self._message = message
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+    def ack(self) -> None:
+        """See :meth:`bide.Message.ack`."""
+        self._client.wait_for(self._message.ack())
+
+    def requeue(self) -> None:
+        """See :meth:`bide.Message.requeue`."""
+        self._client.wait_for(self._message.requeue())
+
+    def reject(self) -> None:
+        """See :meth:`bide.Message.reject`."""
+        self._client.wait_for(self._message.reject())
+
+    def __repr__(self) -> str:
+        return repr(self._message)
+
+
+class SyncClient:
+    """A client whose calls block. Make it with :func:`connect_sync`. Several threads may use it at once.
+
+    A process that forks must connect after the fork.
+    """
+
+    def __init__(self, connecting: Connecting) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="bide", daemon=True)
+        self._thread.start()
+        self._closed = False
+        try:
+            self._client: Client = self.wait_for(connecting.__aenter__())
+        except BaseException:
+            self._stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections and end the thread."""
+        if self._closed:
+            return
+        try:
+            self.wait_for(self._client.close())
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def wait_for(self, work: Coroutine[Any, Any, _Result], timeout: float | None = None) -> _Result:
+        """Run a coroutine in the client's thread.
+
+        Raises:
+            ClosedError: the client was closed, or belongs to another process.
+            TimeoutError: it took longer than ``timeout`` seconds; it was cancelled.
+        """
+        if self._closed or os.getpid() != self._pid:
+            work.close()
+            raise ClosedError(
+                "the client was closed" if self._closed else "this client was made before a fork: connect after it"
+            )
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout)
+        except BaseException:
+            # A caller that is interrupted, or tired of waiting, must not leave the work behind.
+            if future.cancel():
+                with suppress(concurrent.futures.CancelledError):
+                    future.exception()
+            raise
+
+    def release(self) -> tuple[int, ...]:
+        """The broker's release, such as ``(4, 3, 6)``."""
+        return self.wait_for(self._client.release())
+
+    def publish(self, body: bytes | str | None = None, **options: Any) -> Receipt:
+        """Send a message and wait until the broker has it; the options are those of :meth:`bide.Client.publish`."""
+        return self.wait_for(self._client.publish(body, **options))
+
+    def declare(self, topology: Topology) -> Applied:
+        """See :meth:`bide.Client.declare`."""
+        return self.wait_for(self._client.declare(topology))
+
+    @contextmanager
+    def consume(
+        self, queue: str, *, timeout: DelayLike | None = None, prefetch: int = 100, **options: Any
+    ) -> Iterator[Iterator[SyncMessage]]:
+        """The messages of a queue: ``with client.consume("orders") as messages: for message in messages: ...``.
+
+        Args:
+            queue: its name.
+            timeout: end the iteration when no message comes for this long; None waits for ever.
+            prefetch: at most this many unsettled messages.
+            options: the others of :meth:`bide.Client.consume`.
+        """
+        consumer = self._client.consume(queue, prefetch=prefetch, **options)
+        seconds = None if timeout is None else parse_delay(timeout).total_seconds()
+        self.wait_for(consumer.__aenter__())
+        try:
+            yield self._messages(consumer, seconds)
+        finally:
+            self.wait_for(consumer.close())
+
+    def _messages(self, consumer: Consumer, seconds: float | None) -> Iterator[SyncMessage]:
+        while True:
+            try:
+                message = self.wait_for(_next(consumer, seconds))
+            except (StopAsyncIteration, TimeoutError):
+                return
+            if message is None:
+                return
+            yield SyncMessage(message, self)
+
+
+async def _next(consumer: Consumer, seconds: float | None) -> Message | None:
+    try:
+        async with asyncio.timeout(seconds):
+            return await anext(consumer, None)
+    except TimeoutError:
+        return None
+
+
+def connect_sync(
+    url: str | BrokerUrl | None = None,
+    *,
+    infrastructure: DelayInfrastructure | None = None,
+    declare: bool = True,
+    timeout: DelayLike = timedelta(seconds=30),
+    on_lost: OnLost = "repeat",
+    max_in_flight: int = 10_000,
+) -> SyncClient:
+    """Connect to a broker, for code without an event loop; the arguments are those of :func:`bide.connect`."""
+    return SyncClient(
+        connect(
+            url,
+            infrastructure=infrastructure,
+            declare=declare,
+            timeout=timeout,
+            on_lost=on_lost,
+            max_in_flight=max_in_flight,
+        )
+    )
+
