@@ -20,7 +20,6 @@ from bide.errors import (
     UnsupportedBrokerError,
 )
 from bide.topology import Queue, Topology
-from bide.validation import validate
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +109,9 @@ async def apply(connection: Connection, topology: Topology, *, external: Iterabl
         AccessRefusedError: the user may not declare it.
         TargetNotFoundError: a binding names something that does not exist.
     """
+    # Only here, because it brings a model of the routing with it, which "import bide" should not pay for.
+    from bide.validation import validate
+
     validate(topology, external=frozenset(external))
     done = {"exchanges": 0, "queues": 0, "bindings": 0}
     channel = await connection.channel()

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bide.delay.infrastructure import MAX_NAME_BYTES, DelayRoute, Step, check_name
 from bide.errors import InvalidNameError, UnsupportedTargetError
-from bide.exchange_types import RoutedMessage, binding_table
 from bide.topology import Argument, Arguments, Binding, Exchange, Queue, Topology
 
 if TYPE_CHECKING:
@@ -297,6 +296,9 @@ def foreign_suffix_bindings(bindings: Iterable[Binding], addresses: Iterable[str
         bindings: the bindings of one delivery exchange.
         addresses: further addresses that exist, such as the names of endpoints that are not bound at present.
     """
+    # Only here, because nothing else that "import bide" brings in needs a model of the routing.
+    from bide.exchange_types import RoutedMessage, binding_table
+
     bindings = list(bindings)
     takers: dict[str, set[str]] = {address: {address} for address in addresses}
     for binding in bindings:
