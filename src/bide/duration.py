@@ -8,19 +8,20 @@ from typing import Final
 
 from bide.errors import InvalidDelayError, InvalidDueTimeError
 
-_UNITS: Final = {
-    "ms": timedelta(milliseconds=1),
-    "s": timedelta(seconds=1),
-    "m": timedelta(minutes=1),
-    "min": timedelta(minutes=1),
-    "h": timedelta(hours=1),
-    "d": timedelta(days=1),
-    "w": timedelta(weeks=1),
+_MICROSECONDS: Final = {
+    "ms": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "min": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+    "w": 604_800_000_000,
 }
+_MAX_TEXT: Final = 200
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|[smhdw])\s*", re.ASCII)
 _ISO: Final = re.compile(
     r"P(?:(?P<w>\d+)W)?(?:(?P<d>\d+(?:\.\d+)?)D)?"
-    r"(?:T(?:(?P<h>\d+(?:\.\d+)?)H)?(?:(?P<m>\d+(?:\.\d+)?)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?",
+    r"(?:T(?=\d)(?:(?P<h>\d+(?:\.\d+)?)H)?(?:(?P<m>\d+(?:\.\d+)?)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?",
     re.ASCII,
 )
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -37,7 +38,8 @@ def parse_delay(value: DelayLike) -> timedelta:
     """A delay as a ``timedelta``.
 
     Text is a sum of numbers with units (``ms``, ``s``, ``m`` or ``min``, ``h``, ``d``, ``w``), or an ISO 8601
-    duration without years and months, whose length the calendar decides.
+    duration without years and months, whose length the calendar decides. What is finer than a microsecond is rounded
+    up.
 
     Raises:
         InvalidDelayError: it is negative, beyond what ``timedelta`` holds, or not of these forms.
@@ -54,24 +56,29 @@ def parse_delay(value: DelayLike) -> timedelta:
 
 
 def _from_text(text: str) -> timedelta:
+    if len(text) > _MAX_TEXT:
+        raise InvalidDelayError(f"the delay {text[:40]!r}... of {len(text)} characters cannot be read: {_WAY_OUT}")
     if text.startswith("-"):
         raise InvalidDelayError(f"the delay {text!r} is negative: give zero or more")
-    try:
-        iso = _ISO.fullmatch(text.upper())
-        if iso and any(iso.groups()):
-            return sum(
-                (_UNITS[unit] * float(number) for unit, number in iso.groupdict().items() if number), timedelta(0)
-            )
+    iso = _ISO.fullmatch(text.upper())
+    if iso:
+        parts = [(number, unit) for unit, number in iso.groupdict().items() if number]
+    else:
         parts = _PART.findall(text)
-        if parts and "".join(text.split()) == "".join(number + unit for number, unit in parts):
-            return sum((_times(_UNITS[unit], number) for number, unit in parts), timedelta(0))
+        if "".join(text.split()) != "".join(number + unit for number, unit in parts):
+            parts = []
+    if not parts:
+        raise InvalidDelayError(f"the delay {text!r} cannot be read: {_WAY_OUT}")
+    try:
+        return timedelta(microseconds=sum(_microseconds(number, unit) for number, unit in parts))
     except OverflowError as error:
         raise InvalidDelayError(f"the delay {text!r} is longer than any infrastructure can hold") from error
-    raise InvalidDelayError(f"the delay {text!r} cannot be read: {_WAY_OUT}")
 
 
-def _times(unit: timedelta, number: str) -> timedelta:
-    return unit * (float(number) if "." in number else int(number))
+def _microseconds(number: str, unit: str) -> int:
+    """Exact, and rounded up: a float would turn 1.001 s into a little more or less."""
+    whole, _, decimals = number.partition(".")
+    return -(-int(whole + decimals) * _MICROSECONDS[unit] // 10 ** len(decimals))
 
 
 def parse_due_time(value: DueTimeLike) -> datetime:

@@ -36,19 +36,27 @@
     └── LocalBrokerError: the private broker
         └── BrokerNotFoundError        no RabbitMQ is installed where bide looks
 
-The docstring of a class is its default message.
+The first paragraph of a class's docstring is its default message.
 """
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Mapping
+from typing import Any
 
 
 class BideError(Exception):
     """Something in bide failed."""
 
     def __init__(self, message: str | None = None) -> None:
-        super().__init__(message if message is not None else (self.__doc__ or type(self).__name__).strip())
+        super().__init__(
+            message if message is not None else (self.__doc__ or type(self).__name__).partition("\n\n")[0].strip()
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default exceptions are unpickled by calling the class with the message alone; not all of ours take that.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class InvalidInputError(BideError, ValueError):

@@ -6,6 +6,7 @@ import json as json_codec
 import os
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import count
@@ -23,9 +24,16 @@ from bide.delay.infrastructure import (
     QueueTarget,
     Target,
     check_name,
+    format_delay,
 )
 from bide.duration import DelayLike, DueTimeLike, parse_delay, parse_due_time, to_milliseconds
-from bide.errors import InvalidDueTimeError, InvalidInputError, InvalidNameError, ReservedHeaderError
+from bide.errors import (
+    InvalidDelayError,
+    InvalidDueTimeError,
+    InvalidInputError,
+    InvalidNameError,
+    ReservedHeaderError,
+)
 
 RESERVED_PREFIX: Final = "bide-"
 """Headers that start so are bide's own."""
@@ -41,7 +49,12 @@ _TEXT_PROPERTIES: Final = (
     "user_id",
     "app_id",
 )
-_DIGITS: Final = re.compile(r"[0-9]{1,13}")
+_DIGITS: Final = re.compile(r"[0-9]{1,20}")
+_MAX_EXPIRATION: Final = timedelta(days=3650)
+"""The broker's limit; it closes the channel on a message with more, and the other messages on it fail with that one."""
+
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_MUTABLE: Final = (Mapping, list, bytearray)
 
 _id_prefix = os.urandom(10).hex()
 _id_counter = count()
@@ -128,10 +141,8 @@ class Outgoing:
         if expiration is not None:
             values["expiration"] = _expiration(expiration)
         if timestamp is not None:
-            if timestamp.tzinfo is None:
-                raise InvalidInputError(
-                    f"the timestamp {timestamp.isoformat()} has no time zone: give an aware datetime"
-                )
+            if not isinstance(timestamp, datetime) or timestamp.tzinfo is None:
+                raise InvalidInputError(f"the timestamp {timestamp!s} has no time zone: give an aware datetime")
             values["timestamp"] = timestamp
         return cls(target=target, body=_body(body, json), message_id=message_id, delay=wait, due=due, values=values)
 
@@ -212,28 +223,42 @@ def _headers(headers: Mapping[str, Any], *, delayed: bool) -> dict[str, Any]:
                 f"the header {name!r} carries the delay of a delayed message: publish to an exchange with the bindings "
                 "you need, or once per routing key"
             )
+        if name in ("CC", "BCC") and not (isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)):
+            raise InvalidInputError(f"the header {name!r} is {value!r}: give a list of routing keys")
         # A copied x-death makes brokers below 4.0.1 take the next hop for a cycle and drop or hold the message.
         if name not in _COPIED:
-            kept[name] = value
+            # The message may wait for a connection while the caller goes on with what he passed in.
+            kept[name] = deepcopy(value) if isinstance(value, _MUTABLE) else value
     return kept
 
 
 def _expiration(value: DelayLike) -> str:
-    if isinstance(value, str) and _DIGITS.fullmatch(value):
-        return value
-    return str(-(-parse_delay(value) // timedelta(milliseconds=1)))
+    milliseconds = (
+        int(value)
+        if isinstance(value, str) and _DIGITS.fullmatch(value)
+        else -(-parse_delay(value) // _MILLISECOND)
+    )
+    if milliseconds > _MAX_EXPIRATION // _MILLISECOND:
+        raise InvalidDelayError(
+            f"the expiration {value!s} is longer than the broker takes ({format_delay(_MAX_EXPIRATION)}): give a "
+            "shorter one, or none"
+        )
+    return str(milliseconds)
 
 
 def _body(body: bytes | str | None, json: Any) -> bytes:
     if json is not None:
         try:
-            return json_codec.dumps(json, ensure_ascii=False, separators=(",", ":")).encode()
+            return json_codec.dumps(json, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         except (TypeError, ValueError) as error:
             raise InvalidInputError(f"json={type(json).__name__} cannot be serialised: {error}") from error
     if body is None:
         return b""
     if isinstance(body, str):
-        return body.encode()
+        try:
+            return body.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidInputError(f"the body holds characters that UTF-8 cannot carry ({error}): give bytes") from error
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
     raise InvalidInputError(f"the body is of type {type(body).__name__}: give bytes, text, or json=")

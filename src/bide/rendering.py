@@ -183,7 +183,7 @@ def definitions(topology: Topology, vhost: str | None = None) -> dict[str, Any]:
 
 
 def from_definitions(document: Mapping[str, Any], vhost: str | None = None) -> Topology:
-    """The topology in RabbitMQ definitions, as the broker exports them.
+    """The topology in RabbitMQ definitions, as the broker exports them (4.3 leaves internal exchanges out).
 
     Args:
         document: the parsed JSON.

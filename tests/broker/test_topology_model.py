@@ -259,7 +259,7 @@ def comparable(hops: tuple[str, ...], release: tuple[int, ...]) -> tuple[str, ..
 WHOLE: Final = Topology(
     [
         Exchange("in", "topic", arguments={"alternate-exchange": "rest"}),
-        Exchange("rest", "fanout", internal=True),
+        Exchange("rest", "fanout"),
         Exchange('quotes " and | and é', "headers", durable=False, auto_delete=True),
     ],
     [

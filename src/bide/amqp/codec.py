@@ -61,12 +61,21 @@ def short_string(text: str) -> bytes:
     """A short string: at most 255 bytes of UTF-8.
 
     Raises:
-        InvalidInputError: it is longer.
+        InvalidInputError: it is longer, or no text that UTF-8 can carry.
     """
-    raw = text.encode()
+    raw = _utf8(text)
     if len(raw) > 255:
         raise InvalidInputError(f"{text[:40]!r}... takes {len(raw)} bytes, the limit is 255: use a shorter one")
     return bytes((len(raw),)) + raw
+
+
+def _utf8(text: str) -> bytes:
+    if not isinstance(text, str):
+        raise InvalidInputError(f"{text!r} is of type {type(text).__name__}, where AMQP wants text: give a str")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(f"{text[:40]!r} holds characters that UTF-8 cannot carry: remove them") from error
 
 
 def long_string(value: bytes) -> bytes:
@@ -97,7 +106,7 @@ def field_value(value: Any, name: str = "") -> bytes:
     """
     match value:
         case str():
-            return b"S" + long_string(value.encode())
+            return b"S" + long_string(_utf8(value))
         case bool():
             return b"t\x01" if value else b"t\x00"
         case int():
@@ -113,9 +122,7 @@ def field_value(value: Any, name: str = "") -> bytes:
         case bytes() | bytearray():
             return b"x" + long_string(bytes(value))
         case datetime():
-            if value.tzinfo is None:
-                raise InvalidInputError(f"{name!r} is {value!r}, which has no time zone: give an aware datetime")
-            return _TIMESTAMP.pack(b"T", int(value.timestamp()))
+            return _TIMESTAMP.pack(b"T", _seconds(value, name))
         case Mapping():
             return b"F" + table(value)
         case list() | tuple():
@@ -126,6 +133,16 @@ def field_value(value: Any, name: str = "") -> bytes:
             raise InvalidInputError(
                 f"{name!r} is of type {type(value).__name__}, which AMQP cannot carry: send it as text"
             )
+
+
+def _seconds(value: Any, name: str) -> int:
+    """A moment as AMQP has it: whole seconds since the Unix epoch, unsigned."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise InvalidInputError(f"{name!r} is {value!r}, which has no time zone: give an aware datetime")
+    seconds = int(value.timestamp())
+    if seconds < 0:
+        raise InvalidInputError(f"{name!r} is {value}, AMQP timestamps begin with 1970: give a later one, or text")
+    return seconds
 
 
 def _decimal(value: Decimal, name: str) -> bytes:
@@ -160,7 +177,7 @@ def properties(values: Mapping[str, Any]) -> bytes:
                 raise InvalidInputError(f"the {name} {value!r} is not a whole number from 0 to 255")
             parts.append(bytes((value,)))
         elif name == "timestamp":
-            parts.append(_LONGLONG.pack(int(value.timestamp())))
+            parts.append(_LONGLONG.pack(_seconds(value, name)))
         else:
             parts.append(short_string(value))
     return _SHORT.pack(flags) + b"".join(parts)
@@ -206,10 +223,20 @@ def publish(
     body: bytes,
     frame_max: int,
 ) -> list[bytes]:
-    """The frames of one message: method, content header, and as many body frames as the frame size asks for."""
+    """The frames of one message: method, content header, and as many body frames as the frame size asks for.
+
+    Raises:
+        InvalidInputError: the properties are too large: other than a body, they have to fit into one frame, or the
+            broker closes the connection.
+    """
     start = method(BASIC_CLASS, 40, b"\x00\x00", short_string(exchange), short_string(routing_key), bits(mandatory))
     header = _BODY_HEADER.pack(BASIC_CLASS, 0, len(body)) + encoded_properties
     room = frame_max - FRAME_OVERHEAD
+    if len(header) > room:
+        raise InvalidInputError(
+            f"the headers and properties take {len(header)} bytes, the limit is {room}: put more into the body, or "
+            "raise frame_max on the broker"
+        )
     frames = [frame(METHOD, channel, start), frame(HEADER, channel, header)]
     frames += [frame(BODY, channel, body[place : place + room]) for place in range(0, len(body), room)]
     return frames

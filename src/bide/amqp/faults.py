@@ -37,6 +37,8 @@ _TOO_LARGE: Final = re.compile(r"message size (?P<size>\d+) is larger than confi
 def channel_error(code: int, text: str) -> BrokerError:
     """The error for a channel that the broker closed."""
     reason = text.partition(" - ")[2] or text
+    if code == ACCESS_REFUSED and "reserved prefix" in reason:
+        return AccessRefusedError(f"{reason}: choose another name", reply_code=code)
     if code == ACCESS_REFUSED:
         return AccessRefusedError(f"{reason}: give this user the permission, or use another", reply_code=code)
     if code == NOT_FOUND:

@@ -38,10 +38,9 @@ TRANSPORT_HEADERS: Final = frozenset(
 )
 """Headers that belong to the way, not to the message."""
 
-_DELAY_QUEUE: Final = re.compile(
-    r"nsb(?:\.v2)?\.delay-level-\d\d|(?:.+_)?celery_delayed_\d+|.+\.v1\.(?:[edhmsc]\d{1,2}(?:/\d+)?|release\..*)",
-    re.DOTALL,
-)
+_CASCADE_QUEUE: Final = re.compile(r"nsb(?:\.v2)?\.delay-level-\d\d|(?:.+_)?celery_delayed_\d+", re.DOTALL)
+_CLOCK_EXCHANGE: Final = re.compile(r"(.+\.v1\.)(?:(?:in\.)?[edhmsc]|released)", re.DOTALL)
+_CLOCK_QUEUE: Final = re.compile(r"[edhmsc]\d{1,2}(?:/\d+)?|release\..*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,20 +94,30 @@ def _clean(headers: Mapping[str, Any]) -> dict[str, Any]:
                 del kept[name]
     deaths = kept.get("x-death")
     if isinstance(deaths, list):
-        kept["x-death"] = [death for death in deaths if not _is_ours(death)]
+        kept["x-death"] = [
+            death
+            for death in deaths
+            if not (isinstance(death, Mapping) and _is_ours(death.get("exchange"), death.get("queue")))
+        ]
         if not kept["x-death"]:
             del kept["x-death"]
     for which in ("first", "last"):
-        queue = kept.get(f"x-{which}-death-queue")
-        if isinstance(queue, str) and _DELAY_QUEUE.fullmatch(queue):
+        if _is_ours(kept.get(f"x-{which}-death-exchange"), kept.get(f"x-{which}-death-queue")):
             for what in ("exchange", "queue", "reason"):
                 kept.pop(f"x-{which}-death-{what}", None)
     return kept
 
 
-def _is_ours(death: Any) -> bool:
+def _is_ours(exchange: Any, queue: Any) -> bool:
+    """Whether a message that came from this exchange, and died in this queue, was only being delayed."""
+    if not isinstance(exchange, str) or not isinstance(queue, str):
+        return False
+    if _CASCADE_QUEUE.fullmatch(queue):
+        return True
+    # Only both names together tell our queues from a queue of the user's called "orders.v1.release.eu".
+    found = _CLOCK_EXCHANGE.fullmatch(exchange)
     return (
-        isinstance(death, Mapping)
-        and isinstance(queue := death.get("queue"), str)
-        and bool(_DELAY_QUEUE.fullmatch(queue))
+        found is not None
+        and queue.startswith(found[1])
+        and _CLOCK_QUEUE.fullmatch(queue.removeprefix(found[1])) is not None
     )

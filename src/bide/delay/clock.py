@@ -67,7 +67,8 @@ class Clock:
 
     Args:
         prefix: starts every name, so that several applications can share a virtual host.
-        max_delay: no queues are made for longer delays.
+        max_delay: no queues are made for longer delays. The default is the longest that there is, rounded down to a
+            multiple of the resolution.
         resolution: delays are rounded up to a multiple of it, and no finer queues are made: 10 ms, or a multiple of
             a unit that divides the next one (50 ms, 1 s, 15 s, 1 min...).
         lanes: parallel queues per digit, so that many messages due at the same moment leave faster. Messages are
@@ -101,13 +102,16 @@ class Clock:
         ):
             raise InvalidDelayError(
                 f"the resolution {format_delay(self.resolution)} must be a multiple of a unit (10 ms, 1 s, 1 min, 1 h, "
-                "1 d, 100 d) that divides the next unit: 50 ms, 1 s or 15 s for example"
+                "1 d) that divides the next unit: 50 ms, 1 s or 15 s for example"
             )
-        if self.max_delay % self.resolution:
-            raise InvalidDelayError(
-                f"max_delay {format_delay(self.max_delay)} is no multiple of the resolution "
-                f"{format_delay(self.resolution)}"
-            )
+        if odd := self.max_delay % self.resolution:
+            if self.max_delay != MAX_DELAY:
+                raise InvalidDelayError(
+                    f"max_delay {format_delay(self.max_delay)} is no multiple of the resolution "
+                    f"{format_delay(self.resolution)}: give "
+                    f"{format_delay(max(self.max_delay - odd, self.resolution))} for example"
+                )
+            object.__setattr__(self, "max_delay", self.max_delay - odd)
         if not 1 <= self.lanes <= MAX_LANES:
             raise InvalidTopologyError([f"{self.lanes} lanes: give 1 to {MAX_LANES}"])
 

@@ -33,7 +33,8 @@ def padding_of(target: Target) -> str:
 
     A topic exchange matches CC and BCC keys too. A pattern that matches a key whose words are all ours consists of
     wildcards alone, and then it matches every key of that many words, the message's own included: nobody gets a
-    message that a direct publish would not have brought him.
+    message that a direct publish would not have brought him. (The word ``~`` itself is ours: a pattern that asks for
+    it, such as ``~.#``, does get our keys.)
     """
     return "~." * target.routing_key.count(".") if isinstance(target, ExchangeTarget) else ""
 

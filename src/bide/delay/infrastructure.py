@@ -193,7 +193,7 @@ def format_delay(delay: timedelta) -> str:
     return f"{sign}{delay.days} d {text}" if delay.days else sign + text
 
 
-def check_name(kind: str, name: str, *, limit: int = MAX_NAME_BYTES, empty: bool = False) -> None:
+def check_name(kind: str, name: object, *, limit: int = MAX_NAME_BYTES, empty: bool = False) -> None:
     """Check that a name fits into an AMQP short string.
 
     Args:
@@ -204,6 +204,8 @@ def check_name(kind: str, name: str, *, limit: int = MAX_NAME_BYTES, empty: bool
     Raises:
         InvalidNameError: it is empty, or longer than ``limit`` bytes, or no text that UTF-8 can carry.
     """
+    if not isinstance(name, str):
+        raise InvalidNameError(f"the {kind} {name!r} is not text: give a str")
     if not name and not empty:
         raise InvalidNameError(f"the {kind} name is empty: name the {kind}")
     try:

@@ -1,0 +1,442 @@
+"""RabbitMQ's management HTTP API: what AMQP does not tell about a broker.
+
+Works with the API of RabbitMQ 3.10 to 4.3. Lists are asked for without statistics, which 4.x discourages and which
+may be switched off; the numbers of messages in queues are counted by the broker itself in either case, every five
+seconds by default.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import ssl
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+from urllib.parse import quote, unquote, urlencode, urlsplit
+
+from bide.admin.private import private_broker
+from bide.amqp.url import BrokerUrl
+from bide.delay.cascade import Policy
+from bide.errors import InvalidUrlError, ManagementApiError
+from bide.topology import Argument, Binding, Exchange, Queue
+
+if TYPE_CHECKING:
+    import httpx2
+
+MANAGEMENT_VARIABLE: Final = "BIDE_MANAGEMENT_URL"
+
+_PORTS: Final = {"http": 15672, "https": 15671}
+_PAGE: Final = 500
+"""Entries per page: the most that RabbitMQ gives."""
+
+_ENABLE: Final = (
+    "enable it with 'rabbitmq-plugins enable rabbitmq_management', or name its address with --management-url or "
+    f"{MANAGEMENT_VARIABLE}"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundExchange:
+    """An exchange as it is on the broker.
+
+    Attributes:
+        policy: the name of the policy that applies to it, or None.
+    """
+
+    exchange: Exchange
+    policy: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundQueue:
+    """A queue as it is on the broker.
+
+    Attributes:
+        policy: the name of the policy that applies to it, or None.
+        state: the broker's word for how it is, such as ``running`` or ``down``; empty where it says none.
+        messages: all of them, or None where the broker has not counted yet. A message that has expired and that
+            nothing takes is neither ready nor unacknowledged.
+        ready: those that wait.
+        unacknowledged: those that are with a consumer.
+    """
+
+    queue: Queue
+    type: str = "classic"
+    policy: str | None = None
+    state: str = ""
+    messages: int | None = None
+    ready: int | None = None
+    unacknowledged: int | None = None
+
+    @property
+    def between(self) -> int:
+        """Messages that have left the queue's line and arrived nowhere yet; 0 where nothing is counted."""
+        if self.messages is None or self.ready is None or self.unacknowledged is None:
+            return 0
+        return max(self.messages - self.ready - self.unacknowledged, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a management API is, and who asks. Printing it never shows the password.
+
+    Attributes:
+        base: scheme, host and port, and a path where a proxy adds one: ``http://localhost:15672``.
+        tls: settings for https; None for the system's.
+        timeout: for one call.
+    """
+
+    base: str
+    user: str
+    password: str = field(repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    timeout: timedelta = timedelta(seconds=30)
+
+    def url(self, *parts: str, query: Mapping[str, str | int] | None = None) -> str:
+        """The URL of ``/api/<part>/<part>...``, each part percent-encoded."""
+        path = "/".join(quote(part, safe="") for part in parts)
+        return f"{self.base}/api/{path}" + (f"?{urlencode(query)}" if query else "")
+
+    def options(self) -> dict[str, Any]:
+        """How to make an HTTP client for it.
+
+        Proxies and passwords that the environment names are for other servers: AMQP does not heed them either.
+        """
+        # Without TLS a bare context does: loading the system's certificates takes 40 ms.
+        tls = self.tls or (ssl.create_default_context() if self.base.startswith("https:") else _bare())
+        return {
+            "auth": (self.user, self.password),
+            "verify": tls,
+            "timeout": self.timeout.total_seconds(),
+            "trust_env": False,
+        }
+
+    def read(self, response: httpx2.Response, *, missing_ok: bool = False) -> Any:
+        """The decoded answer; None where the API has nothing to say.
+
+        Args:
+            response: to a call of this API.
+            missing_ok: return None too where what the call names does not exist.
+
+        Raises:
+            ManagementApiError: the answer is a refusal, or none of this API's.
+        """
+        try:
+            answer = json.loads(response.content) if response.content else None
+        except ValueError as error:
+            raise self._alien(response.status_code) from error
+        if response.is_success:
+            return answer
+        reason = ""
+        if isinstance(answer, dict):
+            reason = html.unescape(str(answer.get("reason") or answer.get("error") or ""))
+            reason = " ".join(reason.split())
+        match response.status_code:
+            case 401 | 403:
+                raise self._refused(f"{response.request.method} {response.request.url.path}", reason)
+            case 404 if missing_ok and answer is not None:
+                return None
+            case status if reason:
+                what = f"{response.request.method} {response.request.url.path}"
+                raise ManagementApiError(f"the management API at {self.base} refuses {what}: {reason} ({status})")
+            case status:
+                raise self._alien(status)
+
+    def unreachable(self, error: httpx2.HTTPError) -> ManagementApiError:
+        """The error for a call that got no answer."""
+        reason = str(error) or f"no answer within {self.timeout.total_seconds():g} s"
+        return ManagementApiError(f"no management API answers at {self.base} ({reason}): {_ENABLE}")
+
+    def _alien(self, status: int) -> ManagementApiError:
+        return ManagementApiError(
+            f"what answers at {self.base} is not RabbitMQ's management API (status {status}): {_ENABLE}"
+        )
+
+    def _refused(self, what: str, reason: str) -> ManagementApiError:
+        if "management user" in reason:
+            return ManagementApiError(
+                f"the user {self.user!r} may not use the management API at {self.base}: tag it with "
+                f"'rabbitmqctl set_user_tags {self.user} management', or name another user with --management-url"
+            )
+        if "authorised to access" in reason or "administrator" in reason or "monitor user" in reason:
+            return ManagementApiError(
+                f"the user {self.user!r} may not do this in the management API at {self.base}: {what}; it takes "
+                "permissions in the virtual host, and the tag policymaker for policies"
+            )
+        return ManagementApiError(
+            f"the management API at {self.base} does not accept the user {self.user!r} with this password: check "
+            "both, or name another user with --management-url"
+        )
+
+
+class ManagementApi:
+    """The management API of one broker. Nothing is sent before the first call; ``async with`` closes it.
+
+    Args:
+        endpoints: the addresses where it may be, tried in this order until one answers.
+    """
+
+    def __init__(self, *endpoints: Endpoint) -> None:
+        if not endpoints:
+            raise ValueError("a management API needs an address")
+        self._endpoints = list(endpoints)
+        self._client: httpx2.AsyncClient | None = None
+
+    @classmethod
+    def of(
+        cls, url: BrokerUrl, management_url: str | None = None, *, environment: Mapping[str, str] | None = None
+    ) -> Self:
+        """The management API that belongs to an AMQP URL.
+
+        Its address is ``management_url``, or that of ``BIDE_MANAGEMENT_URL``, or that of the private broker which
+        serves the URL, or the URL's own hosts with RabbitMQ's default port. A user that it does not name is the
+        URL's.
+
+        Args:
+            url: of the broker.
+            management_url: ``http[s]://user:password@host:port``.
+            environment: by default that of the process.
+
+        Raises:
+            InvalidUrlError: the management URL cannot be read; the message never shows the password.
+        """
+        environment = os.environ if environment is None else environment
+        if given := management_url or environment.get(MANAGEMENT_VARIABLE):
+            return cls(parse_management_url(given, url))
+        if broker := private_broker(url):
+            return cls(parse_management_url(broker.management_url, url))
+        scheme = "https" if url.tls else "http"
+        hosts = dict.fromkeys(host for host, _ in url.hosts)
+        return cls(*(_endpoint(url, scheme, host, _PORTS[scheme]) for host in hosts))
+
+    @property
+    def address(self) -> str:
+        """The address that it is asked at, without user and password."""
+        return self._endpoints[0].base
+
+    async def close(self) -> None:
+        """Close its connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def call(
+        self, method: str, *path: str, query: Mapping[str, str | int] | None = None, body: Any = None
+    ) -> Any:
+        """Call ``/api/<path>`` and return the decoded answer; None if it is empty.
+
+        To get or to delete what does not exist returns None too.
+
+        Raises:
+            ManagementApiError: no answer, or one that says no.
+        """
+        import httpx2
+
+        while True:
+            endpoint = self._endpoints[0]
+            if self._client is None:
+                self._client = httpx2.AsyncClient(**endpoint.options())
+            try:
+                response = await self._client.request(method, endpoint.url(*path, query=query), json=body)
+            except httpx2.HTTPError as error:
+                if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout) and len(self._endpoints) > 1:
+                    # None of them has answered yet: from the first answer on, that one alone is asked.
+                    del self._endpoints[0]
+                    await self.close()
+                    continue
+                raise endpoint.unreachable(error) from error
+            del self._endpoints[1:]
+            return endpoint.read(response, missing_ok=method in {"GET", "DELETE"})
+
+    async def overview(self) -> Mapping[str, Any]:
+        """What the API says of the broker as a whole: ``cluster_name``, ``rabbitmq_version``..."""
+        return _object(await self.call("GET", "overview"))
+
+    async def feature_flags(self) -> dict[str, str]:
+        """State of each feature flag: ``enabled``, ``disabled``... 3.10 tells administrators only."""
+        return {str(one["name"]): str(one["state"]) for one in _array(await self.call("GET", "feature-flags"))}
+
+    async def exchange(self, vhost: str, name: str) -> FoundExchange | None:
+        """One exchange, or None."""
+        found = await self.call("GET", "exchanges", vhost, name)
+        return None if found is None else _exchange(_object(found))
+
+    async def exchanges(self, vhost: str, containing: str) -> list[FoundExchange]:
+        """The exchanges whose names contain this text."""
+        return [_exchange(one) async for one in self._pages("exchanges", vhost, containing)]
+
+    async def queue(self, vhost: str, name: str) -> FoundQueue | None:
+        """One queue, or None; its messages are not counted here on every release."""
+        found = await self.call(
+            "GET", "queues", vhost, name, query={"disable_stats": "true", "enable_queue_totals": "true"}
+        )
+        return None if found is None else _queue(_object(found))
+
+    async def queues(self, vhost: str, containing: str) -> list[FoundQueue]:
+        """The queues whose names contain this text, with their numbers of messages."""
+        return [_queue(one) async for one in self._pages("queues", vhost, containing)]
+
+    async def bindings_from(self, vhost: str, exchange: str) -> list[Binding]:
+        """The bindings that have this exchange as their source; none if it does not exist."""
+        found = await self.call("GET", "exchanges", vhost, exchange, "bindings", "source")
+        return [_binding(one) for one in _array(found or [])]
+
+    async def policies(self, vhost: str, *, operator: bool = False) -> dict[str, Policy]:
+        """The policies of a virtual host by name; with ``operator``, its operator policies."""
+        found = await self.call("GET", "operator-policies" if operator else "policies", vhost)
+        return {one.name: one for one in (_policy(entry) for entry in _array(found or []))}
+
+    async def set_policy(self, vhost: str, policy: Policy) -> None:
+        """Make a policy, or change the one of that name."""
+        body = {
+            "pattern": policy.pattern,
+            "definition": dict(policy.definition),
+            "apply-to": policy.apply_to,
+            "priority": policy.priority,
+        }
+        await self.call("PUT", "policies", vhost, policy.name, body=body)
+
+    async def delete_policy(self, vhost: str, name: str) -> None:
+        """Delete a policy; that it does not exist is no error."""
+        await self.call("DELETE", "policies", vhost, name)
+
+    async def _pages(self, kind: str, vhost: str, containing: str) -> AsyncIterator[Mapping[str, Any]]:
+        page = pages = 1
+        while page <= pages:
+            query = {
+                "page": page,
+                "page_size": _PAGE,
+                "name": re.escape(containing),
+                "use_regex": "true",
+                "pagination": "true",
+                "disable_stats": "true",
+                "enable_queue_totals": "true",
+            }
+            answer = await self.call("GET", kind, vhost, query=query)
+            if answer is None:
+                raise ManagementApiError(
+                    f"the management API at {self.address} knows no virtual host {vhost!r}: is it the API of this "
+                    "broker? Name the right one with --management-url"
+                )
+            found = _object(answer)
+            for one in _array(found.get("items")):
+                yield one
+            pages = int(found.get("page_count", 1))
+            page += 1
+
+
+def parse_management_url(text: str, url: BrokerUrl) -> Endpoint:
+    """Read ``http[s]://user:password@host:port``; what it leaves out is the AMQP URL's.
+
+    Raises:
+        InvalidUrlError: it is not of that form; the message never shows the password.
+    """
+    form = "give http://user:password@host:15672, or leave out the user to take the AMQP URL's"
+    parts = urlsplit(text)
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidUrlError(f"the management URL has a port that is no number from 0 to 65535: {form}") from error
+    if parts.scheme not in _PORTS or not host:
+        raise InvalidUrlError(f"the management URL does not start with http:// or https:// and a host: {form}")
+    # What people copy from a browser ends in "/#/queues", what they copy from a script in "/api".
+    path = parts.path.rstrip("/").removesuffix("/api").rstrip("/")
+    endpoint = _endpoint(url, parts.scheme, host, port or _PORTS[parts.scheme], path)
+    if parts.username is None:
+        return endpoint
+    return replace(endpoint, user=unquote(parts.username), password=unquote(parts.password or ""))
+
+
+def _endpoint(url: BrokerUrl, scheme: str, host: str, port: int, path: str = "") -> Endpoint:
+    name = f"[{host}]" if ":" in host else host
+    tls = replace(url, tls=True).ssl_context() if scheme == "https" else None
+    return Endpoint(base=f"{scheme}://{name}:{port}{path}", user=url.user, password=url.password, tls=tls)
+
+
+def _bare() -> ssl.SSLContext:
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ManagementApiError(f"the management API answers with {type(value).__name__} where an object is due")
+    return value
+
+
+def _array(value: Any) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(value, list):
+        raise ManagementApiError(f"the management API answers with {type(value).__name__} where a list is due")
+    return value
+
+
+def _arguments(found: Mapping[str, Any]) -> dict[str, Argument]:
+    # An argument may be a table or a list; as text it can still be compared and shown.
+    arguments = found.get("arguments") or {}
+    return {
+        name: value if isinstance(value, str | int | bool | float) else json.dumps(value, sort_keys=True)
+        for name, value in arguments.items()
+    }
+
+
+def _exchange(found: Mapping[str, Any]) -> FoundExchange:
+    exchange = Exchange(
+        name=found["name"],
+        type=found["type"],
+        durable=bool(found["durable"]),
+        auto_delete=bool(found["auto_delete"]),
+        internal=bool(found["internal"]),
+        arguments=_arguments(found),
+    )
+    return FoundExchange(exchange=exchange, policy=found.get("policy") or None)
+
+
+def _queue(found: Mapping[str, Any]) -> FoundQueue:
+    queue = Queue(
+        name=found["name"],
+        durable=bool(found["durable"]),
+        exclusive=bool(found.get("exclusive")),
+        auto_delete=bool(found["auto_delete"]),
+        arguments=_arguments(found),
+    )
+    return FoundQueue(
+        queue=queue,
+        type=str(found.get("type") or queue.type),
+        policy=found.get("policy") or None,
+        state=str(found.get("state") or ""),
+        messages=found.get("messages"),
+        ready=found.get("messages_ready"),
+        unacknowledged=found.get("messages_unacknowledged"),
+    )
+
+
+def _binding(found: Mapping[str, Any]) -> Binding:
+    return Binding(
+        source=found["source"],
+        destination=found["destination"],
+        routing_key=found["routing_key"],
+        destination_type="exchange" if found["destination_type"] == "exchange" else "queue",
+        arguments=_arguments(found),
+    )
+
+
+def _policy(found: Mapping[str, Any]) -> Policy:
+    return Policy(
+        name=found["name"],
+        pattern=found["pattern"],
+        definition=found["definition"],
+        apply_to=found["apply-to"],
+        priority=int(found.get("priority", 0)),
+    )

@@ -1,0 +1,24 @@
+"""The command line, ``bide``.
+
+Exit codes:
+
+==== ==================================================================================================
+0    done
+1    a check or an operation failed; one line on standard error says what, and what to do
+2    bad usage: the options or values given cannot be used; nothing was done
+130  interrupted by Ctrl-C (143 by SIGTERM, 129 by a closed terminal), after everything was closed
+==== ==================================================================================================
+
+Commands import click only; what they need beyond that is imported when they run, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    from bide.cli.app import run
+
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,75 @@
+"""The program: its commands, and what becomes of errors."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from bide.cli.broker import broker
+from bide.cli.delay import delay
+from bide.cli.demo import demo
+from bide.cli.receive import receive
+from bide.cli.send import send
+from bide.cli.settings import PROGRAM, Settings, configure_logging, program_options
+from bide.errors import BideError, InvalidInputError
+
+log = logging.getLogger(__name__)
+
+FAILED: Final = 1
+BAD_USAGE: Final = 2
+INTERRUPTED: Final = 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@program_options
+@click.version_option(package_name="bide", prog_name=PROGRAM, message="%(prog)s %(version)s")
+def cli() -> None:
+    """Delayed delivery on RabbitMQ, with nothing but exchanges, queues, TTL and dead-lettering.
+
+    Delays are sums of numbers with units (250ms, 90s, 1h30m, 3d) or ISO 8601 (PT1H30M). Due times are ISO 8601 with an
+    offset (2026-12-24T18:00:00+01:00).
+
+    Exit codes: 0 done; 1 a check or an operation failed; 2 bad usage, nothing was done; 130 interrupted.
+    """
+
+
+for _command in (demo, broker, delay, send, receive):
+    cli.add_command(_command)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return the exit code. Whatever fails is said in one line on standard error."""
+    settings = Settings()
+    configure_logging(0)
+    try:
+        result = cli.main(args=list(arguments), prog_name=PROGRAM, obj=settings, standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return BAD_USAGE
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else PROGRAM
+        return _fail(f"{error.format_message().rstrip('.')}; see '{command} --help'", BAD_USAGE, who=command)
+    except click.ClickException as error:
+        return _fail(error.format_message(), error.exit_code)
+    except click.Abort:
+        return INTERRUPTED
+    except InvalidInputError as error:
+        return _fail(str(error), BAD_USAGE)
+    except BideError as error:
+        log.debug("where it failed", exc_info=True)
+        return _fail(str(error), FAILED)
+    except Exception as error:  # noqa: BLE001 (the last line of defence: a stranger gets no traceback)
+        if settings.verbosity:
+            traceback.print_exc()
+            return FAILED
+        return _fail(f"internal error: {type(error).__name__}: {error} (with -v: the traceback)", FAILED)
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str, code: int, *, who: str = PROGRAM) -> int:
+    click.echo(f"{who}: {' '.join(message.split())}", err=True)
+    return code

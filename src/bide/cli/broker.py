@@ -1,0 +1,134 @@
+"""``bide broker``: the private RabbitMQ of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bide.cli.output import print_json, working
+from bide.cli.settings import json_option, verbose_option
+
+if TYPE_CHECKING:
+    from bide.broker import LocalBroker
+
+_folder_option = click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where everything of the broker is kept. [default: bide/broker in $XDG_STATE_HOME or ~/.local/state]",
+)
+
+
+@click.group()
+def broker() -> None:
+    """A private RabbitMQ on this machine.
+
+    It is run from an installed RabbitMQ, as a node of its own with data, password and ports of its own, and listens on
+    this machine only. Other RabbitMQ nodes are left alone.
+    """
+
+
+@broker.command()
+@_folder_option
+@click.option("--ephemeral", is_flag=True, help="Keep everything in a temporary folder, which 'stop' removes.")
+@click.option(
+    "--home",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the RabbitMQ to run, with sbin/ in it. [default: search for one]",
+)
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Run the RabbitMQ that is installed in this root folder of another system (as root, on Linux).",
+)
+@json_option("the broker's URLs, release and folder")
+@verbose_option
+def start(*, folder: Path | None, ephemeral: bool, home: Path | None, root: Path | None, as_json: bool) -> None:
+    """Start the broker, and print the URL to use.
+
+    It goes on until 'bide broker stop'. A broker that runs already is left as it is. What is printed can be evaluated
+    by a shell: eval "$(bide broker start)".
+    """
+    from bide.broker import LocalBroker, find_running
+
+    running = None if ephemeral and folder is None else find_running(folder)
+    if running is None:
+        with working("starting RabbitMQ"):
+            local = LocalBroker.start(folder, ephemeral=ephemeral, detached=True, home=home, chroot=root)
+    else:
+        local = running
+    if as_json:
+        print_json(local.to_dict())
+        return
+    was = "runs already" if running else "runs"
+    click.echo(
+        f"RabbitMQ {local.release} {was}, on this machine only, in {local.folder}; "
+        f"end it with: {_command('stop', local, is_default=folder is None and not ephemeral)}",
+        err=True,
+    )
+    click.echo(f"export BIDE_URL={local.url}")
+    click.echo(f"export BIDE_MANAGEMENT_URL={local.management_url}")
+
+
+@broker.command()
+@_folder_option
+@json_option("whether a broker was stopped")
+@verbose_option
+def stop(*, folder: Path | None, as_json: bool) -> None:
+    """Stop the broker.
+
+    Messages stay for the next start, but those of an ephemeral broker. That none runs is no error.
+    """
+    from bide.broker import LocalBroker, default_folder
+    from bide.broker.state import LOCK_FILE
+
+    place = (folder or default_folder()).expanduser().resolve()
+    local = LocalBroker(place)
+    was_running = local.running
+    if (place / LOCK_FILE).exists():
+        with working("stopping RabbitMQ"):
+            local.stop()
+    if as_json:
+        print_json({"folder": str(place), "stopped": was_running})
+    else:
+        click.echo(f"the broker in {place} is stopped" if was_running else f"no broker runs in {place}")
+
+
+@broker.command()
+@_folder_option
+@json_option("the broker's URLs, release and folder")
+@verbose_option
+def status(*, folder: Path | None, as_json: bool) -> int:
+    """Show the broker and its URLs; exit with 1 if it does not run."""
+    from bide.broker import default_folder, find_running
+
+    place = (folder or default_folder()).expanduser().resolve()
+    local = find_running(place)
+    if local is None:
+        if as_json:
+            print_json({"running": False, "folder": str(place)})
+            return 1
+        raise click.ClickException(f"no broker runs in {place}: start it with 'bide broker start'")
+    values = local.to_dict()
+    if as_json:
+        print_json(values)
+    else:
+        _show(values)
+    return 0
+
+
+def _show(values: dict[str, Any]) -> None:
+    click.echo(f"RabbitMQ {values['release']} runs on this machine, process {values['pid']}")
+    for title, name in (
+        ("URL", "url"),
+        ("management", "management_url"),
+        ("streams", "stream_url"),
+        ("folder", "folder"),
+    ):
+        if values[name]:
+            click.echo(f"  {title:<11}{values[name]}")
+
+
+def _command(name: str, local: LocalBroker, *, is_default: bool) -> str:
+    return f"bide broker {name}" if is_default else f"bide broker {name} --folder {local.folder}"

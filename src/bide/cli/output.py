@@ -1,0 +1,114 @@
+"""What commands print."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from decimal import Decimal
+from math import isfinite
+from typing import Any
+
+import click
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def json_line(value: Mapping[str, Any]) -> bytes:
+    """A value as one line of JSON in UTF-8, whatever AMQP can carry in it.
+
+    Times are ISO 8601, bytes are text where they are UTF-8 and base64 where not, and numbers that JSON lacks are text.
+    """
+    text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
+    # A lone surrogate, which a header may hold, has no UTF-8: it is written as an escape.
+    return text.encode("utf-8", errors="backslashreplace") + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Mapping():
+            return {str(name): _plain(one) for name, one in value.items()}
+        case list() | tuple():
+            return [_plain(one) for one in value]
+        case bytes() | bytearray() | memoryview():
+            return text_or_base64(bytes(value))[0]
+        case datetime():
+            return value.isoformat()
+        case Decimal():
+            return str(value)
+        case float() if not isfinite(value):
+            return str(value)
+        case _:
+            return value
+
+
+def text_or_base64(value: bytes) -> tuple[str, bool]:
+    """Bytes as text, and whether that is base64 because they are not UTF-8."""
+    try:
+        return value.decode(), False
+    except UnicodeDecodeError:
+        return b64encode(value).decode(), True
+
+
+def on_one_line(text: str) -> str:
+    """A text for a terminal: control characters, line ends among them, are written as escapes."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say on a terminal what takes a while, and take it away again; elsewhere say nothing."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
+
+
+class LineWriter:
+    """Writes lines to standard output for good: when :meth:`write` returns, the line has left the process.
+
+    A reader that stops reading holds back the writer, not the event loop, so that heartbeats go on.
+    """
+
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        self._file = sys.stdout.fileno()
+
+    async def write(self, line: bytes) -> None:
+        """Write one line.
+
+        Raises:
+            BrokenPipeError: nobody reads any more.
+        """
+        rest = memoryview(line)
+        while rest:
+            await self._writable()
+            # A pipe that is writable takes at least this much without blocking.
+            rest = rest[os.write(self._file, rest[: select.PIPE_BUF]) :]
+
+    async def _writable(self) -> None:
+        import asyncio
+
+        poll = select.poll()
+        poll.register(self._file, select.POLLOUT)
+        if poll.poll(0):
+            return
+        # Only pipes, sockets and terminals are ever not writable, and those the event loop can watch.
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+        loop.add_writer(self._file, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_writer(self._file)

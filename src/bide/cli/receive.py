@@ -1,0 +1,142 @@
+"""``bide receive``: print the messages of a queue as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from bide.cli.output import LineWriter, json_line, on_one_line, text_or_base64
+from bide.cli.running import run_async
+from bide.cli.settings import Settings, broker_options, json_option, pass_settings
+
+if TYPE_CHECKING:
+    from bide.client import Client
+    from bide.message import Message
+
+log = logging.getLogger(__name__)
+
+PREFETCH: Final = 100
+
+
+@click.command()
+@click.argument("queue")
+@click.option("--declare", is_flag=True, help="Make it, as a quorum queue, if it does not exist.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after so many messages.")
+@click.option(
+    "--timeout",
+    metavar="DELAY",
+    help="End after this time (30s, 5m). With --count and fewer messages by then, exit with 1.",
+)
+@json_option("one object a line: body, exchange, routing_key, message_id, headers, due, lateness_ms,")
+@broker_options
+@pass_settings
+def receive(
+    settings: Settings, *, queue: str, declare: bool, count: int | None, timeout: str | None, as_json: bool
+) -> None:
+    """Print the messages of QUEUE as they come, until interrupted.
+
+    A message is acknowledged once its line is written: what was not printed stays in the queue, and nothing is lost
+    when this command ends, however it ends. In --json a body that is no UTF-8 is base64, and body_encoding says so.
+    """
+    from bide.duration import parse_delay
+
+    limit = None if timeout is None else parse_delay(timeout)
+    render = _json if as_json else _text
+    run_async(_receive(settings, queue, declare=declare, count=count, timeout=limit, render=render))
+
+
+async def _receive(
+    settings: Settings,
+    queue: str,
+    *,
+    declare: bool,
+    count: int | None,
+    timeout: timedelta | None,
+    render: Callable[[Message], bytes],
+) -> None:
+    from bide.client import connect
+    from bide.delay.infrastructure import format_delay
+    from bide.topology import Queue, Topology
+
+    async with connect(settings.broker_url()) as client:
+        if declare:
+            await client.declare(Topology(queues=[Queue.quorum(queue)]))
+        received = await _print_messages(client, queue, count=count, timeout=timeout, render=render)
+    if count is not None and received < count:
+        assert timeout is not None
+        raise click.ClickException(
+            f"{received} of {count} messages came from {queue!r} within {format_delay(timeout)}: wait longer with "
+            "--timeout, or leave it out"
+        )
+
+
+async def _print_messages(
+    client: Client, queue: str, *, count: int | None, timeout: timedelta | None, render: Callable[[Message], bytes]
+) -> int:
+    """Print messages until there were *count*, or the time is over; return how many there were."""
+    writer = LineWriter()
+    prefetch = PREFETCH if count is None else min(PREFETCH, count)
+    received = 0
+    # The broker sends as many messages as are acknowledged, and the prefetch more. So the last ones of a limited
+    # number are acknowledged at the end: it then has sent none that would go back to the queue as delivered before.
+    last: list[Message] = []
+    try:
+        async with asyncio.timeout(None if timeout is None else timeout.total_seconds()) as limit:
+            async with client.consume(queue, prefetch=prefetch) as messages:
+                try:
+                    async for message in messages:
+                        await writer.write(render(message))
+                        received += 1
+                        if count is None or received <= count - prefetch:
+                            await _acknowledge(message)
+                        else:
+                            last.append(message)
+                        if received == count:
+                            break
+                finally:
+                    for message in last:
+                        await _acknowledge(message)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+    return received
+
+
+async def _acknowledge(message: Message) -> None:
+    from bide.errors import DeliveryLostError
+
+    try:
+        await message.ack()
+    except DeliveryLostError as error:
+        # Printed already, and to be printed again: at least once is what is promised.
+        log.info("%s", error)
+
+
+def _json(message: Message) -> bytes:
+    body, is_base64 = text_or_base64(message.body)
+    lateness = message.lateness
+    values: dict[str, Any] = {
+        "body": body,
+        "exchange": message.exchange,
+        "routing_key": message.routing_key,
+        "message_id": message.message_id,
+        "headers": message.headers,
+        "due": None if message.due is None else message.due.isoformat(timespec="milliseconds"),
+        "lateness_ms": None if lateness is None else round(lateness / timedelta(milliseconds=1), 3),
+    }
+    if is_base64:
+        values["body_encoding"] = "base64"
+    return json_line(values)
+
+
+def _text(message: Message) -> bytes:
+    received = message.received_at.astimezone().strftime("%H:%M:%S.%f")[:-3]
+    late = "" if message.lateness is None else f"{message.lateness / timedelta(milliseconds=1):+.0f} ms"
+    body, is_base64 = text_or_base64(message.body)
+    shown = f"(base64) {body}" if is_base64 else on_one_line(body)
+    return f"{received}  {late:>8}  {shown}\n".encode()

@@ -1,0 +1,46 @@
+"""Run the asynchronous core of a command, with an orderly end whatever ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
+
+
+def run_async(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run *work* to its end.
+
+    Ctrl-C, SIGTERM and SIGHUP cancel it, so that whatever it opened is closed. A second one of the same kind ends the
+    process at once, for an end that hangs.
+
+    Raises:
+        KeyboardInterrupt: it ended by Ctrl-C.
+        SystemExit: it ended by one of the other two, with 128 and the signal's number, as a shell reports it.
+    """
+    received: list[signal.Signals] = []
+    try:
+        return asyncio.run(_cancelled_by_signals(work, received))
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        raise SystemExit(128 + received[0]) from None
+
+
+async def _cancelled_by_signals(work: Coroutine[Any, Any, _Result], received: list[signal.Signals]) -> _Result:
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+
+    def end(number: signal.Signals) -> None:
+        received.append(number)
+        loop.remove_signal_handler(number)
+        task.cancel()
+
+    # Ctrl-C is asyncio's own business: asyncio.run cancels at the first one and breaks off at the second.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+            loop.add_signal_handler(number, end, number)
+    return await work

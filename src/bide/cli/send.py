@@ -1,0 +1,194 @@
+"""``bide send``: publish messages, now or later."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+import click
+
+from bide.cli.output import json_line
+from bide.cli.running import run_async
+from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
+from bide.errors import BideError
+
+if TYPE_CHECKING:
+    from bide.client import Client
+    from bide.delay.infrastructure import DelayInfrastructure
+    from bide.publisher import Receipt
+
+IN_FLIGHT: Final = 1_000
+"""Messages of ``--count`` that are on their way at a time."""
+
+
+@click.command()
+@click.argument("body", required=False)
+@click.option("--to", metavar="QUEUE", help="The queue that it goes to.")
+@click.option("--exchange", metavar="NAME", help="Instead of a queue: the exchange that it goes to.")
+@click.option("--routing-key", metavar="KEY", help="Its routing key, for --exchange.")
+@click.option("--in", "delay", metavar="DELAY", help="Deliver it so long from now: 90s, 1h30m, PT1H30M.")
+@click.option("--at", "deliver_at", metavar="TIME", help="Deliver it then: 2026-12-24T18:00:00+01:00.")
+@click.option("--file", type=click.File("rb"), help="Read the body from this file; - is standard input.")
+@click.option("--count", type=click.IntRange(min=1), default=1, metavar="N", help="Send it so many times. [default: 1]")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header, as text; may be repeated.")
+@click.option("--message-id", metavar="ID", help="Its message id. [default: a new one]")
+@click.option("--content-type", metavar="TYPE", help="MIME type of the body, such as application/json.")
+@click.option("--isolated", is_flag=True, help="Reach the queue over a release queue of its own (clock; one hop more).")
+@click.option(
+    "--declare/--no-declare",
+    default=True,
+    show_default=True,
+    help="Put the delay infrastructure on the broker where it is missing.",
+)
+@layout_options()
+@json_option("one receipt a line: message_id, due, hops, attempts,")
+@broker_options
+@pass_settings
+def send(
+    settings: Settings,
+    *,
+    body: str | None,
+    to: str | None,
+    exchange: str | None,
+    routing_key: str | None,
+    delay: str | None,
+    deliver_at: str | None,
+    file: BinaryIO | None,
+    count: int,
+    headers: tuple[str, ...],
+    message_id: str | None,
+    content_type: str | None,
+    isolated: bool,
+    declare: bool,
+    infrastructure: DelayInfrastructure,
+    as_json: bool,
+) -> None:
+    """Send BODY, now, after a delay, or at a due time; return when the broker has it.
+
+    Without BODY and --file the body is read from standard input. With --in and --at the broker does the waiting: this
+    command ends at once.
+    """
+    if (to is None) == (exchange is None):
+        raise click.UsageError("name where it goes: --to QUEUE, or --exchange NAME with --routing-key")
+    if routing_key is not None and exchange is None:
+        raise click.UsageError("--routing-key goes with --exchange; a message to a queue needs none")
+    if delay is not None and deliver_at is not None:
+        raise click.UsageError("give --in or --at, not both")
+    if message_id is not None and count > 1:
+        raise click.UsageError(f"--message-id names one message, and --count {count} sends more: leave one of them out")
+    message = {
+        "body": _body(body, file),
+        "to": to,
+        "exchange": exchange,
+        "routing_key": routing_key or "",
+        "delay": delay,
+        "deliver_at": deliver_at,
+        "headers": _headers(headers),
+        "message_id": message_id,
+        "content_type": content_type,
+        "isolated": isolated,
+    }
+    run_async(_send(settings, infrastructure, message, count=count, declare=declare, as_json=as_json))
+
+
+def _body(body: str | None, file: BinaryIO | None) -> bytes:
+    if body is not None and file is not None:
+        raise click.UsageError("give BODY or --file, not both")
+    if body is not None:
+        return body.encode("utf-8", errors="surrogateescape")
+    if file is None:
+        if sys.stdin.isatty():
+            click.echo("type the body, and end it with Ctrl-D on a line of its own:", err=True)
+        file = sys.stdin.buffer
+    return file.read()
+
+
+def _headers(pairs: tuple[str, ...]) -> dict[str, str]:
+    headers = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"--header {pair!r} is not of the form NAME=VALUE")
+        headers[name] = value
+    return headers
+
+
+async def _send(
+    settings: Settings,
+    infrastructure: DelayInfrastructure,
+    message: dict[str, Any],
+    *,
+    count: int,
+    declare: bool,
+    as_json: bool,
+) -> None:
+    from bide.client import connect
+    from bide.outgoing import Outgoing
+
+    Outgoing.make(**message)  # what cannot be sent is said before a broker is needed
+    last: list[Receipt] = []
+
+    def on_receipt(receipt: Receipt) -> None:
+        last[:] = [receipt]
+        if as_json:
+            click.echo(json_line(_values(receipt)), nl=False)
+
+    started = time.monotonic()
+    async with connect(settings.broker_url(), infrastructure=infrastructure, declare=declare) as client:
+        await _publish(client, message, count, on_receipt)
+    if not as_json:
+        click.echo(_summary(last[0], message, count, time.monotonic() - started))
+
+
+async def _publish(
+    client: Client, message: dict[str, Any], count: int, on_receipt: Callable[[Receipt], None]
+) -> None:
+    """Publish the message *count* times, in order, and report every receipt.
+
+    Raises:
+        BideError: one was not taken. Those that were under way with it are waited for and counted first.
+    """
+    under_way: deque[asyncio.Task[Receipt]] = deque()
+    failure: BideError | None = None
+    started = sent = 0
+    try:
+        while under_way or (started < count and failure is None):
+            if started < count and failure is None and len(under_way) < IN_FLIGHT:
+                under_way.append(asyncio.create_task(client.publish(**message)))
+                started += 1
+                continue
+            try:
+                receipt = await under_way.popleft()
+            except BideError as error:
+                failure = failure or error
+            else:
+                sent += 1
+                on_receipt(receipt)
+    finally:
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+    if failure is not None and count > 1:
+        raise click.ClickException(f"{failure} ({sent} of {count} messages were sent)") from failure
+    if failure is not None:
+        raise failure
+
+
+def _values(receipt: Receipt) -> dict[str, Any]:
+    due = None if receipt.due is None else receipt.due.isoformat(timespec="milliseconds")
+    return {"message_id": receipt.message_id, "due": due, "hops": receipt.hops, "attempts": receipt.attempts}
+
+
+def _summary(receipt: Receipt, message: dict[str, Any], count: int, seconds: float) -> str:
+    target = message["to"] if message["exchange"] is None else f"{message['exchange']} ({message['routing_key']!r})"
+    text = f"sent {receipt.message_id} to {target}" if count == 1 else f"sent {count:,} messages to {target}"
+    if receipt.due is not None:
+        due = receipt.due.astimezone()
+        last = "" if count == 1 or message["deliver_at"] is not None else "the last of them "
+        text += f", {last}due {due.isoformat(sep=' ', timespec='milliseconds')}"
+        text += f" after {receipt.hops} {'hop' if receipt.hops == 1 else 'hops'}"
+    return text if count == 1 else f"{text}, in {seconds:.1f} s"

@@ -1,0 +1,230 @@
+"""What holds for every command: which broker, how much to say. And the options that set it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from bide.amqp.url import BrokerUrl
+    from bide.delay.infrastructure import DelayInfrastructure
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+PROGRAM: Final = "bide"
+
+_LEVELS: Final = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+@dataclass(slots=True)
+class Settings:
+    """The options of the program itself; a command's own ``--url`` wins over one before the command.
+
+    Attributes:
+        url: of the broker, or None where nobody named one.
+        management_url: of its management API, or None.
+        verbosity: how many ``-v`` were given.
+    """
+
+    url: str | None = None
+    management_url: str | None = None
+    verbosity: int = 0
+
+    def broker_url(self) -> BrokerUrl:
+        """The broker's address: RabbitMQ's default on this machine where nobody named one.
+
+        Raises:
+            InvalidUrlError: it cannot be read.
+        """
+        from bide.amqp.url import DEFAULT_URL, BrokerUrl
+
+        return BrokerUrl.parse(self.url or DEFAULT_URL)
+
+
+pass_settings = click.make_pass_decorator(Settings)
+
+
+class _Formatter(logging.Formatter):
+    """One line per record; a traceback only where details were asked for."""
+
+    def __init__(self, *, details: bool) -> None:
+        super().__init__(f"{PROGRAM}: %(asctime)s %(name)s: %(message)s" if details else f"{PROGRAM}: %(message)s")
+        self._details = details
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (the name is logging's)
+        return super().formatException(ei) if self._details else ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text if self._details else text.partition("\n")[0]
+
+
+def configure_logging(verbosity: int) -> None:
+    """Send log records to standard error: warnings, with ``-v`` also what happens, with ``-vv`` every detail."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Formatter(details=verbosity > 0))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(_LEVELS[min(verbosity, len(_LEVELS) - 1)])
+
+
+def _remember_url(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value:
+        assert parameter.name is not None
+        setattr(context.find_object(Settings), parameter.name, value)
+
+
+def _remember_verbosity(context: click.Context, _: click.Parameter, value: int) -> None:
+    settings = context.find_object(Settings)
+    assert settings is not None
+    if value:
+        settings.verbosity += value
+        configure_logging(settings.verbosity)
+
+
+def _url(environment_variable: str | None) -> Callable[[_Decorated], _Decorated]:
+    return click.option(
+        "--url",
+        metavar="URL",
+        envvar=environment_variable,
+        show_envvar=True,
+        expose_value=False,
+        callback=_remember_url,
+        help="The broker: amqp[s]://user:password@host:port/vhost. "
+        + ("RabbitMQ's default on this machine if none is named." if environment_variable else "Or set BIDE_URL."),
+    )
+
+
+def _management_url(environment_variable: str | None) -> Callable[[_Decorated], _Decorated]:
+    return click.option(
+        "--management-url",
+        metavar="URL",
+        envvar=environment_variable,
+        show_envvar=True,
+        expose_value=False,
+        callback=_remember_url,
+        help="The broker's management API: http[s]://user:password@host:port. "
+        + (
+            "User, password and host of the broker's URL, and port 15672, if none is named."
+            if environment_variable
+            else "Or set BIDE_MANAGEMENT_URL."
+        ),
+    )
+
+
+def verbose_option(command: _Decorated) -> _Decorated:
+    """Add ``-v``."""
+    return click.option(
+        "-v",
+        "--verbose",
+        count=True,
+        expose_value=False,
+        callback=_remember_verbosity,
+        help="Say what happens, and show the traceback of an internal error; -vv for every detail.",
+    )(command)
+
+
+def program_options(command: _Decorated) -> _Decorated:
+    """Add the options before the command. Only these read the environment: a command's own options win over them."""
+    return _url("BIDE_URL")(_management_url("BIDE_MANAGEMENT_URL")(verbose_option(command)))
+
+
+def broker_options(command: _Decorated) -> _Decorated:
+    """Add the options of a command that talks to a broker."""
+    return _url(None)(verbose_option(command))
+
+
+def management_options(command: _Decorated) -> _Decorated:
+    """Add the options of a command that talks to a broker and to its management API."""
+    return _url(None)(_management_url(None)(verbose_option(command)))
+
+
+def json_option(what: str) -> Callable[[_Decorated], _Decorated]:
+    """Add ``--json``.
+
+    Args:
+        what: what it prints, for its help text.
+    """
+    return click.option("--json", "as_json", is_flag=True, help=f"Print {what} as JSON.")
+
+
+def layout_options(*, levels: bool = False) -> Callable[[_Decorated], _Decorated]:
+    """Add the options that choose a delay infrastructure, and hand it over as the argument ``infrastructure``.
+
+    Args:
+        levels: offer ``--levels`` too, for what never touches a broker.
+    """
+    from bide.layouts import LAYOUTS, QUEUE_TYPES, ROUTINGS
+
+    options = [
+        click.option(
+            "--layout",
+            type=click.Choice(LAYOUTS),
+            default="clock",
+            show_default=True,
+            help="The delay infrastructure: bide's own, or that of another system on the same broker.",
+        ),
+        click.option("--prefix", metavar="NAME", help="Start of all names (clock: 'bide', celery: none)."),
+        click.option("--max-delay", metavar="DELAY", help="Make no queues for longer delays (clock)."),
+        click.option("--resolution", metavar="DELAY", help="Round delays up to this: 10ms, 1s, 15s... (clock)."),
+        click.option("--lanes", type=int, metavar="N", help="Parallel queues per digit (clock)."),
+        click.option(
+            "--routing",
+            type=click.Choice(ROUTINGS),
+            help="Routing topology of the endpoints (nservicebus). [default: conventional]",
+        ),
+        click.option(
+            "--queue-type",
+            type=click.Choice(QUEUE_TYPES),
+            help="Type of the delay queues (celery). [default: quorum]",
+        ),
+    ]
+    if levels:
+        options.append(
+            click.option("--levels", type=int, metavar="N", help="Fewer than 28 levels, to explain (nservicebus).")
+        )
+
+    def decorate(command: _Decorated) -> _Decorated:
+        wrapped = _with_infrastructure(command)
+        for option in reversed(options):
+            wrapped = option(wrapped)
+        return wrapped
+
+    return decorate
+
+
+def _with_infrastructure(command: _Decorated) -> _Decorated:
+    from functools import wraps
+
+    @wraps(command)
+    def wrapper(
+        *args: Any,
+        layout: str,
+        prefix: str | None,
+        max_delay: str | None,
+        resolution: str | None,
+        lanes: int | None,
+        routing: Any,
+        queue_type: Any,
+        levels: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        from bide.layouts import make_infrastructure
+
+        infrastructure: DelayInfrastructure = make_infrastructure(
+            layout,
+            prefix=prefix,
+            max_delay=max_delay,
+            resolution=resolution,
+            lanes=lanes,
+            routing=routing,
+            queue_type=queue_type,
+            levels=levels,
+        )
+        return command(*args, infrastructure=infrastructure, **kwargs)
+
+    return wrapper  # type: ignore[return-value]

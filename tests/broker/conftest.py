@@ -1,0 +1,62 @@
+"""A virtual host with a small ``Clock`` on it, shared by the tests of a module."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+
+import pytest
+
+import bide
+from bide.admin.apply import apply
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.broker import LocalBroker
+
+SMALL_CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(milliseconds=50))
+"""39 digit queues instead of 370: it is applied in a moment, and differs from the full one in nothing else."""
+
+_TIMEOUT = "dead_letter_worker_publisher_confirm_timeout"
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def clock_url(broker: LocalBroker) -> Iterator[str]:
+    """The URL of a virtual host, one per module, that has :data:`SMALL_CLOCK`."""
+    name = f"clock-{next(_numbers)}"
+    url = broker.add_vhost(name)
+
+    async def put() -> None:
+        connection = await Connection.open(BrokerUrl.parse(url))
+        await apply(connection, SMALL_CLOCK.topology())
+        await connection.close()
+
+    asyncio.run(put())
+    yield url
+    broker.delete_vhost(name)
+
+
+@pytest.fixture
+async def client(clock_url: str) -> AsyncIterator[bide.Client]:
+    """A client with :data:`SMALL_CLOCK`."""
+    async with bide.connect(clock_url, infrastructure=SMALL_CLOCK) as client:
+        yield client
+
+
+@pytest.fixture
+async def connection(clock_url: str) -> AsyncIterator[Connection]:
+    """A bare connection to the same virtual host, for what the client does not do."""
+    connection = await Connection.open(BrokerUrl.parse(clock_url))
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+def quick_redelivery(broker: LocalBroker) -> Iterator[None]:
+    """Dead-letter workers that start now try again after one second rather than three minutes."""
+    usual = broker.rabbitmqctl("eval", f"{{ok, T}} = application:get_env(rabbit, {_TIMEOUT}), T.").strip()
+    broker.rabbitmqctl("eval", f"application:set_env(rabbit, {_TIMEOUT}, 1000).")
+    yield
+    broker.rabbitmqctl("eval", f"application:set_env(rabbit, {_TIMEOUT}, {usual}).")

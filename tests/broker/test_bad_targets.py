@@ -1,0 +1,144 @@
+"""One bad target does not hold up the others, and nothing is lost: its messages wait for it, or are set aside."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+import bide
+from bide.delay.infrastructure import HEADER_DUE, HEADER_TO
+from tests.broker.conftest import SMALL_CLOCK
+from tests.broker.receiving import eventually, fresh, ready, receive
+
+if TYPE_CHECKING:
+    from bide.amqp.connection import Connection
+
+BAD = 100
+GOOD = 1000
+ON_TIME = timedelta(seconds=5)
+"""Far below the three minutes for which a refusing target stops a queue, far above what a loaded machine adds."""
+
+
+async def fill(connection: Connection, queue: str) -> None:
+    channel = await connection.channel(confirms=True)
+    await channel.publish(exchange="", routing_key=queue, values={"message_id": "filler"}, body=b"")
+    await channel.close()
+
+
+async def publish_and_check(client: bide.Client, bad: dict[str, str], *, isolated: bool = False) -> None:
+    """A hundred messages to the bad target and a thousand to a good one, through the same queues, all on time."""
+    good = fresh("good")
+    await client.declare(bide.Topology(queues=[bide.Queue.quorum(good)]))
+    await asyncio.gather(
+        *(client.publish(b"bad", delay="1s", isolated=isolated and "to" in bad, **bad) for _ in range(BAD))  # type: ignore[arg-type]
+    )
+    await asyncio.gather(*(client.publish(b"good", to=good, delay="1.2s") for _ in range(GOOD)))
+    messages = await receive(client, good, GOOD, seconds=40)
+    late = [message for message in messages if message.lateness is None or message.lateness > ON_TIME]
+    assert not late
+    assert all(message.lateness is not None and message.lateness >= timedelta(0) for message in messages)
+
+
+async def test_a_queue_deleted_while_messages_wait(client: bide.Client, connection: Connection) -> None:
+    queue = fresh("deleted")
+    await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+    before = await ready(connection, SMALL_CLOCK.undeliverable)
+    await client.publish(b"first", to=queue, delay="1s")
+    channel = await connection.channel()
+    await channel.delete_queue(queue)
+    await channel.close()
+    # The client bound the queue a moment ago and does not know that it is gone.
+    await publish_and_check(client, {"to": queue})
+
+    async def set_aside() -> bool:
+        return await ready(connection, SMALL_CLOCK.undeliverable) == before + BAD + 1
+
+    await eventually(set_aside)
+
+
+async def test_an_undeliverable_message_says_where_it_should_have_gone(
+    client: bide.Client, connection: Connection
+) -> None:
+    queue = fresh("deleted")
+    await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+    channel = await connection.channel()
+    await channel.purge_queue(SMALL_CLOCK.undeliverable)
+    receipt = await client.publish(b"body", to=queue, delay="300ms", headers={"mine": 1})
+    await channel.delete_queue(queue)
+    (message,) = await receive(client, SMALL_CLOCK.undeliverable, 1)
+    headers = message.raw.values["headers"]
+    assert headers[HEADER_TO] == f"q:{queue}"
+    assert message.due is not None
+    assert receipt.due is not None
+    assert headers[HEADER_DUE] == round(message.due.timestamp() * 1000)
+    assert timedelta(0) <= message.due - receipt.due < timedelta(milliseconds=1)
+    assert (message.body, message.routing_key, message.headers) == (b"body", queue, {"mine": 1})
+    assert message.message_id == receipt.message_id
+
+
+async def test_a_queue_deleted_and_made_again(clock_url: str, connection: Connection) -> None:
+    queue = fresh("again")
+    async with bide.connect(clock_url, infrastructure=SMALL_CLOCK) as first:
+        await first.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        await first.publish(b"lost binding", to=queue, delay="1s")
+        channel = await connection.channel()
+        await channel.purge_queue(SMALL_CLOCK.undeliverable)
+        await channel.delete_queue(queue)
+        await first.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        # This client binds the queue anew, as every client does at its first message and every 30 s.
+        async with bide.connect(clock_url, infrastructure=SMALL_CLOCK) as second:
+            await second.publish(b"later", to=queue, delay="1.5s")
+            messages = await receive(second, queue, 2)
+    assert {message.body for message in messages} == {b"lost binding", b"later"}
+    assert await ready(connection, SMALL_CLOCK.undeliverable) == 0
+
+
+async def test_a_full_queue_that_is_isolated(client: bide.Client, connection: Connection) -> None:
+    queue = fresh("full")
+    limits: dict[str, str | int] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue, limits)]))
+    # A quorum queue refuses only once it knows that it is over its limit.
+    await fill(connection, queue)
+    await fill(connection, queue)
+    await publish_and_check(client, {"to": queue}, isolated=True)
+    release_queue = SMALL_CLOCK.release_queue(bide.QueueTarget(queue, isolated=True))
+    assert release_queue.endswith(queue)
+
+
+async def test_an_exchange_that_matches_nothing(client: bide.Client) -> None:
+    exchange = fresh("empty")
+    await client.declare(bide.Topology([bide.Exchange(exchange, "topic")]))
+    await publish_and_check(client, {"exchange": exchange, "routing_key": "order.created"})
+
+
+@pytest.mark.usefixtures("quick_redelivery")
+async def test_messages_for_an_exchange_wait_until_it_has_a_queue(client: bide.Client, connection: Connection) -> None:
+    exchange, queue = fresh("late"), fresh("q")
+    await client.declare(bide.Topology([bide.Exchange(exchange, "topic")]))
+    await client.publish(b"x", exchange=exchange, routing_key="a.b", delay="100ms")
+    release_queue = SMALL_CLOCK.release_queue(bide.ExchangeTarget(exchange, "a.b"))
+
+    async def tried() -> bool:
+        # It is with the dead-letter worker then, and no longer counted as ready.
+        return await ready(connection, release_queue) == 0
+
+    await eventually(tried)
+    binding = bide.Binding(exchange, queue, "#")
+    await client.declare(bide.Topology([bide.Exchange(exchange, "topic")], [bide.Queue.quorum(queue)], [binding]))
+    (message,) = await receive(client, queue, 1)
+    assert (message.body, message.exchange, message.routing_key) == (b"x", exchange, "a.b")
+
+
+async def test_an_exchange_deleted_while_messages_wait(client: bide.Client, connection: Connection) -> None:
+    exchange, queue = fresh("gone"), fresh("q")
+    topology = bide.Topology(
+        [bide.Exchange(exchange, "topic")], [bide.Queue.quorum(queue)], [bide.Binding(exchange, queue, "#")]
+    )
+    await client.declare(topology)
+    await client.publish(b"x", exchange=exchange, routing_key="a.b", delay="600ms")
+    channel = await connection.channel()
+    await channel.delete_exchange(exchange)
+    await publish_and_check(client, {"exchange": exchange, "routing_key": "a.b"})

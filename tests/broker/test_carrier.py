@@ -1,0 +1,70 @@
+"""Which header may carry the digits: what becomes of its keys when the broker has to dead-letter a second time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import bide
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.delay.clock import carrier_for
+from tests.broker.receiving import eventually, ready
+
+if TYPE_CHECKING:
+    from tests.support import Vhost
+
+MESSAGES = 5
+
+
+async def redelivered(url: str, carrier: str) -> int:
+    """Messages that arrive after their dead-letter exchange had no route for them at first."""
+    hold = {
+        "x-message-ttl": 100,
+        "x-dead-letter-exchange": "onwards",
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+    }
+    connection = await Connection.open(BrokerUrl.parse(url))
+    channel = await connection.channel(confirms=True)
+    for exchange in ("entry", "onwards"):
+        await channel.declare_exchange(bide.Exchange(exchange))
+    await channel.declare_queue(bide.Queue.quorum("hold", hold))
+    await channel.declare_queue(bide.Queue.quorum("target"))
+    await channel.bind(bide.Binding("entry", "hold", "~h5"))
+    for number in range(MESSAGES):
+        await channel.publish(
+            exchange="entry",
+            routing_key="own.key",
+            values={"headers": {carrier: ["~h5", "~q:target"]}, "message_id": str(number)},
+            body=b"",
+        )
+
+    async def tried() -> bool:
+        return await ready(connection, "hold") == 0
+
+    await eventually(tried)
+    await channel.bind(bide.Binding("onwards", "target", "~q:target"))
+
+    async def arrived() -> bool:
+        return await ready(connection, "target") == MESSAGES
+
+    try:
+        await eventually(arrived, seconds=6)
+    except AssertionError:
+        return await ready(connection, "target")
+    finally:
+        await connection.close()
+    return MESSAGES
+
+
+@pytest.mark.usefixtures("quick_redelivery")
+async def test_cc_keys_survive_a_second_try(vhost: Vhost) -> None:
+    assert await redelivered(vhost.url, "CC") == MESSAGES
+
+
+@pytest.mark.usefixtures("quick_redelivery")
+async def test_bcc_keys_survive_a_second_try_where_they_are_used(vhost: Vhost, release: tuple[int, ...]) -> None:
+    arrived = await redelivered(vhost.url, "BCC")
+    assert arrived == (MESSAGES if carrier_for(release) == "BCC" else 0)

@@ -1,0 +1,349 @@
+"""``Celery`` with the real Celery: each side delays messages for the other, on the same exchanges and queues."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import kombu
+import pytest
+from kombu import serialization
+from kombu.transport import native_delayed_delivery
+
+import bide
+from bide.admin.apply import apply
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.delay.celery import Celery
+from bide.errors import DeclarationMismatchError
+from bide.rendering import from_definitions
+from bide.topology import Binding, Queue, Topology
+from tests.broker import celery_app
+from tests.broker.celery_app import EXCHANGE, PLAIN, REPORTS, ROUTING_KEY, TASK, WORK
+from tests.broker.receiving import receive
+
+if TYPE_CHECKING:
+    from tests.support import Vhost
+
+# Only part of kombu has type annotations.
+kombu_delay: Any = native_delayed_delivery
+dumps: Any = serialization.dumps
+KombuConnection: Any = kombu.Connection
+
+PROJECT = Path(__file__).parents[2]
+ON_TIME = timedelta(seconds=5)
+"""Less than a hop too many would add to the longest way in these tests, far more than a loaded machine adds."""
+
+DELAY = 3
+"""Seconds: two levels, so that a message comes from one level's queue into another's."""
+
+QueueType = Literal["quorum", "classic"]
+
+
+# --- the real Celery
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A worker started a task."""
+
+    label: str
+    at: datetime
+    retries: int
+
+
+class Worker:
+    """A running Celery worker."""
+
+    def __init__(self, process: asyncio.subprocess.Process, reports: bide.Consumer, log: Path) -> None:
+        self._process = process
+        self._reports = reports
+        self._log = log
+
+    async def report(self, *, seconds: float = 30) -> Report:
+        """What the worker tells next."""
+        message = asyncio.ensure_future(anext(self._reports))
+        exited = asyncio.ensure_future(self._process.wait())
+        await asyncio.wait({message, exited}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        exited.cancel()
+        if not message.done():
+            message.cancel()
+            pytest.fail(f"the worker told nothing within {seconds} s; its log:\n{self._log.read_text()}")
+        received = await message
+        await received.ack()
+        values = received.json()
+        return Report(values["label"], datetime.fromtimestamp(values["at"], UTC), values["retries"])
+
+
+@asynccontextmanager
+async def running_worker(client: bide.Client, url: str, log: Path) -> AsyncIterator[Worker]:
+    """A worker on the client's virtual host, ready, and ended by its process id."""
+    await client.declare(Topology(queues=[Queue.quorum(REPORTS)]))
+    command = [sys.executable, "-m", "celery", "-A", celery_app.__name__, "worker"]
+    options = ["--pool", "solo", "--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "info"]
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            *options,
+            cwd=PROJECT,
+            env={**os.environ, "CELERY_BROKER_URL": url},
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    try:
+        async with client.consume(REPORTS) as reports:
+            worker = Worker(process, reports, log)
+            assert (await worker.report()).label == "ready"
+            yield worker
+    finally:
+        # Idle, it would notice a gentler signal only seconds later. It has no children (--pool solo), and what it
+        # leaves on the broker goes with the virtual host.
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@pytest.fixture
+async def client(vhost_url: str) -> AsyncIterator[bide.Client]:
+    """A client that delays messages as Celery does, on a virtual host of its own."""
+    async with bide.connect(vhost_url, infrastructure=Celery()) as client:
+        yield client
+
+
+@pytest.fixture
+def app(vhost_url: str) -> Iterator[Any]:
+    """The Celery application as a sender has it."""
+    app = celery_app.create(vhost_url)
+    yield app
+    app.close()
+
+
+def as_celery_makes_it(app: Any, label: str, **arguments: int) -> dict[str, Any]:
+    """The message of a task by Celery's own hand, as arguments of ``Client.publish``."""
+    message = app.amqp.as_task_v2(str(uuid.uuid4()), TASK, (label,), arguments)
+    content_type, content_encoding, body = dumps(message.body, "json")
+    return {
+        "body": body,
+        "headers": message.headers,
+        "content_type": content_type,
+        "content_encoding": content_encoding,
+        **message.properties,
+    }
+
+
+def by_hand(label: str, **arguments: int) -> dict[str, Any]:
+    """The least that makes a task, for senders without Celery."""
+    return {"json": [[label], arguments, {}], "headers": {"task": TASK, "id": str(uuid.uuid4()), "lang": "py"}}
+
+
+# --- bide delays, Celery's worker runs
+
+
+async def test_a_worker_runs_what_bide_delays(client: bide.Client, app: Any, vhost_url: str, tmp_path: Path) -> None:
+    """Once each and not early: by its exchange or by its queue, made with Celery or without."""
+    targets: dict[str, dict[str, Any]] = {
+        "exchange": {"exchange": EXCHANGE, "routing_key": ROUTING_KEY},
+        "queue": {"to": WORK},
+        "queue of a direct exchange": {"to": PLAIN},
+    }
+    async with running_worker(client, vhost_url, tmp_path / "worker.log") as worker:
+        due = {}
+        for label, target in targets.items():
+            for maker, message in (
+                ("Celery", as_celery_makes_it(app, f"{label}, Celery")),
+                ("hand", by_hand(f"{label}, hand")),
+            ):
+                receipt = await client.publish(**message, **target, delay=timedelta(seconds=DELAY))
+                assert receipt.due is not None
+                due[f"{label}, {maker}"] = receipt.due
+        reports = [await worker.report() for _ in due]
+
+        # Each queue is in order: what came twice would be in front of these.
+        for queue in (WORK, PLAIN):
+            await client.publish(**by_hand("last"), to=queue)
+        assert [(await worker.report()).label for _ in range(2)] == ["last", "last"]
+
+    assert sorted(one.label for one in reports) == sorted(due)
+    assert all(timedelta(0) <= one.at - due[one.label] < ON_TIME for one in reports)
+
+
+async def test_a_task_that_bide_delayed_is_retried_by_its_worker(
+    client: bide.Client, app: Any, vhost_url: str, tmp_path: Path
+) -> None:
+    """Again and again through the same levels, with the headers and the routing key that it came with."""
+    connection = await Connection.open(BrokerUrl.parse(vhost_url))
+    await apply(connection, Celery().topology())
+    await connection.close()
+    retries: dict[str, int] = {"retries": 2, "countdown": DELAY}
+    async with running_worker(client, vhost_url, tmp_path / "worker.log") as worker:
+        sent_at = datetime.now(UTC)
+        target: dict[str, Any] = {"exchange": EXCHANGE, "routing_key": ROUTING_KEY, "delay": f"{DELAY}s"}
+        await client.publish(**as_celery_makes_it(app, "Celery", **retries), **target)
+        await client.publish(**by_hand("hand", **retries), **target)
+        reports = [await worker.report() for _ in range(6)]
+
+    for label in ("Celery", "hand"):
+        runs = [one for one in reports if one.label == label]
+        assert [one.retries for one in runs] == [0, 1, 2]
+        started = [sent_at, *(one.at for one in runs)]
+        assert all(
+            timedelta(seconds=DELAY) <= after - before < timedelta(seconds=DELAY) + ON_TIME
+            for before, after in itertools.pairwise(started)
+        )
+
+
+# --- Celery delays, bide receives
+
+
+def worker_queue(name: str) -> Any:
+    """A queue as a Celery worker would have it, on the exchange that the application sends to."""
+    return celery_app.Queue(
+        name, celery_app.Exchange(EXCHANGE, "topic"), ROUTING_KEY, queue_arguments={"x-queue-type": "quorum"}
+    )
+
+
+@contextmanager
+def kombu_connection(url: str) -> Iterator[Any]:
+    with KombuConnection(url) as connection:
+        yield connection
+
+
+def declare_as_worker(url: str, queue: str) -> None:
+    """What a worker does for its queue at its start."""
+    with kombu_connection(url) as connection:
+        kombu_delay.declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
+        worker_queue(queue)(connection.default_channel).declare()
+        kombu_delay.bind_queue_to_native_delayed_delivery_exchange(connection, worker_queue(queue))
+
+
+async def test_bide_receives_what_celery_delays(client: bide.Client, app: Any, vhost_url: str) -> None:
+    """In a queue that Celery bound as in one that bide bound: once, after the delay, as it was sent."""
+    await asyncio.to_thread(declare_as_worker, vhost_url, WORK)
+    layout = Celery()
+    exact = layout.cascade.exact_key(ROUTING_KEY)
+    await client.declare(
+        layout.topology()
+        | Topology(queues=[Queue.quorum("bound")], bindings=[Binding(layout.delivery_exchange, "bound", exact)])
+    )
+    send = app.tasks[TASK].apply_async
+
+    sent_at = datetime.now(UTC)
+    result = await asyncio.to_thread(send, ("delayed",), queue=WORK, countdown=DELAY)
+    delayed = {queue: (await receive(client, queue, 1))[0] for queue in (WORK, "bound")}
+    await asyncio.to_thread(send, ("at once",), queue=WORK)
+    await client.publish(b"", to="bound")
+    (at_once,) = await receive(client, WORK, 1)
+    (last,) = await receive(client, "bound", 1)
+
+    assert (at_once.json()[0], last.body) == (["at once"], b""), "a delayed message came twice"
+    for message in delayed.values():
+        assert timedelta(seconds=DELAY) <= message.received_at - sent_at < timedelta(seconds=DELAY) + ON_TIME
+        assert message.raw.routing_key == kombu_delay.calculate_routing_key(DELAY, ROUTING_KEY)
+        assert "x-death" in message.raw.values["headers"]
+        assert message.routing_key == ROUTING_KEY
+        assert message.headers.keys() == at_once.headers.keys()
+        assert message.correlation_id == message.headers["id"] == result.id
+        assert message.json()[0] == ["delayed"]
+        # Celery says when the task is due only in a header of its own.
+        assert (message.due, message.lateness) == (None, None)
+        assert datetime.fromisoformat(message.headers["eta"]) - sent_at < timedelta(seconds=DELAY) + ON_TIME
+
+
+async def test_a_message_goes_round_again_and_again_with_all_its_headers(
+    client: bide.Client, app: Any, vhost_url: str
+) -> None:
+    """Through the same levels thrice: below 4.0.1 a copied x-death would stop it at the second."""
+    await asyncio.to_thread(declare_as_worker, vhost_url, WORK)
+    await asyncio.to_thread(app.tasks[TASK].apply_async, ("delayed",), queue=WORK, countdown=DELAY)
+    (message,) = await receive(client, WORK, 1)
+    for _ in range(2):
+        raw = message.raw.values["headers"]
+        assert "x-death" in raw
+        receipt = await client.publish(
+            message.body,
+            exchange=EXCHANGE,
+            routing_key=message.routing_key,
+            headers={name: value for name, value in raw.items() if not name.startswith("bide-")},
+            delay=f"{DELAY}s",
+        )
+        (message,) = await receive(client, WORK, 1)
+        assert message.message_id == receipt.message_id
+        assert message.routing_key == ROUTING_KEY
+        assert message.lateness is not None
+        assert timedelta(0) <= message.lateness < ON_TIME
+
+
+async def test_a_copied_x_death_stops_a_message_below_4_0_1(
+    client: bide.Client, app: Any, vhost_url: str, release: tuple[int, ...]
+) -> None:
+    """Why bide strips it: sent by kombu, which does not, the copy stays behind, and an equal message goes through."""
+    await asyncio.to_thread(declare_as_worker, vhost_url, WORK)
+    await asyncio.to_thread(app.tasks[TASK].apply_async, ("delayed",), queue=WORK, countdown=DELAY)
+    (message,) = await receive(client, WORK, 1)
+    copied = {"x-death": message.raw.values["headers"]["x-death"]}
+
+    def send() -> None:
+        with kombu_connection(vhost_url) as connection, connection.Producer() as producer:
+            for label, headers in (("copied", copied), ("clean", {})):
+                producer.publish(
+                    label,
+                    exchange="celery_delayed_27",
+                    routing_key=kombu_delay.calculate_routing_key(DELAY, ROUTING_KEY),
+                    headers=headers,
+                )
+
+    await asyncio.to_thread(send)
+    arrived = ["clean", "last"] if release < (4, 0, 1) else ["copied", "clean", "last"]
+    before_last = await receive(client, WORK, len(arrived) - 1)
+    await client.publish("last", to=WORK)
+    received = [*before_last, *await receive(client, WORK, 1)]
+    assert [one.body.decode() for one in received] == arrived
+
+
+# --- declaring side by side
+
+
+def on_the_broker(vhost: Vhost) -> Topology:
+    """Everything that the virtual host holds."""
+    return from_definitions(vhost.broker.management.call("GET", "definitions", vhost.name))
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+@pytest.mark.parametrize("order", ["bide first", "kombu first"])
+@pytest.mark.parametrize("prefix", [None, "shop"])
+async def test_both_declare_the_same(vhost: Vhost, queue_type: QueueType, order: str, prefix: str | None) -> None:
+    """Who comes second finds everything as he wants it, and adds nothing."""
+    ours = Celery(prefix=prefix, queue_type=queue_type).topology()
+
+    async def bide_declares() -> None:
+        connection = await Connection.open(BrokerUrl.parse(vhost.url))
+        try:
+            await apply(connection, ours)
+        finally:
+            await connection.close()
+
+    def kombu_declares() -> None:
+        with kombu_connection(vhost.url) as connection:
+            kombu_delay.declare_native_delayed_delivery_exchanges_and_queues(connection, queue_type, prefix)
+
+    steps = [bide_declares(), asyncio.to_thread(kombu_declares)]
+    for step in steps if order == "bide first" else reversed(steps):
+        await step
+        assert not ours.diff(on_the_broker(vhost))
+
+
+async def test_another_queue_type_than_the_workers_is_a_clear_error(client: bide.Client, vhost_url: str) -> None:
+    await asyncio.to_thread(declare_as_worker, vhost_url, WORK)
+    with pytest.raises(DeclarationMismatchError) as caught:
+        await client.declare(Celery(queue_type="classic").topology())
+    assert (caught.value.kind, caught.value.name) == ("queue", "celery_delayed_0")
+    assert caught.value.argument in {"x-queue-type", "x-dead-letter-strategy"}
