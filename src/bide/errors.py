@@ -21,6 +21,7 @@
     │   ├── UnsupportedBrokerError     release too old, or a feature is switched off
     │   ├── DeclarationMismatchError   it is declared differently on the broker
     │   ├── NotEmptyError              refused to delete what still holds messages
+    │   ├── InUseError                 refused to delete what others use
     │   ├── TargetNotFoundError        the exchange or queue does not exist
     │   ├── NotAppliedError            the delay infrastructure is not on this virtual host
     │   ├── ConsumerCancelledError     the broker ended the consumer (its queue was deleted)
@@ -182,6 +183,10 @@ class NotEmptyError(BrokerError):
     def __init__(self, message: str, *, counts: Mapping[str, int], reply_code: int | None = None) -> None:
         super().__init__(message, reply_code=reply_code)
         self.counts = dict(counts)
+
+
+class InUseError(BrokerError):
+    """Others use what should be deleted."""
 
 
 class TargetNotFoundError(BrokerError):

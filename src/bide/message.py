@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from bide.amqp.channel import Channel, Delivery
-from bide.amqp.codec import timestamp
 from bide.delay.arrival import restore
 from bide.errors import BideError, DeliveryLostError, InvalidInputError
 
@@ -113,7 +112,8 @@ class Message:
     @property
     def timestamp(self) -> datetime | None:
         """The sender's timestamp, in whole seconds."""
-        return timestamp(self._values.get("timestamp"))
+        value = self._values.get("timestamp")
+        return value if isinstance(value, datetime) else None
 
     @property
     def expiration(self) -> timedelta | None:

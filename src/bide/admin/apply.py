@@ -170,11 +170,14 @@ async def exists(connection: Connection, topology: Topology) -> bool:
     return True
 
 
-async def destroy(connection: Connection, topology: Topology, *, force: bool = False) -> Removed:
+async def destroy(
+    connection: Connection, topology: Topology, *, force: bool = False, external: Iterable[str] = ()
+) -> Removed:
     """Delete a topology's queues and exchanges; what is gone already is no error.
 
     Args:
         force: delete queues that hold messages, and the messages with them.
+        external: names outside the topology that its bindings use, as for :func:`apply`.
 
     Raises:
         NotEmptyError: queues hold messages and ``force`` is off; nothing was deleted.
@@ -188,7 +191,7 @@ async def destroy(connection: Connection, topology: Topology, *, force: bool = F
     try:
         _refuse_messages(counts, force)
     except NotEmptyError:
-        await apply(connection, topology)
+        await apply(connection, topology, external=external)
         raise
     removed = messages = 0
     for names in _batches(counts):

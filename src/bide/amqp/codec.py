@@ -1,4 +1,4 @@
-"""AMQP 0-9-1 on the wire: our own encoding, and pamqp's decoding.
+"""AMQP 0-9-1 on the wire: our own encoding.
 
 Encoding is ours for three reasons: it is the hot path of publishing; pamqp refuses names that RabbitMQ takes (over
 127 characters, or with characters such as ``~``); and it writes an integer in the smallest type that holds it, where
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
@@ -39,7 +39,7 @@ _DOUBLE: Final = struct.Struct(">cd")
 _TIMESTAMP: Final = struct.Struct(">cQ")
 _DECIMAL: Final = struct.Struct(">cBi")
 
-_PROPERTY_FLAGS: Final = (
+PROPERTY_FLAGS: Final = (
     ("content_type", 1 << 15),
     ("content_encoding", 1 << 14),
     ("headers", 1 << 13),
@@ -55,6 +55,7 @@ _PROPERTY_FLAGS: Final = (
     ("app_id", 1 << 3),
     ("cluster_id", 1 << 2),
 )
+"""The properties in the order in which they stand in a content header, each with its flag."""
 
 
 def short_string(text: str) -> bytes:
@@ -69,13 +70,14 @@ def short_string(text: str) -> bytes:
     return bytes((len(raw),)) + raw
 
 
-def _utf8(text: str) -> bytes:
+def _utf8(text: str, name: str = "") -> bytes:
     if not isinstance(text, str):
-        raise InvalidInputError(f"{text!r} is of type {type(text).__name__}, where AMQP wants text: give a str")
+        raise InvalidInputError(f"{text!r} is of type {type(text).__name__}, where AMQP wants text")
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInputError(f"{text[:40]!r} holds characters that UTF-8 cannot carry: remove them") from error
+        where = f"{name!r} is {text!r}, which" if name else repr(text)
+        raise InvalidInputError(f"{where} holds characters that UTF-8 cannot carry: remove them") from error
 
 
 def long_string(value: bytes) -> bytes:
@@ -136,12 +138,13 @@ def field_value(value: Any, name: str = "") -> bytes:
 
 
 def _seconds(value: Any, name: str) -> int:
-    """A moment as AMQP has it: whole seconds since the Unix epoch, unsigned."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise InvalidInputError(f"{name!r} is {value!r}, which has no time zone: give an aware datetime")
     seconds = int(value.timestamp())
     if seconds < 0:
-        raise InvalidInputError(f"{name!r} is {value}, AMQP timestamps begin with 1970: give a later one, or text")
+        raise InvalidInputError(
+            f"{name!r} is {value.isoformat()}, and the AMQP timestamp begins with 1970: send it as text"
+        )
     return seconds
 
 
@@ -165,7 +168,7 @@ def properties(values: Mapping[str, Any]) -> bytes:
     """
     flags = 0
     parts = []
-    for name, flag in _PROPERTY_FLAGS:
+    for name, flag in PROPERTY_FLAGS:
         value = values.get(name)
         if value is None:
             continue
@@ -240,10 +243,3 @@ def publish(
     frames = [frame(METHOD, channel, start), frame(HEADER, channel, header)]
     frames += [frame(BODY, channel, body[place : place + room]) for place in range(0, len(body), room)]
     return frames
-
-
-def timestamp(value: Any) -> datetime | None:
-    """An AMQP timestamp as an aware datetime."""
-    if isinstance(value, datetime):
-        return value if value.tzinfo else value.replace(tzinfo=UTC)
-    return None

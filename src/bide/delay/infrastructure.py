@@ -128,6 +128,14 @@ class DelayInfrastructure(Protocol):
     def max_delay(self) -> timedelta:
         """The longest delay."""
 
+    @property
+    def delivery_exchange(self) -> str:
+        """The exchange that targets are bound to."""
+
+    @property
+    def undeliverable(self) -> str:
+        """The exchange, and its queue, for messages that nothing takes."""
+
     def topology(self) -> Topology:
         """All exchanges, queues and bindings of the infrastructure itself, without targets."""
 

@@ -1,0 +1,103 @@
+"""What a verification found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Status = Literal["ok", "problem", "not checked"]
+
+Check = Literal[
+    "release",
+    "feature flags",
+    "management API",
+    "exchanges",
+    "queues",
+    "bindings",
+    "policies",
+    "consumers",
+    "targets",
+    "guard",
+    "cross-delivery",
+    "stuck messages",
+    "undeliverable messages",
+    "dead-letter prefetch",
+    "senders",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of one check, or one of the problems that it found.
+
+    Attributes:
+        text: one sentence; for a problem what is wrong and how to mend it, for what was not checked why not.
+    """
+
+    check: Check
+    status: Status
+    text: str
+
+    def to_dict(self) -> dict[str, str]:
+        """As ``--json`` prints it."""
+        return {"check": self.check, "status": self.status, "text": self.text}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything that a verification found, in the order of the checks.
+
+    Attributes:
+        layout: name of the delay infrastructure's layout.
+        broker: host and port.
+        release: of the broker: ``4.3.6``.
+    """
+
+    layout: str
+    broker: str
+    vhost: str
+    release: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        """What is wrong."""
+        return tuple(one for one in self.findings if one.status == "problem")
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong, as far as it could be checked: what was not checked is no problem."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``--json`` prints it."""
+        return {
+            "ok": self.ok,
+            "layout": self.layout,
+            "broker": self.broker,
+            "vhost": self.vhost,
+            "release": self.release,
+            "findings": [one.to_dict() for one in self.findings],
+        }
+
+
+def judged(check: Check, problems: Iterable[str], fine: str) -> list[Finding]:
+    """One finding per problem, or the one that all is fine."""
+    found = [Finding(check=check, status="problem", text=text) for text in problems]
+    return found or [Finding(check=check, status="ok", text=fine)]
+
+
+def unchecked(check: Check, why: str) -> Finding:
+    """The finding of a check that could not be made."""
+    return Finding(check=check, status="not checked", text=why)
+
+
+def listed(names: Iterable[str], *, limit: int = 5) -> str:
+    """The first of some names, and how many more there are: ``'a', 'b' and 37 more``."""
+    shown = [repr(name) for name in names]
+    rest = len(shown) - limit
+    # One name takes no more room than the words that stand for it.
+    if rest > 1:
+        return f"{', '.join(shown[:limit])} and {rest} more"
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))

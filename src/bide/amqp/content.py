@@ -1,0 +1,79 @@
+"""Messages on their way in: what announces them, and their pieces put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True, kw_only=True)
+class Delivery:
+    """A message as the broker sent it.
+
+    Attributes:
+        consumer_tag: of the consumer that it is for; empty for a delivery by ``get``.
+        values: the properties by their AMQP names; absent ones are left out.
+        message_count: messages left in the queue, for a delivery by ``get``.
+    """
+
+    exchange: str
+    routing_key: str
+    redelivered: bool
+    delivery_tag: int
+    consumer_tag: str = ""
+    message_count: int | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(slots=True, kw_only=True)
+class Return:
+    """A message of ours that no queue takes."""
+
+    reply_code: int
+    reply_text: str
+    exchange: str
+    routing_key: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    body: bytes = b""
+
+
+class Assembly:
+    """One message, of which the content header and the pieces of the body are still to come."""
+
+    __slots__ = ("_parts", "_remaining", "_started", "message")
+
+    def __init__(self, message: Delivery | Return) -> None:
+        self.message = message
+        self._parts: list[bytes] = []
+        self._remaining = 0
+        self._started = False
+
+    def header(self, size: int, values: Mapping[str, Any]) -> bool:
+        """Take the content header, and tell whether the message is complete with it.
+
+        Raises:
+            ValueError: there was one before.
+        """
+        if self._started:
+            raise ValueError("a second content header")
+        self._started = True
+        self._remaining = size
+        self.message.values = values
+        return not size
+
+    def body(self, payload: bytes) -> bool:
+        """Take a piece of the body, and tell whether the message is complete with it.
+
+        Raises:
+            ValueError: it is more than the content header announced.
+        """
+        self._remaining -= len(payload)
+        if self._remaining < 0 or not self._started:
+            raise ValueError("more of a body than announced")
+        self._parts.append(payload)
+        if self._remaining:
+            return False
+        self.message.body = payload if len(self._parts) == 1 else b"".join(self._parts)
+        return True

@@ -1,0 +1,224 @@
+"""Received messages, read from the wire: what announces them, and their properties.
+
+The decoding of other methods is pamqp's. That of messages is ours because one odd value, of whatever sender, must cost
+no more than itself: pamqp gives up a whole header at a timestamp beyond its calendar, at text that is not UTF-8 a whole
+frame, and reads negative decimals as positive ones.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final
+
+from bide.amqp.codec import PROPERTY_FLAGS
+from bide.amqp.content import Delivery, Return
+
+_METHOD_AT: Final = 7
+_ARGUMENTS_AT: Final = 11
+_FLAGS_AT: Final = 19
+"""Where the property flags stand in a frame: after the frame's head, class, weight and size."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_SECOND: Final = 253_402_300_799
+"""The end of the year 9999. Senders that stamp milliseconds, against the specification, are beyond it since 1978."""
+
+_SHORT: Final = struct.Struct(">H")
+_LONG: Final = struct.Struct(">I")
+_LONGLONG: Final = struct.Struct(">Q")
+_DECIMAL: Final = struct.Struct(">Bi")
+_TAG_AND_FLAG: Final = struct.Struct(">QB")
+
+_NUMBERS: Final[Mapping[int, struct.Struct]] = {
+    # The letters as RabbitMQ reads them, which is not quite what the specification says.
+    ord("b"): struct.Struct(">b"),
+    ord("B"): struct.Struct(">B"),
+    ord("s"): struct.Struct(">h"),
+    ord("u"): struct.Struct(">H"),
+    ord("I"): struct.Struct(">i"),
+    ord("i"): struct.Struct(">I"),
+    ord("l"): struct.Struct(">q"),
+    ord("L"): struct.Struct(">q"),
+    ord("f"): struct.Struct(">f"),
+    ord("d"): struct.Struct(">d"),
+}
+
+
+def announcement(frame: bytes) -> Delivery | Return | None:
+    """The message that a method frame announces, without its content; None for any other method.
+
+    Raises:
+        ValueError: the frame ends too soon.
+    """
+    decode = _ANNOUNCEMENTS.get(frame[_METHOD_AT:_ARGUMENTS_AT])
+    if decode is None:
+        return None
+    try:
+        return decode(frame)
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"the method frame ends too soon ({error})") from error
+
+
+def _deliver(frame: bytes) -> Delivery:
+    consumer_tag, place = _short_string(frame, _ARGUMENTS_AT)
+    delivery_tag, redelivered = _TAG_AND_FLAG.unpack_from(frame, place)
+    exchange, place = _short_string(frame, place + _TAG_AND_FLAG.size)
+    routing_key, _ = _short_string(frame, place)
+    return Delivery(
+        consumer_tag=consumer_tag,
+        delivery_tag=delivery_tag,
+        redelivered=bool(redelivered & 1),
+        exchange=exchange,
+        routing_key=routing_key,
+    )
+
+
+def _get_ok(frame: bytes) -> Delivery:
+    delivery_tag, redelivered = _TAG_AND_FLAG.unpack_from(frame, _ARGUMENTS_AT)
+    exchange, place = _short_string(frame, _ARGUMENTS_AT + _TAG_AND_FLAG.size)
+    routing_key, place = _short_string(frame, place)
+    (message_count,) = _LONG.unpack_from(frame, place)
+    return Delivery(
+        delivery_tag=delivery_tag,
+        redelivered=bool(redelivered & 1),
+        exchange=exchange,
+        routing_key=routing_key,
+        message_count=message_count,
+    )
+
+
+def _return(frame: bytes) -> Return:
+    (reply_code,) = _SHORT.unpack_from(frame, _ARGUMENTS_AT)
+    reply_text, place = _short_string(frame, _ARGUMENTS_AT + 2)
+    exchange, place = _short_string(frame, place)
+    routing_key, _ = _short_string(frame, place)
+    return Return(reply_code=reply_code, reply_text=reply_text, exchange=exchange, routing_key=routing_key)
+
+
+_ANNOUNCEMENTS: Final[Mapping[bytes, Callable[[bytes], Delivery | Return]]] = {
+    b"\x00\x3c\x00\x32": _return,
+    b"\x00\x3c\x00\x3c": _deliver,
+    b"\x00\x3c\x00\x47": _get_ok,
+}
+
+
+def properties(frame: bytes) -> dict[str, Any]:
+    """The properties in a content header frame, by their AMQP names; absent ones are left out.
+
+    Raises:
+        ValueError: the frame ends too soon, or holds a type that AMQP 0-9-1 does not know.
+    """
+    try:
+        (flags,) = _SHORT.unpack_from(frame, _FLAGS_AT)
+        place = _FLAGS_AT + 2
+        values: dict[str, Any] = {}
+        for name, flag in PROPERTY_FLAGS:
+            if not flags & flag:
+                continue
+            if name == "headers":
+                values[name], place = _table(frame, place)
+            elif name in ("delivery_mode", "priority"):
+                values[name], place = frame[place], place + 1
+            elif name == "timestamp":
+                values[name], place = _timestamp(frame, place)
+            else:
+                values[name], place = _short_string(frame, place)
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"the content header ends too soon ({error})") from error
+    return values
+
+
+def _slice(raw: bytes, place: int, size: int) -> bytes:
+    part = raw[place : place + size]
+    if len(part) != size:
+        raise IndexError(f"{size} bytes announced, {len(part)} there")
+    return part
+
+
+def _short_string(raw: bytes, place: int) -> tuple[str, int]:
+    size = raw[place]
+    # Bytes that are no UTF-8 are shown rather than lost, in a form that can be sent on.
+    return _slice(raw, place + 1, size).decode(errors="backslashreplace"), place + 1 + size
+
+
+def _table(raw: bytes, place: int) -> tuple[dict[str, Any], int]:
+    (size,) = _LONG.unpack_from(raw, place)
+    place += 4
+    end = place + size
+    items: dict[str, Any] = {}
+    while place < end:
+        name, place = _short_string(raw, place)
+        items[name], place = _value(raw, place)
+    return items, end
+
+
+def _array(raw: bytes, place: int) -> tuple[list[Any], int]:
+    (size,) = _LONG.unpack_from(raw, place)
+    place += 4
+    end = place + size
+    items = []
+    while place < end:
+        item, place = _value(raw, place)
+        items.append(item)
+    return items, end
+
+
+def _value(raw: bytes, place: int) -> tuple[Any, int]:
+    kind = raw[place]
+    number = _NUMBERS.get(kind)
+    if number is not None:
+        return number.unpack_from(raw, place + 1)[0], place + 1 + number.size
+    decode = _OTHERS.get(kind)
+    if decode is None:
+        raise ValueError(f"the content header holds a value of the unknown type {bytes((kind,))!r}")
+    return decode(raw, place + 1)
+
+
+def _bytes(raw: bytes, place: int) -> tuple[bytes, int]:
+    (size,) = _LONG.unpack_from(raw, place)
+    return _slice(raw, place + 4, size), place + 4 + size
+
+
+def _long_string(raw: bytes, place: int) -> tuple[str | bytes, int]:
+    part, place = _bytes(raw, place)
+    try:
+        return part.decode(), place
+    except UnicodeDecodeError:
+        return part, place
+
+
+def _boolean(raw: bytes, place: int) -> tuple[bool, int]:
+    return raw[place] != 0, place + 1
+
+
+def _void(raw: bytes, place: int) -> tuple[None, int]:
+    return None, place
+
+
+def _decimal(raw: bytes, place: int) -> tuple[Decimal, int]:
+    scale, unscaled = _DECIMAL.unpack_from(raw, place)
+    return Decimal(unscaled).scaleb(-scale), place + _DECIMAL.size
+
+
+def _timestamp(raw: bytes, place: int) -> tuple[datetime | int, int]:
+    """A moment; what no calendar holds stays a number."""
+    (seconds,) = _LONGLONG.unpack_from(raw, place)
+    try:
+        since = timedelta(seconds=seconds) if seconds <= _LAST_SECOND else timedelta(milliseconds=seconds)
+        return _EPOCH + since, place + 8
+    except OverflowError:
+        return seconds, place + 8
+
+
+_OTHERS: Final[Mapping[int, Callable[[bytes, int], tuple[Any, int]]]] = {
+    ord("S"): _long_string,
+    ord("F"): _table,
+    ord("A"): _array,
+    ord("x"): _bytes,
+    ord("t"): _boolean,
+    ord("V"): _void,
+    ord("D"): _decimal,
+    ord("T"): _timestamp,
+}

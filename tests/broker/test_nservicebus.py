@@ -1,0 +1,189 @@
+"""Sharing a broker with NServiceBus.
+
+There is no .NET here: its side is played by literal names, arguments, keys and headers, as NServiceBus.RabbitMQ 11.2
+declares and sends them, over bare AMQP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import bide
+from bide.amqp.channel import Channel
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.errors import InvalidNameError, TargetNotFoundError
+from tests.broker.receiving import receive
+
+if TYPE_CHECKING:
+    from tests.support import Vhost
+
+LEVELS = 28
+TEN_SECONDS = "0." * 24 + "1.0.1.0."
+
+
+@pytest.fixture
+async def dotnet(vhost: Vhost) -> AsyncIterator[Channel]:
+    """The channel of the .NET side."""
+    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    yield await connection.channel(confirms=True)
+    await connection.close()
+
+
+async def build(channel: Channel, version: int) -> None:
+    """What an endpoint of NServiceBus declares when it starts."""
+    stem = "nsb.v2" if version == 2 else "nsb"
+    kind: dict[str, str | int] = (
+        {"x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+        if version == 2
+        else {"x-queue-mode": "lazy"}
+    )
+    below = f"{stem}.delay-delivery"
+    await channel.declare_exchange(bide.Exchange(below, "topic"))
+    for level in range(LEVELS):
+        name = f"{stem}.delay-level-{level:02}"
+        stars = "*." * (27 - level)
+        await channel.declare_exchange(bide.Exchange(name, "topic"))
+        await channel.declare_queue(
+            bide.Queue(name, arguments={**kind, "x-message-ttl": 2**level * 1000, "x-dead-letter-exchange": below})
+        )
+        await channel.bind(bide.Binding(name, name, f"{stars}1.#"))
+        await channel.bind(bide.Binding(name, below, f"{stars}0.#", "exchange"))
+        below = name
+
+
+async def endpoint(channel: Channel, name: str, routing: str) -> None:
+    """What an endpoint of NServiceBus declares for its own queue."""
+    await channel.declare_queue(bide.Queue.quorum(name))
+    if routing == "conventional":
+        await channel.declare_exchange(bide.Exchange(name, "fanout"))
+        await channel.bind(bide.Binding(name, name))
+        await channel.bind(bide.Binding("nsb.v2.delay-delivery", name, f"#.{name}", "exchange"))
+    else:
+        await channel.bind(bide.Binding("nsb.v2.delay-delivery", name, f"#.{name}"))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("first", ["bide", "dotnet"])
+async def test_both_declare_the_same(vhost: Vhost, dotnet: Channel, version: Any, first: str) -> None:
+    async with bide.connect(vhost.url) as client:
+        topology = bide.NServiceBus(version=version).topology()
+        if first == "bide":
+            await client.declare(topology)
+            await build(dotnet, version)
+        else:
+            await build(dotnet, version)
+            await client.declare(topology)
+
+
+@pytest.mark.parametrize("routing", ["conventional", "direct"])
+async def test_a_dotnet_endpoint_receives_what_bide_delays(vhost: Vhost, dotnet: Channel, routing: Any) -> None:
+    await build(dotnet, 2)
+    await endpoint(dotnet, "Sales", routing)
+    await endpoint(dotnet, "Billing.Sales", routing)
+    async with bide.connect(vhost.url, infrastructure=bide.NServiceBus(routing=routing)) as client:
+        receipt = await client.publish(json={"order": 1}, to="Sales", delay="2.2s", correlation_id="c")
+        assert receipt.hops == 2
+        delivery = None
+        async with asyncio.timeout(20):
+            while delivery is None:
+                delivery = await dotnet.get("Sales")
+                await asyncio.sleep(0.05)  # basic.get is all that the other side needs here
+        assert await dotnet.get("Billing.Sales") is None
+    headers = delivery.values["headers"]
+    assert delivery.routing_key == "0." * 26 + "1.1.Sales"
+    assert headers["NServiceBus.Transport.RabbitMQ.DelayInSeconds"] == 3
+    assert headers["NServiceBus.MessageId"] == delivery.values["message_id"] == receipt.message_id
+    assert headers["NServiceBus.CorrelationId"] == "c"
+    assert headers["NServiceBus.TimeSent"].endswith(" Z")
+    assert delivery.values["content_type"] == headers["NServiceBus.ContentType"] == "application/json"
+    assert delivery.body == b'{"order":1}'
+
+
+@pytest.mark.parametrize("routing", ["conventional", "direct"])
+async def test_bide_receives_what_a_dotnet_endpoint_delays(vhost: Vhost, dotnet: Channel, routing: Any) -> None:
+    infrastructure = bide.NServiceBus(routing=routing)
+    await build(dotnet, 2)
+    async with bide.connect(vhost.url, infrastructure=infrastructure) as client:
+        topology = bide.Topology(queues=[bide.Queue.quorum("ours")])
+        channel = await (await Connection.open(BrokerUrl.parse(vhost.url))).channel()
+        await channel.declare_queue(topology.queues[0])
+        for exchange in infrastructure.endpoint_topology("ours").exchanges:
+            await channel.declare_exchange(exchange)
+        for binding in infrastructure.endpoint_topology("ours").bindings:
+            await channel.bind(binding)
+        # A .NET sender binds the destination, as it does before every delayed send.
+        kind: Any = "exchange" if routing == "conventional" else "queue"
+        await dotnet.bind(bide.Binding("nsb.v2.delay-delivery", "ours", "#.ours", kind))
+        await dotnet.publish(
+            exchange="nsb.v2.delay-level-01",
+            routing_key="0." * 26 + "1.0.ours",
+            values={
+                "message_id": "m1",
+                "delivery_mode": 2,
+                "headers": {
+                    "NServiceBus.MessageId": "m1",
+                    "NServiceBus.EnclosedMessageTypes": "Sales.PlaceOrder",
+                    "NServiceBus.Transport.RabbitMQ.DelayInSeconds": 2,
+                },
+            },
+            body=b"<order/>",
+        )
+        (message,) = await receive(client, "ours", 1)
+        assert (message.message_id, message.body, message.routing_key) == ("m1", b"<order/>", "ours")
+        assert message.headers == {
+            "NServiceBus.MessageId": "m1",
+            "NServiceBus.EnclosedMessageTypes": "Sales.PlaceOrder",
+        }
+        await channel.connection.close()
+
+
+async def test_a_receiver_that_knows_nothing_of_delays_is_bound_by_the_sender(vhost: Vhost, dotnet: Channel) -> None:
+    await dotnet.declare_queue(bide.Queue.quorum("Unaware"))
+    await dotnet.declare_exchange(bide.Exchange("Unaware", "fanout"))
+    await dotnet.bind(bide.Binding("Unaware", "Unaware"))
+    async with bide.connect(vhost.url, infrastructure=bide.NServiceBus()) as client:
+        await client.publish(b"x", to="Unaware", delay="1s")
+        (message,) = await receive(client, "Unaware", 1)
+        assert message.lateness is not None
+        assert message.lateness >= timedelta(0)
+        with pytest.raises(TargetNotFoundError, match="Nobody"):
+            await client.publish(b"x", to="Nobody", delay="1s")
+
+
+async def test_an_endpoint_whose_name_ends_another_gets_only_its_own(vhost: Vhost, dotnet: Channel) -> None:
+    async with bide.connect(vhost.url, infrastructure=bide.NServiceBus(routing="direct")) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders"), bide.Queue.quorum("billing.orders")]))
+        await client.publish(b"short", to="orders", delay="1s")
+        await client.publish(b"long", to="billing.orders", delay="1s")
+        (short,) = await receive(client, "orders", 1)
+        (long,) = await receive(client, "billing.orders", 1)
+        assert (short.body, long.body) == (b"short", b"long")
+        assert await dotnet.get("orders") is None
+        assert await dotnet.get("billing.orders") is None
+
+
+async def test_an_address_that_does_not_fit_is_refused_before_anything_is_sent(vhost: Vhost) -> None:
+    async with bide.connect(vhost.url, infrastructure=bide.NServiceBus(routing="direct")) as client:
+        name = "n" * 200
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(name), bide.Queue.quorum(name[:199])]))
+        with pytest.raises(InvalidNameError, match="200 bytes, the limit is 199"):
+            await client.publish(b"x", to=name, delay="1s")
+        await client.publish(b"x", to=name[:199], delay="1s")
+        (message,) = await receive(client, name[:199], 1)
+        assert message.routing_key == name[:199]
+
+
+async def test_the_first_applicable_level_is_entered(vhost: Vhost, dotnet: Channel) -> None:
+    async with bide.connect(vhost.url, infrastructure=bide.NServiceBus(routing="direct")) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
+        await client.publish(b"x", to="q", delay="10s")
+        delivery = await dotnet.get("nsb.v2.delay-level-03")
+        assert delivery is not None
+        assert (delivery.exchange, delivery.routing_key) == ("nsb.v2.delay-level-03", TEN_SECONDS + "q")
+        dotnet.nack(delivery.delivery_tag)
