@@ -144,9 +144,7 @@ async def _send(
         click.echo(_summary(last[0], message, count, time.monotonic() - started))
 
 
-async def _publish(
-    client: Client, message: dict[str, Any], count: int, on_receipt: Callable[[Receipt], None]
-) -> None:
+async def _publish(client: Client, message: dict[str, Any], count: int, on_receipt: Callable[[Receipt], None]) -> None:
     """Publish the message *count* times, in order, and report every receipt.
 
     Raises:
