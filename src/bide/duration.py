@@ -78,7 +78,8 @@ def _from_text(text: str) -> timedelta:
 def _microseconds(number: str, unit: str) -> int:
     """Exact, and rounded up: a float would turn 1.001 s into a little more or less."""
     whole, _, decimals = number.partition(".")
-    return -(-int(whole + decimals) * _MICROSECONDS[unit] // 10 ** len(decimals))
+    scale: int = 10 ** len(decimals)
+    return -(-int(whole + decimals) * _MICROSECONDS[unit] // scale)
 
 
 def parse_due_time(value: DueTimeLike) -> datetime:

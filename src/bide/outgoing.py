@@ -141,7 +141,7 @@ class Outgoing:
         if expiration is not None:
             values["expiration"] = _expiration(expiration)
         if timestamp is not None:
-            if not isinstance(timestamp, datetime) or timestamp.tzinfo is None:
+            if timestamp.tzinfo is None:
                 raise InvalidInputError(f"the timestamp {timestamp!s} has no time zone: give an aware datetime")
             values["timestamp"] = timestamp
         return cls(target=target, body=_body(body, json), message_id=message_id, delay=wait, due=due, values=values)
@@ -223,7 +223,7 @@ def _headers(headers: Mapping[str, Any], *, delayed: bool) -> dict[str, Any]:
                 f"the header {name!r} carries the delay of a delayed message: publish to an exchange with the bindings "
                 "you need, or once per routing key"
             )
-        if name in ("CC", "BCC") and not (isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)):
+        if name in ("CC", "BCC") and not _is_texts(value):
             raise InvalidInputError(f"the header {name!r} is {value!r}: give a list of routing keys")
         # A copied x-death makes brokers below 4.0.1 take the next hop for a cycle and drop or hold the message.
         if name not in _COPIED:
@@ -232,11 +232,13 @@ def _headers(headers: Mapping[str, Any], *, delayed: bool) -> dict[str, Any]:
     return kept
 
 
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+
+
 def _expiration(value: DelayLike) -> str:
     milliseconds = (
-        int(value)
-        if isinstance(value, str) and _DIGITS.fullmatch(value)
-        else -(-parse_delay(value) // _MILLISECOND)
+        int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else -(-parse_delay(value) // _MILLISECOND)
     )
     if milliseconds > _MAX_EXPIRATION // _MILLISECOND:
         raise InvalidDelayError(
@@ -258,7 +260,7 @@ def _body(body: bytes | str | None, json: Any) -> bytes:
         try:
             return body.encode()
         except UnicodeEncodeError as error:
-            raise InvalidInputError(f"the body holds characters that UTF-8 cannot carry ({error}): give bytes") from error
+            raise InvalidInputError(f"the body has characters that UTF-8 cannot carry ({error}): give bytes") from error
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
     raise InvalidInputError(f"the body is of type {type(body).__name__}: give bytes, text, or json=")

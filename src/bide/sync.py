@@ -189,4 +189,3 @@ def connect_sync(
             max_in_flight=max_in_flight,
         )
     )
-

@@ -24,7 +24,7 @@ from bide.broker import LocalBroker, find_running
 from bide.broker.processes import marked
 from bide.broker.state import Pids, State
 from bide.errors import LocalBrokerError, ManagementApiError
-from tests.support import Rabbitmq
+from tests.support import Rabbitmq, flush_declarations
 
 # A start takes 4 to 10 s on an idle machine, and these tests make up to three.
 pytestmark = pytest.mark.timeout(300)
@@ -203,7 +203,9 @@ def test_virtual_hosts_come_and_go_quickly(broker: LocalBroker) -> None:
 
 
 def test_a_failing_rabbitmqctl_says_why(broker: LocalBroker) -> None:
-    with pytest.raises(LocalBrokerError, match=r"rabbitmqctl list_queues failed with status \d+ and said: .*nowhere"):
+    with pytest.raises(
+        LocalBrokerError, match=r"(?s)rabbitmqctl list_queues failed with status \d+ and said: .*nowhere"
+    ):
         broker.rabbitmqctl("list_queues", "--vhost", "nowhere")
 
 
@@ -211,6 +213,7 @@ def test_a_crash_loses_no_message_and_no_port(rabbitmq: Rabbitmq) -> None:
     with rabbitmq.start(ephemeral=True) as broker:
         before = broker.to_dict()
         put_message(broker, "kept", "still here")
+        flush_declarations(broker)
         broker.kill()
         assert broker.pids == []
         assert not broker.running
@@ -286,7 +289,7 @@ def test_a_start_that_is_killed_does_not_trip_the_next(rabbitmq: Rabbitmq, tmp_p
     wait_until(lambda: marked(folder) == [], what="no process is left of a start that was broken off")
     assert find_running(folder) is None
 
-    # The state file is half written, and an earlier life of the machine left the id of what is now a stranger's process.
+    # The state file is half written, and what was the id of the node is a stranger's by now.
     (folder / "broker.json").write_text('{"format": 1, "folder"', encoding="utf-8")
     (folder / "node.pid").write_text(f"{os.getpid()}\n", encoding="ascii")
     with rabbitmq.start(folder) as broker:

@@ -20,7 +20,7 @@ MESSAGES = 5
 
 async def redelivered(url: str, carrier: str) -> int:
     """Messages that arrive after their dead-letter exchange had no route for them at first."""
-    hold = {
+    hold: dict[str, str | int] = {
         "x-message-ttl": 100,
         "x-dead-letter-exchange": "onwards",
         "x-dead-letter-strategy": "at-least-once",

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # Only part of kombu has type annotations.
 kombu_delay: Any = native_delayed_delivery
 dumps: Any = serialization.dumps
-KombuConnection: Any = kombu.Connection
+KombuConnection: Any = vars(kombu)["Connection"]
 
 PROJECT = Path(__file__).parents[2]
 ON_TIME = timedelta(seconds=5)

@@ -117,7 +117,11 @@ async def test_a_headers_exchange(client: bide.Client, connection: Connection) -
             ],
         )
     )
-    messages = [{"headers": {"kind": "order", "size": 3}}, {"headers": {"size": 3}}, {"routing_key": "x"}]
+    messages: list[dict[str, Any]] = [
+        {"headers": {"kind": "order", "size": 3}},
+        {"headers": {"size": 3}},
+        {"routing_key": "x"},
+    ]
     await compare(client, connection, exchange, queues, messages)
 
 

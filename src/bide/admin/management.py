@@ -316,7 +316,7 @@ class ManagementApi:
     async def _pages(self, kind: str, vhost: str, containing: str) -> AsyncIterator[Mapping[str, Any]]:
         page = pages = 1
         while page <= pages:
-            query = {
+            query: dict[str, str | int] = {
                 "page": page,
                 "page_size": _PAGE,
                 "name": re.escape(containing),

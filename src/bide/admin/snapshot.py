@@ -55,7 +55,7 @@ class Snapshot:
         """Where an exchange sends what it cannot route, by argument or policy; None for nowhere."""
         found = self.exchanges[exchange]
         alternate = found.exchange.arguments.get("alternate-exchange")
-        if alternate is None and found.policy in self.policies:
+        if alternate is None and found.policy is not None and found.policy in self.policies:
             alternate = self.policies[found.policy].definition.get("alternate-exchange")
         return None if alternate is None else str(alternate)
 
@@ -64,13 +64,14 @@ class Snapshot:
 
         Where both give a number the smaller one holds; else the operator's does (rule of RabbitMQ).
         """
-        effective = dict(self.policies[queue.policy].definition) if queue.policy in self.policies else {}
+        own = self.policies.get(queue.policy) if queue.policy is not None else None
+        effective: dict[str, Argument] = dict(own.definition) if own is not None else {}
         # Only 4.3 tells which operator policy applies; the others leave it to us to match them.
         matching = [one for one in self.operator_policies.values() if _matches(one, queue)]
         if matching:
             for name, value in max(matching, key=lambda one: one.priority).definition.items():
                 other = effective.get(name)
-                effective[name] = min(other, value) if _is_number(other) and _is_number(value) else value
+                effective[name] = _smaller(other, value)
         return effective
 
 
@@ -84,8 +85,10 @@ def _matches(policy: Policy, queue: FoundQueue) -> bool:
         return False
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _smaller(other: Argument | None, value: Argument) -> Argument:
+    if isinstance(other, int | float) and isinstance(value, int | float):
+        return min(other, value)
+    return value
 
 
 async def take_snapshot(api: ManagementApi, vhost: str, infrastructure: DelayInfrastructure) -> Snapshot:
@@ -140,8 +143,8 @@ async def find_owned(
         ManagementApiError: the API does not answer as it should.
     """
     topology = infrastructure.topology()
-    names = [one.name for one in (*topology.exchanges, *topology.queues)]
-    fragments = {os.path.commonprefix(names), infrastructure.undeliverable}
+    names = [*(one.name for one in topology.exchanges), *(one.name for one in topology.queues)]
+    fragments = {os.path.commonprefix(names), infrastructure.undeliverable}  # noqa: RUF071 (of names, not of paths)
     fragments = {one for one in fragments if not any(other != one and other in one for other in fragments)}
     exchanges: dict[str, FoundExchange] = {}
     queues: dict[str, FoundQueue] = {}

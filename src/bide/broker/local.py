@@ -190,9 +190,10 @@ class LocalBroker:
 
     def vhost_url(self, vhost: str, *, user: str | None = None, password: str | None = None) -> str:
         """Return the AMQP URL of a virtual host, for the administrator unless *user* and *password* name another."""
+        port = self._state().ports.amqp
         name, secret = quote(user or self.user, safe=""), quote(password or self.password, safe="")
         path = "" if vhost == "/" else quote(vhost, safe="")
-        return f"amqp://{name}:{secret}@{LOOPBACK}:{self._state().ports.amqp}/{path}"
+        return f"amqp://{name}:{secret}@{LOOPBACK}:{port}/{path}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``bide broker status --json`` prints, passwords in the URLs included."""

@@ -1,9 +1,209 @@
 """``bide delay``: the delay infrastructure of a broker."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Final
+
 import click
+
+from bide.cli.output import print_json, working
+from bide.cli.running import run_async
+from bide.cli.settings import (
+    Settings,
+    json_option,
+    layout_options,
+    management_options,
+    pass_settings,
+)
+from bide.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from bide.admin.infrastructure import RemovedInfrastructure
+    from bide.admin.management import ManagementApi
+    from bide.admin.report import Report
+    from bide.amqp.connection import Connection
+    from bide.delay.infrastructure import DelayInfrastructure, Target
+
+_MARKS: Final = {"ok": ("✓", "green"), "problem": ("✗", "red"), "not checked": ("·", "yellow")}
 
 
 @click.group()
 def delay() -> None:
-    """x"""
+    """The exchanges and queues that hold messages back.
+
+    Publishers put them on the broker by themselves where they may. These commands do it ahead, look whether all is
+    well, and take them away.
+    """
+
+
+@delay.command()
+@click.option("--guard", is_flag=True, help="Set undeliverable messages aside by a policy (nservicebus, celery).")
+@layout_options()
+@json_option("what was declared")
+@management_options
+@pass_settings
+def apply(settings: Settings, *, infrastructure: DelayInfrastructure, guard: bool, as_json: bool) -> None:
+    """Put the infrastructure on the broker. What is there already stays as it is.
+
+    What exists with other properties is an error that names the difference; nothing of it is changed.
+    """
+    with working("declaring"):
+        result = run_async(_apply(settings, infrastructure, guard=guard))
+    if as_json:
+        print_json(result)
+        return
+    counts = result["declared"]
+    click.echo(
+        f"{infrastructure.name}: {counts['exchanges']} exchanges, {counts['queues']} queues, "
+        f"{counts['bindings']} bindings on {result['broker']}, virtual host {result['vhost']}"
+    )
+    if guard:
+        click.echo(f"policy {result['guard']}: what has no target goes to the queue {infrastructure.undeliverable}")
+
+
+async def _apply(settings: Settings, infrastructure: DelayInfrastructure, *, guard: bool) -> dict[str, Any]:
+    from bide.admin.infrastructure import install, install_guard
+
+    async with _connected(settings) as (connection, api):
+        applied = await install(connection, infrastructure)
+        policy = await install_guard(connection, api, infrastructure) if guard else None
+        return {
+            "layout": infrastructure.name,
+            "broker": connection.address,
+            "vhost": connection.url.vhost,
+            "declared": asdict(applied),
+            "guard": policy.name if policy else None,
+        }
+
+
+@delay.command()
+@layout_options()
+@json_option("the findings")
+@management_options
+@pass_settings
+def verify(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: bool) -> int:
+    """Check the broker and the infrastructure on it; exit with 1 if something is wrong, and say how to mend it.
+
+    Some checks need the management API. Without it they are listed as not checked, which is no failure.
+    """
+    with working("looking"):
+        report = run_async(_verify(settings, infrastructure))
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        _show(report)
+    if report.ok:
+        return 0
+    count = len(report.problems)
+    if as_json:
+        return 1
+    raise click.ClickException(f"{count} problem{'s' if count > 1 else ''} with {report.layout} on {report.broker}")
+
+
+async def _verify(settings: Settings, infrastructure: DelayInfrastructure) -> Report:
+    from bide.admin.verify import verify
+
+    async with _connected(settings) as (connection, api):
+        return await verify(connection, infrastructure, api)
+
+
+def _show(report: Report) -> None:
+    click.echo(f"{report.layout} on {report.broker}, virtual host {report.vhost}, RabbitMQ {report.release}")
+    for finding in report.findings:
+        mark, colour = _MARKS[finding.status]
+        click.echo(f"{click.style(mark, fg=colour)} {finding.check:<24}{finding.text}")
+
+
+@delay.command()
+@click.option("--force", is_flag=True, help="Delete messages that still wait, too.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@layout_options()
+@json_option("what was deleted")
+@management_options
+@pass_settings
+def destroy(settings: Settings, *, infrastructure: DelayInfrastructure, force: bool, yes: bool, as_json: bool) -> None:
+    """Take the infrastructure away, with its release queues and its guard; nothing else, and no messages."""
+    if not yes:
+        url = settings.broker_url()
+        what = f"Delete the {infrastructure.name} infrastructure on {url}"
+        click.confirm(f"{what}{', with the messages in it' if force else ''}?", abort=True, err=True)
+    with working("deleting"):
+        result = run_async(_destroy(settings, infrastructure, force=force))
+    if as_json:
+        print_json({**asdict(result.removed), "complete": result.complete})
+        return
+    removed = result.removed
+    click.echo(f"{removed.exchanges} exchanges and {removed.queues} queues deleted, with {removed.messages} messages")
+    if not result.complete:
+        click.echo("the management API did not answer: release queues of targets may remain", err=True)
+
+
+async def _destroy(settings: Settings, infrastructure: DelayInfrastructure, *, force: bool) -> RemovedInfrastructure:
+    from bide.admin.infrastructure import remove
+
+    async with _connected(settings) as (connection, api):
+        return await remove(connection, infrastructure, api, force=force)
+
+
+@delay.command()
+@click.argument("delay_text", metavar="DELAY")
+@click.option("--to", metavar="QUEUE", help="The queue that the message goes to.")
+@click.option("--exchange", metavar="NAME", help="Instead of a queue: the exchange that it goes to.")
+@click.option("--routing-key", default="", metavar="KEY", help="Its routing key, for --exchange.")
+@click.option("--mermaid", is_flag=True, help="Print a Mermaid diagram instead of the table.")
+@layout_options(levels=True)
+@json_option("the rows")
+def explain(
+    *,
+    infrastructure: DelayInfrastructure,
+    delay_text: str,
+    to: str | None,
+    exchange: str | None,
+    routing_key: str,
+    mermaid: bool,
+    as_json: bool,
+) -> None:
+    """Show the way that a message with this DELAY takes, exchange by exchange. No broker is asked."""
+    from bide.delay import explain as explaining
+    from bide.duration import parse_delay
+
+    target = _target(to, exchange, routing_key)
+    wait = parse_delay(delay_text)
+    if as_json:
+        click.echo(json.dumps(explaining.rows(infrastructure, wait, target), indent=2, ensure_ascii=False))
+    elif mermaid:
+        click.echo(explaining.mermaid(infrastructure, wait, target))
+    else:
+        click.echo(explaining.explain(infrastructure, wait, target))
+
+
+def _target(to: str | None, exchange: str | None, routing_key: str) -> Target:
+    from bide.delay.infrastructure import ExchangeTarget, QueueTarget
+
+    if (to is None) == (exchange is None):
+        raise InvalidInputError("name where the message goes: either --to or --exchange")
+    if exchange is not None:
+        return ExchangeTarget(exchange, routing_key)
+    assert to is not None
+    if routing_key:
+        raise InvalidInputError("--routing-key goes with --exchange")
+    return QueueTarget(to)
+
+
+@asynccontextmanager
+async def _connected(settings: Settings) -> AsyncIterator[tuple[Connection, ManagementApi]]:
+    from bide.admin.management import ManagementApi
+    from bide.amqp.connection import Connection
+
+    url = settings.broker_url()
+    api = ManagementApi.of(url, settings.management_url)
+    connection = await Connection.open(replace(url, name=f"{url.name} (delay)"))
+    try:
+        yield connection, api
+    finally:
+        await api.close()
+        await connection.close()

@@ -47,7 +47,7 @@ def receive(
 
     limit = None if timeout is None else parse_delay(timeout)
     render = _json if as_json else _text
-    run_async(_receive(settings, queue, declare=declare, count=count, timeout=limit, render=render))
+    run_async(_receive(settings, queue, declare=declare, count=count, patience=limit, render=render))
 
 
 async def _receive(
@@ -56,7 +56,7 @@ async def _receive(
     *,
     declare: bool,
     count: int | None,
-    timeout: timedelta | None,
+    patience: timedelta | None,
     render: Callable[[Message], bytes],
 ) -> None:
     from bide.client import connect
@@ -66,17 +66,17 @@ async def _receive(
     async with connect(settings.broker_url()) as client:
         if declare:
             await client.declare(Topology(queues=[Queue.quorum(queue)]))
-        received = await _print_messages(client, queue, count=count, timeout=timeout, render=render)
+        received = await _print_messages(client, queue, count=count, patience=patience, render=render)
     if count is not None and received < count:
-        assert timeout is not None
+        assert patience is not None
         raise click.ClickException(
-            f"{received} of {count} messages came from {queue!r} within {format_delay(timeout)}: wait longer with "
+            f"{received} of {count} messages came from {queue!r} within {format_delay(patience)}: wait longer with "
             "--timeout, or leave it out"
         )
 
 
 async def _print_messages(
-    client: Client, queue: str, *, count: int | None, timeout: timedelta | None, render: Callable[[Message], bytes]
+    client: Client, queue: str, *, count: int | None, patience: timedelta | None, render: Callable[[Message], bytes]
 ) -> int:
     """Print messages until there were *count*, or the time is over; return how many there were."""
     writer = LineWriter()
@@ -85,22 +85,22 @@ async def _print_messages(
     # The broker sends as many messages as are acknowledged, and the prefetch more. So the last ones of a limited
     # number are acknowledged at the end: it then has sent none that would go back to the queue as delivered before.
     last: list[Message] = []
+    limit = asyncio.timeout(None if patience is None else patience.total_seconds())
     try:
-        async with asyncio.timeout(None if timeout is None else timeout.total_seconds()) as limit:
-            async with client.consume(queue, prefetch=prefetch) as messages:
-                try:
-                    async for message in messages:
-                        await writer.write(render(message))
-                        received += 1
-                        if count is None or received <= count - prefetch:
-                            await _acknowledge(message)
-                        else:
-                            last.append(message)
-                        if received == count:
-                            break
-                finally:
-                    for message in last:
+        async with limit, client.consume(queue, prefetch=prefetch) as messages:
+            try:
+                async for message in messages:
+                    await writer.write(render(message))
+                    received += 1
+                    if count is None or received <= count - prefetch:
                         await _acknowledge(message)
+                    else:
+                        last.append(message)
+                    if received == count:
+                        break
+            finally:
+                for message in last:
+                    await _acknowledge(message)
     except TimeoutError:
         if not limit.expired():
             raise

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
-from bide.delay.clock import RESOLUTION
 from bide.delay.infrastructure import ExchangeTarget, QueueTarget, Target, format_delay
+from bide.delay.units import RESOLUTION
 from bide.errors import InvalidInputError
 from bide.topology import Binding, Exchange, Queue, Topology
 
@@ -98,7 +98,8 @@ def make_plan(prefix: str, *, messages: int, longest: timedelta, seed: int) -> P
         raise InvalidInputError(f"{messages} messages: give 1 to {MAX_MESSAGES:,}")
     if not SHORTEST <= longest <= LONGEST:
         raise InvalidInputError(
-            f"the longest delay {format_delay(longest)} must be from {format_delay(SHORTEST)} to {format_delay(LONGEST)}"
+            f"the longest delay {format_delay(longest)} must be from {format_delay(SHORTEST)} to "
+            f"{format_delay(LONGEST)}"
         )
     topology = _topology(prefix)
     pause = min(_PUBLISHING, longest / 2) / messages
@@ -148,4 +149,5 @@ def _delay(longest: timedelta, generator: random.Random) -> timedelta:
     seconds = longest // timedelta(seconds=1)
     if seconds and generator.random() < 1 / 3:
         return timedelta(seconds=generator.randint(1, seconds))
-    return min(SHORTEST * round((longest / SHORTEST) ** generator.random()), longest)
+    steps: float = (longest / SHORTEST) ** generator.random()
+    return min(SHORTEST * round(steps), longest)

@@ -1,0 +1,132 @@
+"""Put a delay infrastructure on a broker, guard it, and take it away."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from bide.admin.apply import Applied, Removed, apply, check_release, check_streams, destroy
+from bide.admin.management import ManagementApi
+from bide.admin.snapshot import find_owned
+from bide.amqp.connection import Connection
+from bide.delay.cascade import Policy
+from bide.delay.infrastructure import DelayInfrastructure
+from bide.errors import InvalidInputError, ManagementApiError, NotEmptyError
+from bide.topology import Topology
+
+
+@runtime_checkable
+class Guarded(Protocol):
+    """An infrastructure whose undeliverable messages need a policy to be set aside."""
+
+    def guard_topology(self) -> Topology:
+        """The undeliverable exchange and queue."""
+
+    def guard_policy(self) -> Policy:
+        """The policy that leads there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovedInfrastructure:
+    """What :func:`remove` deleted.
+
+    Attributes:
+        complete: whether the management API was there to find everything, release queues included.
+    """
+
+    removed: Removed
+    complete: bool
+
+
+async def install(connection: Connection, infrastructure: DelayInfrastructure) -> Applied:
+    """Declare the infrastructure, after checking that the broker is up to it.
+
+    Raises:
+        UnsupportedBrokerError: it is too old, or streams are off.
+        DeclarationMismatchError: something exists with other properties.
+    """
+    check_release(connection)
+    await check_streams(connection)
+    return await apply(connection, infrastructure.topology())
+
+
+async def install_guard(connection: Connection, api: ManagementApi, infrastructure: DelayInfrastructure) -> Policy:
+    """Set aside what has no target, by a policy: an argument would be refused to the owner's own declare.
+
+    Raises:
+        InvalidInputError: the infrastructure needs none, or another policy already applies to its exchanges.
+        ManagementApiError: the policy cannot be set.
+    """
+    if not isinstance(infrastructure, Guarded):
+        raise InvalidInputError(
+            f"the layout {infrastructure.name!r} needs no guard: its exchanges have an alternate exchange already"
+        )
+    policy = infrastructure.guard_policy()
+    vhost = connection.url.vhost
+    # RabbitMQ applies one policy to an exchange, so that ours would take the place of another, or give way to it.
+    for exchange in infrastructure.topology().exchanges:
+        found = await api.exchange(vhost, exchange.name)
+        if found is not None and found.policy not in (None, policy.name):
+            raise InvalidInputError(
+                f"the policy {found.policy!r} applies to the exchange {exchange.name!r} already, and RabbitMQ applies "
+                f'one only: add "alternate-exchange": "{infrastructure.undeliverable}" to its definition instead'
+            )
+    await apply(connection, infrastructure.guard_topology())
+    await api.set_policy(vhost, policy)
+    return policy
+
+
+async def remove(
+    connection: Connection,
+    infrastructure: DelayInfrastructure,
+    api: ManagementApi | None,
+    *,
+    force: bool = False,
+) -> RemovedInfrastructure:
+    """Delete the infrastructure, with its guard and the release queues of its targets, and nothing else.
+
+    Args:
+        connection: to the virtual host.
+        infrastructure: what to delete.
+        api: finds what the topology does not name, and messages that AMQP does not count; None to do without.
+        force: delete messages that still wait, too.
+
+    Raises:
+        NotEmptyError: messages wait in it and ``force`` is off; nothing was deleted.
+    """
+    topology = infrastructure.topology()
+    guard = infrastructure.guard_topology() if isinstance(infrastructure, Guarded) else Topology()
+    complete = False
+    vhost = connection.url.vhost
+    if api is not None:
+        try:
+            exchanges, queues = await find_owned(api, vhost, infrastructure)
+        except ManagementApiError:
+            api = None
+        else:
+            complete = True
+            held = {name: one.messages for name, one in queues.items() if one.messages}
+            if held and not force:
+                name, count = next(iter(held.items()))
+                raise NotEmptyError(
+                    f"{sum(held.values())} messages wait in {len(held)} queues, {name!r} ({count}) among them: let "
+                    "them be delivered, or delete them with --force",
+                    counts=held,
+                )
+            found = Topology([one.exchange for one in exchanges.values()], [one.queue for one in queues.values()])
+            topology |= _beyond(topology, found)
+    topology |= _beyond(topology, guard)
+    external = {str(one.arguments.get("x-dead-letter-exchange", "")) for one in topology.queues}
+    removed = await destroy(connection, topology, force=force, external=external)
+    if api is not None and isinstance(infrastructure, Guarded):
+        await api.delete_policy(vhost, infrastructure.guard_policy().name)
+    return RemovedInfrastructure(removed=removed, complete=complete)
+
+
+def _beyond(topology: Topology, extra: Topology) -> Topology:
+    """What of ``extra`` the topology does not name yet."""
+    return Topology(
+        (one for one in extra.exchanges if topology.exchange(one.name) is None),
+        (one for one in extra.queues if topology.queue(one.name) is None),
+        extra.bindings,
+    )

@@ -1,0 +1,321 @@
+"""Check a delay infrastructure on a broker: what is wrong, and how to mend it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from bide.admin.apply import MINIMUM_RELEASE, check_release, check_streams
+from bide.admin.management import FoundQueue, ManagementApi
+from bide.admin.private import private_broker
+from bide.admin.report import Finding, Report, judged, listed, unchecked
+from bide.admin.snapshot import Snapshot, ask_each, take_snapshot
+from bide.amqp.connection import Connection
+from bide.delay.cascade import foreign_suffix_bindings
+from bide.delay.clock import Clock
+from bide.delay.infrastructure import DelayInfrastructure
+from bide.errors import (
+    BrokerError,
+    DeclarationMismatchError,
+    LocalBrokerError,
+    ManagementApiError,
+    TargetNotFoundError,
+    UnsupportedBrokerError,
+)
+from bide.topology import Binding, Exchange, Queue
+
+DEFAULT_PREFETCH: Final = 32
+_FLAGS: Final = ("quorum_queue", "stream_queue")
+_PREFETCH: Final = "dead_letter_worker_consumer_prefetch"
+_SECOND_LOOK: Final = 3.0
+"""Seconds between the two looks at messages that may be stuck: on a busy broker some are always on their way."""
+
+_APPLY: Final = "run 'bide delay apply' with the same options"
+
+
+async def verify(connection: Connection, infrastructure: DelayInfrastructure, api: ManagementApi | None) -> Report:
+    """Check everything that can be checked.
+
+    What only the management API tells is reported as not checked where the API does not answer.
+
+    Args:
+        connection: to the virtual host.
+        infrastructure: with the settings that it should have.
+        api: the management API of the same broker, or None to do without.
+
+    Raises:
+        BideError: the connection broke.
+    """
+    vhost = connection.url.vhost
+    findings = [_release(connection)]
+    snapshot, finding = await _snapshot(api, vhost, infrastructure)
+    findings.append(finding)
+    why = f"only the management API tells: {finding.text}"
+    findings += await _flags(connection, api if snapshot else None)
+    findings += await _declared(connection, infrastructure)
+    if snapshot is None:
+        findings += [unchecked(check, why) for check in ("bindings", "targets", "stuck messages")]
+        findings += await _undeliverable(connection, infrastructure)
+    else:
+        findings += _bindings(snapshot, infrastructure)
+        findings += _targets(snapshot, infrastructure)
+        findings += _guard(snapshot, infrastructure)
+        findings += _cross_delivery(snapshot, infrastructure)
+        assert api is not None
+        findings += await _stuck(snapshot, api, vhost, infrastructure)
+        findings += await _undeliverable(connection, infrastructure)
+    findings += await _prefetch(connection)
+    return Report(
+        layout=infrastructure.name,
+        broker=connection.address,
+        vhost=vhost,
+        release=".".join(map(str, connection.release)),
+        findings=tuple(findings),
+    )
+
+
+def _release(connection: Connection) -> Finding:
+    release = ".".join(map(str, connection.release))
+    minimum = ".".join(map(str, MINIMUM_RELEASE))
+    try:
+        check_release(connection)
+    except UnsupportedBrokerError as error:
+        return Finding(check="release", status="problem", text=str(error))
+    return Finding(check="release", status="ok", text=f"RabbitMQ {release}, at least {minimum} is needed")
+
+
+async def _snapshot(
+    api: ManagementApi | None, vhost: str, infrastructure: DelayInfrastructure
+) -> tuple[Snapshot | None, Finding]:
+    if api is None:
+        return None, unchecked("management API", "it was not asked")
+    try:
+        snapshot = await take_snapshot(api, vhost, infrastructure)
+    except ManagementApiError as error:
+        return None, unchecked("management API", str(error))
+    return snapshot, Finding(check="management API", status="ok", text=f"answers at {api.address}")
+
+
+async def _flags(connection: Connection, api: ManagementApi | None) -> list[Finding]:
+    if api is not None:
+        try:
+            flags = await api.feature_flags()
+        except ManagementApiError:
+            flags = {}
+        if flags:
+            # From 4.0 on some of them are part of the broker, and no flags any more.
+            off = [name for name in _FLAGS if flags.get(name, "enabled") != "enabled"]
+            return judged(
+                "feature flags",
+                (
+                    f"the feature flag {name} is {flags[name]}, without which dead-lettering may lose messages: run "
+                    f"'rabbitmqctl enable_feature_flag {name}'"
+                    for name in off
+                ),
+                f"{' and '.join(_FLAGS)} are on",
+            )
+    try:
+        await check_streams(connection)
+    except UnsupportedBrokerError as error:
+        return [Finding(check="feature flags", status="problem", text=str(error))]
+    except BrokerError as error:
+        return [unchecked("feature flags", str(error))]
+    return [Finding(check="feature flags", status="ok", text="stream_queue is on")]
+
+
+async def _declared(connection: Connection, infrastructure: DelayInfrastructure) -> list[Finding]:
+    """Over AMQP: whether a thing exists, and for what exists whether declaring it as it should be is accepted."""
+    topology = infrastructure.topology()
+    findings: list[Finding] = []
+    exchanges = await ask_each(
+        connection, topology.exchanges, lambda channel, one: channel.declare_exchange(one, passive=True)
+    )
+    there = [one for one, answer in zip(topology.exchanges, exchanges, strict=True) if not _is_missing(answer)]
+    answers: list[Any] = await ask_each(connection, there, lambda channel, one: channel.declare_exchange(one))
+    findings += _compared("exchanges", topology.exchanges, there, answers)
+    queues = await ask_each(connection, topology.queues, lambda channel, one: channel.declare_queue(one, passive=True))
+    found = [one for one, answer in zip(topology.queues, queues, strict=True) if not _is_missing(answer)]
+    answers = await ask_each(connection, found, lambda channel, one: channel.declare_queue(one))
+    findings += _compared("queues", topology.queues, found, answers)
+    return findings
+
+
+def _is_missing(answer: Any) -> bool:
+    return isinstance(answer, TargetNotFoundError)
+
+
+def _compared(
+    kind: Any,
+    wanted: Sequence[Exchange] | Sequence[Queue],
+    found: Sequence[Exchange] | Sequence[Queue],
+    answers: Sequence[Any],
+) -> list[Finding]:
+    names = {one.name for one in found}
+    missing = [one.name for one in wanted if one.name not in names]
+    problems = []
+    if missing:
+        problems.append(f"{len(missing)} of {len(wanted)} {kind} do not exist, {listed(missing)}: {_APPLY}")
+    for answer in answers:
+        if isinstance(answer, DeclarationMismatchError):
+            problems.append(
+                f"the {answer.kind} {answer.name!r} is declared with {answer.argument} = {answer.found}, where "
+                f"{answer.wanted} is wanted: when no messages wait in it, delete it and {_APPLY}"
+            )
+        elif isinstance(answer, BrokerError):
+            return (
+                [*judged(kind, problems, ""), unchecked(kind, str(answer))]
+                if problems
+                else [unchecked(kind, str(answer))]
+            )
+    return judged(kind, problems, f"{len(wanted)} as they should be")
+
+
+def _bindings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
+    wanted = infrastructure.topology().bindings
+    there = set(snapshot.bindings)
+    missing = [_shown(one) for one in wanted if one not in there]
+    problems = [f"{len(missing)} of {len(wanted)} bindings are missing, {listed(missing)}: {_APPLY}"] if missing else []
+    return judged("bindings", problems, f"{len(wanted)} as they should be")
+
+
+def _shown(binding: Binding) -> str:
+    return f"{binding.source} -> {binding.destination} ({binding.routing_key})"
+
+
+def _targets(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
+    problems = []
+    targets = _delivered_to(snapshot, infrastructure)
+    way_out = (
+        "send to it with isolated=True, so that only its own messages wait"
+        if isinstance(infrastructure, Clock)
+        else "raise its limit, or let it drop the oldest instead (x-overflow drop-head)"
+    )
+    for name in targets:
+        found = snapshot.queues.get(name)
+        limit = None if found is None else _refuses(snapshot, found)
+        if limit is not None:
+            problems.append(
+                f"the queue {name!r} refuses messages once it is full ({limit}), and then holds up everybody's "
+                f"messages in the delay queues: {way_out}"
+            )
+    return judged("targets", problems, f"{len(targets)} queues are bound, none refuses messages")
+
+
+def _delivered_to(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[str]:
+    """The queues of others that the delivery exchange leads to, over however many exchanges."""
+    queues: dict[str, None] = {}
+    follow, seen = [infrastructure.delivery_exchange], set[str]()
+    while follow:
+        source = follow.pop()
+        if source in seen:
+            continue
+        seen.add(source)
+        for binding in snapshot.bindings_from(source):
+            if binding.destination_type == "exchange":
+                follow.append(binding.destination)
+            elif not infrastructure.owns(binding.destination):
+                queues[binding.destination] = None
+    return list(queues)
+
+
+def _refuses(snapshot: Snapshot, found: FoundQueue) -> str | None:
+    """The limit over which a queue refuses messages, or None."""
+    settings: dict[str, Any] = {
+        **snapshot.policy_of(found),
+        **{name.removeprefix("x-"): value for name, value in found.queue.arguments.items()},
+    }
+    if settings.get("overflow") not in ("reject-publish", "reject-publish-dlx"):
+        return None
+    for name in ("max-length", "max-length-bytes"):
+        if name in settings:
+            return f"{name} {settings[name]}"
+    return None
+
+
+def _guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
+    topology = infrastructure.topology()
+    names = [one.name for one in topology.exchanges if one.name in snapshot.exchanges]
+    if isinstance(infrastructure, Clock):
+        # Its alternate exchanges are arguments, which were compared with the exchanges.
+        return []
+    bare = [name for name in names if snapshot.alternate_of(name) is None]
+    problems = []
+    if bare:
+        problems.append(
+            f"{len(bare)} of {len(names)} exchanges have no alternate exchange ({listed(bare, limit=2)}): a message "
+            "whose target is gone stays in its delay queue, and 32 of them stop that queue for everybody: run "
+            f"'bide delay apply --guard --layout {infrastructure.name}'"
+        )
+    return judged("guard", problems, f"what has no target goes to {infrastructure.undeliverable}")
+
+
+def _cross_delivery(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
+    if isinstance(infrastructure, Clock):
+        return []
+    bindings = snapshot.bindings_from(infrastructure.delivery_exchange)
+    problems = [
+        f"{one}: let its owner bind {'*.' * 28 + one.binding.routing_key.removeprefix('#.')!r} instead, or rename one "
+        "of them"
+        for one in foreign_suffix_bindings(bindings)
+    ]
+    return judged("cross-delivery", problems, f"none of {len(bindings)} bindings takes the messages of another target")
+
+
+async def _stuck(
+    snapshot: Snapshot, api: ManagementApi, vhost: str, infrastructure: DelayInfrastructure
+) -> list[Finding]:
+    first = {name: one.between for name, one in snapshot.queues.items() if infrastructure.owns(name) and one.between}
+    second: dict[str, int] = {}
+    if first:
+        await asyncio.sleep(_SECOND_LOOK)
+        again = (await take_snapshot(api, vhost, infrastructure)).queues
+        second = {name: min(count, again[name].between) for name, count in first.items() if name in again}
+    problems = [
+        f"{count} messages are stuck in {name!r}: their due time has come and their target takes none. Mend the "
+        "target (is it bound, is it full?); the broker tries again within three minutes"
+        for name, count in second.items()
+        if count
+    ]
+    return judged("stuck messages", problems, "none")
+
+
+async def _undeliverable(connection: Connection, infrastructure: DelayInfrastructure) -> list[Finding]:
+    name = infrastructure.undeliverable
+    (answer,) = await ask_each(connection, [Queue(name)], lambda channel, one: channel.declare_queue(one, passive=True))
+    if _is_missing(answer):
+        return []
+    if isinstance(answer, BrokerError):
+        return [unchecked("undeliverable messages", str(answer))]
+    problems = []
+    if answer.message_count:
+        problems.append(
+            f"{answer.message_count} messages in {name!r} found no target: their header bide-to names it; mend it, and "
+            f"send them on (see them with 'bide receive {name} --json')"
+        )
+    return judged("undeliverable messages", problems, "none")
+
+
+async def _prefetch(connection: Connection) -> list[Finding]:
+    how = f"rabbitmqctl eval 'application:get_env(rabbit, {_PREFETCH}).'"
+    broker = private_broker(connection.url)
+    if broker is None:
+        return [unchecked("dead-letter prefetch", f"no API tells it; look with {how!r} on the broker")]
+    try:
+        text = await asyncio.to_thread(broker.rabbitmqctl, "eval", f"application:get_env(rabbit, {_PREFETCH}).")
+    except LocalBrokerError as error:
+        return [unchecked("dead-letter prefetch", str(error))]
+    value = int("".join(filter(str.isdigit, text)) or DEFAULT_PREFETCH)
+    if value < DEFAULT_PREFETCH:
+        return [
+            Finding(
+                check="dead-letter prefetch",
+                status="problem",
+                text=f"{value}: so few messages leave a delay queue at a time; set {_PREFETCH} in advanced.config to "
+                "1000",
+            )
+        ]
+    more = (
+        "" if value > DEFAULT_PREFETCH else f"; more than twice as many leave a queue per second with {_PREFETCH} 1000"
+    )
+    return [Finding(check="dead-letter prefetch", status="ok", text=f"{value}{more}")]
