@@ -204,9 +204,9 @@ def test_virtual_hosts_come_and_go_quickly(broker: LocalBroker) -> None:
 
 def test_a_failing_rabbitmqctl_says_why(broker: LocalBroker) -> None:
     with pytest.raises(
-        LocalBrokerError, match=r"(?s)rabbitmqctl list_queues failed with status \d+ and said: .*nowhere"
+        LocalBrokerError, match=r"(?s)rabbitmqctl delete_user failed with status \d+ and said: .*nobody"
     ):
-        broker.rabbitmqctl("list_queues", "--vhost", "nowhere")
+        broker.rabbitmqctl("delete_user", "nobody")
 
 
 def test_a_crash_loses_no_message_and_no_port(rabbitmq: Rabbitmq) -> None:
@@ -269,7 +269,8 @@ def test_an_ephemeral_broker_dies_with_its_starter(rabbitmq: Rabbitmq) -> None:
         RABBITMQ_NODENAME="rabbit@elsewhere.invalid",
         RABBITMQ_NODE_PORT="1",
         RABBITMQ_CONFIG_FILE="/nonexistent/rabbitmq.conf",
-        ERL_FLAGS="-no_such_flag +Z",
+        ERL_FLAGS="+no_such_flag",
+        ERL_AFLAGS="+no_such_flag",
         ERL_EPMD_PORT="1",
     )
     with starter:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.errors import (
+    AccessRefusedError,
     BrokerError,
     DeclarationMismatchError,
     NotEmptyError,
@@ -82,18 +83,21 @@ async def check_streams(connection: Connection) -> None:
     if connection.release >= (4, 0):
         return
     name = f"bide.probe.{secrets.token_hex(8)}"
-    channel = await connection.channel()
+    # On a connection of its own, because some releases close the whole connection where the flag is off.
+    probing = await Connection.open(connection.url)
     try:
+        channel = await probing.channel()
         await channel.declare_queue(Queue(name, arguments={"x-queue-type": "stream"}))
         await channel.delete_queue(name)
-        await channel.close()
     except BrokerError as error:
-        if connection.lost.done() or error.reply_code == 403:
+        if isinstance(error, AccessRefusedError) or "feature flag" not in str(error):
             raise
         raise UnsupportedBrokerError(
             f"the broker at {connection.address} has the feature flag stream_queue switched off, without which "
             "dead-lettering may lose messages: run 'rabbitmqctl enable_feature_flag stream_queue'"
         ) from error
+    finally:
+        await probing.close()
 
 
 async def apply(connection: Connection, topology: Topology, *, external: Iterable[str] = ()) -> Applied:

@@ -6,20 +6,17 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from pamqp import commands
 from pamqp.base import Frame
 
 from bide.amqp import codec, faults
 from bide.amqp.confirms import Confirms, fail
-from bide.errors import (
-    BideError,
-    BrokerError,
-    ClosedError,
-    ConsumerCancelledError,
-)
+from bide.amqp.content import Assembly, Delivery, Return
+from bide.errors import BideError, ClosedError, ConsumerCancelledError
 from bide.topology import Binding, Exchange, Queue
 
 if TYPE_CHECKING:
@@ -28,38 +25,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CONSUMER_TAG: Final = "bide-{}"
-
-
-@dataclass(slots=True, kw_only=True)
-class Delivery:
-    """A message as the broker sent it.
-
-    Attributes:
-        values: the properties by their AMQP names; absent ones are left out.
-        message_count: messages left in the queue, for a delivery by ``get``.
-    """
-
-    exchange: str
-    routing_key: str
-    redelivered: bool
-    delivery_tag: int
-    values: Mapping[str, Any]
-    body: bytes
-    message_count: int | None = None
+_CLOSE_GRACE: Final = 5.0
 
 
 @dataclass(slots=True, kw_only=True)
 class _Call:
     replies: tuple[type[Frame], ...]
     future: asyncio.Future[Any]
-
-
-@dataclass(slots=True)
-class _Content:
-    method: Frame
-    values: Mapping[str, Any] = field(default_factory=dict)
-    remaining: int = -1
-    parts: list[bytes] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,7 +47,7 @@ class Channel:
 
     Attributes:
         confirms: the publishes that wait for their confirms.
-        closed_with: why the channel is closed, or None while it is open.
+        closed_with: why the channel is closed, or None while it can be used.
         close_text: the broker's own words, where it was the broker that closed it.
     """
 
@@ -88,7 +60,9 @@ class Channel:
         self._calls: deque[_Call] = deque()
         self._consumers: dict[str, _Consumer] = {}
         self._consumers_made = 0
-        self._content: _Content | None = None
+        self._incoming: Assembly | None = None
+        self._closing = False
+        self._gone: asyncio.Future[None] = connection.loop.create_future()
 
     @property
     def is_open(self) -> bool:
@@ -117,19 +91,39 @@ class Channel:
         await self.call(codec.method(85, 10, b"\x00"), commands.Confirm.SelectOk)
 
     async def close(self) -> None:
-        """Close it; unconfirmed publishes fail, unacknowledged deliveries go back to their queues."""
+        """Close it and wait for the broker to do so: what is unacknowledged is back in its queue then."""
+        self.abandon()
+        try:
+            async with asyncio.timeout(_CLOSE_GRACE):
+                await asyncio.shield(self._gone)
+        except TimeoutError:
+            log.debug("the broker did not answer the closing of channel %s", self.number)
+
+    def abandon(self) -> None:
+        """Close it without waiting; unconfirmed publishes fail, unacknowledged deliveries go back to their queues."""
         if self.closed_with is not None:
             return
-        reply = self.call(
-            codec.method(20, 40, codec.short(200), codec.short_string("closed"), b"\x00\x00\x00\x00"),
-            commands.Channel.CloseOk,
+        self.connection.send(
+            codec.frame(
+                codec.METHOD,
+                self.number,
+                codec.method(20, 40, codec.short(200), codec.short_string("closed"), b"\x00\x00\x00\x00"),
+            )
         )
-        try:
-            await reply
-        except BrokerError:
-            log.debug("the channel was gone before it could be closed")
-        self.fail(ClosedError("the channel was closed"))
-        self.connection.forget(self)
+        # Its number stays taken until the broker has answered.
+        self._closing = True
+        self._close(ClosedError("the channel was closed"))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.close()
+        else:
+            self.abandon()
 
     # -- topology
 
@@ -241,7 +235,7 @@ class Channel:
             body=body,
             frame_max=self.connection.frame_max,
         )
-        future = self.confirms.add(exchange, routing_key, values.get("message_id"))
+        future = self.confirms.add(exchange, routing_key, values.get("message_id"), body)
         self.connection.send(*frames)
         return future
 
@@ -288,7 +282,10 @@ class Channel:
         return tag
 
     async def cancel(self, tag: str) -> None:
-        """Stop a consumer; what it was sent and has not acknowledged stays with it until the channel closes."""
+        """Stop a consumer; what it was sent and has not acknowledged stays with it until the channel closes.
+
+        Deliveries come until the broker has answered.
+        """
         await self.call(codec.method(60, 30, codec.short_string(tag), b"\x00"), commands.Basic.CancelOk)
         self._consumers.pop(tag, None)
 
@@ -321,10 +318,13 @@ class Channel:
     def on_method(self, method: Frame) -> None:
         """A method frame for this channel."""
         match method:
-            case commands.Basic.Deliver() | commands.Basic.Return() | commands.Basic.GetOk():
-                self._content = _Content(method)
             case commands.Channel.Close():
                 self._on_close(method)
+            case commands.Channel.CloseOk() if self._closing:
+                self._end()
+            case _ if self._closing:
+                # What was under way when we closed it.
+                return
             case commands.Basic.Cancel():
                 self._on_cancel(method)
             case commands.Channel.Flow():
@@ -342,54 +342,45 @@ class Channel:
         if not call.future.done():
             call.future.set_result(None if isinstance(method, commands.Basic.GetEmpty) else method)
 
+    def on_message(self, message: Delivery | Return) -> None:
+        """A method frame that announces a message."""
+        self._incoming = Assembly(message)
+
     def on_header(self, size: int, values: Mapping[str, Any]) -> None:
         """A content header for this channel."""
-        if self._content is None:
-            self.connection.abort(f"a content header without a method came on channel {self.number}")
-            return
-        self._content.values, self._content.remaining = values, size
-        if not size:
-            self._complete()
+        if self._incoming is None:
+            raise ValueError("a content header without a method")
+        if self._incoming.header(size, values):
+            self._complete(self._incoming.message)
 
     def on_body(self, payload: bytes) -> None:
         """A piece of a body for this channel."""
-        content = self._content
-        if content is None or len(payload) > content.remaining:
-            self.connection.abort(f"more content than announced came on channel {self.number}")
-            return
-        content.parts.append(payload)
-        content.remaining -= len(payload)
-        if not content.remaining:
-            self._complete()
+        if self._incoming is None:
+            raise ValueError("a body without a method")
+        if self._incoming.body(payload):
+            self._complete(self._incoming.message)
 
-    def _complete(self) -> None:
-        content, self._content = self._content, None
-        if content is None:
+    def _complete(self, message: Delivery | Return) -> None:
+        self._incoming = None
+        if self._closing:
             return
-        method: Any = content.method
-        if method.index == commands.Basic.Return.index:
-            self.confirms.returned(
-                method.reply_code, method.reply_text, method.exchange, method.routing_key, content.values
-            )
+        if isinstance(message, Return):
+            self.confirms.returned(message)
+        elif message.message_count is not None:
+            self._on_got(message)
+        else:
+            consumer = self._consumers.get(message.consumer_tag)
+            if consumer is not None:
+                consumer.on_message(message)
+            # A delivery for a consumer that was just cancelled stays unsettled and returns when the channel closes.
+
+    def _on_got(self, delivery: Delivery) -> None:
+        if not self._calls or commands.Basic.GetEmpty not in self._calls[0].replies:
+            self.connection.abort(f"an unexpected Basic.GetOk came on channel {self.number}")
             return
-        delivery = Delivery(
-            exchange=method.exchange,
-            routing_key=method.routing_key,
-            redelivered=bool(method.redelivered),
-            delivery_tag=method.delivery_tag,
-            values=content.values,
-            body=b"".join(content.parts),
-            message_count=getattr(method, "message_count", None),
-        )
-        if method.index == commands.Basic.GetOk.index:
-            call = self._calls.popleft()
-            if not call.future.done():
-                call.future.set_result(delivery)
-            return
-        consumer = self._consumers.get(method.consumer_tag)
-        if consumer is not None:
-            consumer.on_message(delivery)
-        # A delivery for a consumer that was just cancelled stays unsettled and returns when the channel closes.
+        call = self._calls.popleft()
+        if not call.future.done():
+            call.future.set_result(delivery)
 
     def _on_cancel(self, method: Any) -> None:
         consumer = self._consumers.pop(method.consumer_tag, None)
@@ -400,12 +391,19 @@ class Channel:
 
     def _on_close(self, method: Any) -> None:
         self.connection.send(codec.frame(codec.METHOD, self.number, codec.method(20, 41)))
+        if self._closing:
+            # Both closed at once: the broker answers ours too.
+            return
         self.close_text = method.reply_text or ""
-        self.fail(faults.channel_error(method.reply_code or 0, self.close_text))
-        self.connection.forget(self)
+        self._close(faults.channel_error(method.reply_code or 0, self.close_text))
+        self._end()
 
     def fail(self, error: BideError) -> None:
-        """Close without a word to the broker: everything that waits gets the error."""
+        """The connection is gone: everything that waits gets the error."""
+        self._close(error)
+        self._end()
+
+    def _close(self, error: BideError) -> None:
         if self.closed_with is not None:
             return
         self.closed_with = error
@@ -416,3 +414,8 @@ class Channel:
         consumers, self._consumers = self._consumers, {}
         for consumer in consumers.values():
             consumer.on_end(error)
+
+    def _end(self) -> None:
+        if not self._gone.done():
+            self._gone.set_result(None)
+        self.connection.forget(self)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bide.amqp.content import Return
 from bide.errors import BideError, PublishRefusedError, UnroutableError
 
 log = logging.getLogger(__name__)
@@ -24,66 +24,83 @@ class Unconfirmed:
     exchange: str
     routing_key: str
     message_id: str | None
+    body: bytes
     future: asyncio.Future[None]
     returned: tuple[int, str] | None = None
 
 
 class Confirms:
-    """The publisher confirms of one channel. The broker numbers its messages from 1 on, in the order of sending."""
+    """The publisher confirms of one channel. The broker numbers its messages from 1 on, in the order of sending.
+
+    Attributes:
+        failed: messages that waited when the channel closed.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: dict[int, Unconfirmed] = {}
         self._sent = 0
         self._oldest = 1
+        self._looked_at = 0
+        self.failed = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, exchange: str, routing_key: str, message_id: str | None) -> asyncio.Future[None]:
+    def add(self, exchange: str, routing_key: str, message_id: str | None, body: bytes) -> asyncio.Future[None]:
         """Count a message that is being sent, and return a future of its confirm."""
         self._sent += 1
         future: asyncio.Future[None] = self._loop.create_future()
         self._waiting[self._sent] = Unconfirmed(
-            exchange=exchange, routing_key=routing_key, message_id=message_id, future=future
+            exchange=exchange, routing_key=routing_key, message_id=message_id, body=body, future=future
         )
         return future
 
     def settle(self, delivery_tag: int, *, multiple: bool, refused: bool) -> None:
         """The broker's answer to one message, or to all up to this one."""
+        delivery_tag = min(delivery_tag, self._sent)
         for tag in range(self._oldest if multiple else delivery_tag, delivery_tag + 1):
             entry = self._waiting.pop(tag, None)
             if entry is not None and not entry.future.done():
-                _resolve(entry, refused)
+                _resolve(entry, refused=refused)
         if multiple:
             self._oldest = delivery_tag + 1
 
-    def returned(self, code: int, text: str, exchange: str, routing_key: str, values: Mapping[str, Any]) -> None:
+    def returned(self, message: Return) -> None:
         """A message came back.
 
         A return names no delivery tag, but the broker returns in the order of sending and before it confirms. So it
-        belongs to the oldest message with this address and this id that has not come back yet.
+        belongs to the first message after the last returned one that it is equal to; of equal ones, bodies included,
+        it does not matter to anybody which was meant.
         """
-        message_id = values.get("message_id")
-        for entry in self._waiting.values():
+        message_id = message.values.get("message_id")
+        for tag in range(self._looked_at + 1, self._sent + 1):
+            entry = self._waiting.get(tag)
             if (
-                entry.returned is None
+                entry is not None
                 and entry.message_id == message_id
-                and entry.exchange == exchange
-                and entry.routing_key == routing_key
+                and entry.exchange == message.exchange
+                and entry.routing_key == message.routing_key
+                and entry.body == message.body
             ):
-                entry.returned = (code, text)
+                entry.returned = (message.reply_code, message.reply_text)
+                self._looked_at = tag
                 return
         log.warning("the broker returned a message that is not waiting for a confirm")
 
     def fail(self, error: BideError) -> None:
-        """No more answers will come."""
+        """No more answers will come. What was returned is known to be unroutable all the same."""
         waiting, self._waiting = self._waiting, {}
+        self.failed = len(waiting)
         for entry in waiting.values():
-            fail(entry.future, error)
+            if entry.returned is not None and not entry.future.done():
+                _resolve(entry, refused=False)
+                entry.future.exception()
+            else:
+                fail(entry.future, error)
 
 
-def _resolve(entry: Unconfirmed, refused: bool) -> None:
+def _resolve(entry: Unconfirmed, *, refused: bool) -> None:
     where = (
         f"the message {entry.message_id!r} sent to the exchange {entry.exchange!r} with the routing key "
         f"{entry.routing_key!r}"

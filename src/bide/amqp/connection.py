@@ -12,12 +12,12 @@ from typing import Any, Final
 import pamqp.frame
 from pamqp import commands
 from pamqp.base import Frame
-from pamqp.header import ContentHeader
 
-from bide.amqp import codec, faults
+from bide.amqp import codec, decoding, faults
 from bide.amqp.channel import Channel
 from bide.amqp.handshake import open_vhost, release_of, start_ok, tls_reason, tune_ok
 from bide.amqp.url import BrokerUrl
+from bide.amqp.writer import Writer
 from bide.errors import (
     BideError,
     BrokerError,
@@ -30,8 +30,9 @@ from bide.errors import (
 
 log = logging.getLogger(__name__)
 
-WRITE_BUFFER: Final = 1 << 20
-"""Bytes waiting for the socket above which publishers are held back."""
+MAX_FRAME: Final = 1 << 24
+"""Bytes that no frame has, except one from a peer that does not speak AMQP; the headers of a message that was
+dead-lettered often may well be over the agreed frame size."""
 
 _FRAME: Final = struct.Struct(">BHI")
 _TAG_AND_BITS: Final = struct.Struct(">QB")
@@ -62,19 +63,15 @@ class Connection(asyncio.Protocol):
         self.lost: asyncio.Future[BideError] = self.loop.create_future()
         self.opened: asyncio.Future[None] = self.loop.create_future()
         self._closed: asyncio.Future[None] = self.loop.create_future()
+        self._ended: asyncio.Future[None] = self.loop.create_future()
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
-        self._out: list[bytes] = []
-        self._flush_handle: asyncio.Handle | None = None
+        self._writer = Writer(self.loop)
         self._channels: dict[int, Channel] = {}
-        self._blocked_by: str | None = None
-        self._drained = asyncio.Event()
-        self._drained.set()
-        self._writable = asyncio.Event()
-        self._writable.set()
         self._heartbeat = 0
         self._heartbeat_handle: asyncio.TimerHandle | None = None
-        self._received_at = self._sent_at = self.loop.time()
+        self._abort_handle: asyncio.TimerHandle | None = None
+        self._received_at = self.loop.time()
 
     @classmethod
     async def open(cls, url: BrokerUrl) -> Connection:
@@ -136,7 +133,7 @@ class Connection(asyncio.Protocol):
     @property
     def blocked_by(self) -> str | None:
         """Why the broker takes no publishes at the moment (an alarm), or None."""
-        return self._blocked_by
+        return self._writer.blocked_by
 
     async def writable(self) -> None:
         """Wait until the broker and the socket take more: backpressure for publishers.
@@ -144,7 +141,7 @@ class Connection(asyncio.Protocol):
         Raises:
             BideError: the connection broke.
         """
-        await self._writable.wait()
+        await self._writer.writable()
         if self.lost.done():
             raise self.lost.result()
 
@@ -154,12 +151,12 @@ class Connection(asyncio.Protocol):
         Raises:
             BideError: the connection broke.
         """
-        await self._drained.wait()
+        await self._writer.drained()
         if self.lost.done():
             raise self.lost.result()
 
     async def channel(self, *, confirms: bool = False) -> Channel:
-        """Open a channel.
+        """Open a channel; ``async with`` closes it.
 
         Raises:
             BideError: the connection is closed, or has no channel number left.
@@ -171,26 +168,36 @@ class Connection(asyncio.Protocol):
             raise BrokerError(f"all {self.channel_max} channels of the connection to {self.address} are in use")
         channel = Channel(self, number)
         self._channels[number] = channel
-        await channel.open()
-        if confirms:
-            await channel.confirm_select()
+        try:
+            await channel.open()
+            if confirms:
+                await channel.confirm_select()
+        except BaseException:
+            # A caller that was cancelled must not leave it open.
+            channel.abandon()
+            raise
         return channel
 
     async def close(self) -> None:
-        """Close it, with the handshake that lets the broker see a clean end."""
-        if self._transport is None or self.lost.done():
+        """Close it, with the handshake that lets the broker see a clean end, and wait until the socket is closed."""
+        if self._transport is None:
             return
-        self.send(
-            codec.frame(
-                codec.METHOD, 0, codec.method(10, 50, codec.short(200), codec.short_string("closed"), b"\0\0\0\0")
-            )
-        )
         try:
-            async with asyncio.timeout(_CLOSE_GRACE):
-                await asyncio.shield(self._closed)
+            if not self.lost.done():
+                self.send(
+                    codec.frame(
+                        codec.METHOD,
+                        0,
+                        codec.method(10, 50, codec.short(200), codec.short_string("closed"), b"\0\0\0\0"),
+                    )
+                )
+                async with asyncio.timeout(_CLOSE_GRACE):
+                    await asyncio.shield(self._closed)
         except TimeoutError:
             log.debug("the broker at %s did not answer the closing of the connection", self.address)
-        self.give_up(ClosedError("the connection was closed"))
+        finally:
+            self.give_up(ClosedError("the connection was closed"), politely=self._closed.done())
+        await asyncio.shield(self._ended)
 
     def abort(self, reason: str) -> None:
         """Give the connection up because the peer broke the rules."""
@@ -204,36 +211,16 @@ class Connection(asyncio.Protocol):
     # -- output
 
     def send(self, *frames: bytes) -> None:
-        """Queue frames for the socket; what is queued in one turn of the event loop goes out in one write."""
-        self._out += frames
-        if self._flush_handle is None:
-            self._flush_handle = self.loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flush_handle = None
-        if self._transport is not None and self._out:
-            self._transport.write(b"".join(self._out))
-            self._sent_at = self.loop.time()
-        self._out.clear()
+        """Queue frames for the socket."""
+        self._writer.send(*frames)
 
     def pause_writing(self) -> None:
         """The socket's buffer is full."""
-        self._drained.clear()
-        self._update_writable()
+        self._writer.pause()
 
     def resume_writing(self) -> None:
         """The socket's buffer has room again."""
-        self._drained.set()
-        self._update_writable()
-
-    def _update_writable(self) -> None:
-        if self.lost.done():
-            self._drained.set()
-            self._writable.set()
-        elif self._drained.is_set() and self._blocked_by is None:
-            self._writable.set()
-        else:
-            self._writable.clear()
+        self._writer.resume()
 
     # -- input
 
@@ -241,11 +228,15 @@ class Connection(asyncio.Protocol):
         """The socket is connected: begin the handshake."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_BUFFER)
+        self._writer.connect(transport)
         self.send(codec.PROTOCOL_HEADER)
 
     def connection_lost(self, error: Exception | None) -> None:
         """The socket is gone."""
+        if self._abort_handle is not None:
+            self._abort_handle.cancel()
+        if not self._ended.done():
+            self._ended.set_result(None)
         if isinstance(error, ssl.SSLError):
             self.give_up(TlsError(f"TLS with {self.address} failed: {tls_reason(error)}"))
             return
@@ -270,7 +261,7 @@ class Connection(asyncio.Protocol):
             while end - place >= codec.FRAME_OVERHEAD:
                 kind, channel, size = _FRAME.unpack_from(buffer, place)
                 stop = place + codec.FRAME_OVERHEAD + size
-                if kind not in (codec.METHOD, codec.HEADER, codec.BODY, codec.HEARTBEAT):
+                if kind not in (codec.METHOD, codec.HEADER, codec.BODY, codec.HEARTBEAT) or size > MAX_FRAME:
                     self.abort(f"it sent {bytes(buffer[place : place + 8])!r}, which is not AMQP 0-9-1")
                     return
                 if stop > end:
@@ -282,6 +273,8 @@ class Connection(asyncio.Protocol):
                 place = stop
                 if self.lost.done():
                     return
+        except ValueError as error:
+            self.abort(f"it sent something that cannot be read ({error})")
         finally:
             del buffer[:place]
 
@@ -303,6 +296,8 @@ class Connection(asyncio.Protocol):
         elif (index := frame[7:11]) == _ACK or index == _NACK:
             tag, flags = _TAG_AND_BITS.unpack_from(frame, 11)
             channel.confirms.settle(tag, multiple=bool(flags & 1), refused=index == _NACK)
+        elif (message := decoding.announcement(frame)) is not None:
+            channel.on_message(message)
         else:
             channel.on_method(_method(frame))
 
@@ -316,13 +311,11 @@ class Connection(asyncio.Protocol):
                 if not self.opened.done():
                     self.opened.set_result(None)
             case commands.Connection.Blocked():
-                self._blocked_by = method.reason or "an alarm"
-                log.warning("the broker at %s takes no publishes: %s", self.address, self._blocked_by)
-                self._update_writable()
+                self._writer.block(method.reason or "an alarm")
+                log.warning("the broker at %s takes no publishes: %s", self.address, self.blocked_by)
             case commands.Connection.Unblocked():
-                self._blocked_by = None
+                self._writer.block(None)
                 log.info("the broker at %s takes publishes again", self.address)
-                self._update_writable()
             case commands.Connection.Close():
                 self._on_close(method)
             case commands.Connection.CloseOk():
@@ -338,7 +331,7 @@ class Connection(asyncio.Protocol):
 
     def _on_tune(self, method: Any) -> None:
         self.channel_max = method.channel_max or 65535
-        self.frame_max = method.frame_max or self.frame_max
+        self.frame_max = min(method.frame_max or self.frame_max, MAX_FRAME)
         theirs, ours = method.heartbeat or 0, self.url.heartbeat
         self._heartbeat = min(theirs, ours) if theirs and ours else ours
         self.send(
@@ -355,7 +348,7 @@ class Connection(asyncio.Protocol):
                 ConnectionLostError(f"the broker at {self.address} has been silent for {now - self._received_at:.0f} s")
             )
             return
-        if now - self._sent_at >= self._heartbeat / 2:
+        if now - self._writer.sent_at >= self._heartbeat / 2:
             self.send(codec.HEARTBEAT_FRAME)
         self._heartbeat_handle = self.loop.call_later(self._heartbeat / 2, self._beat)
 
@@ -365,17 +358,23 @@ class Connection(asyncio.Protocol):
         self.give_up(
             faults.connection_error(code, text)
             if self._is_open
-            else faults.handshake_error(code, text, user=self.url.user, vhost=self.url.vhost, address=self.address)
+            else faults.handshake_error(code, text, user=self.url.user, vhost=self.url.vhost, address=self.address),
+            politely=True,
         )
 
-    def give_up(self, error: BideError) -> None:
-        """End everything, with this reason, and without a word to the broker."""
+    def give_up(self, error: BideError, *, politely: bool = False) -> None:
+        """End everything, with this reason.
+
+        Args:
+            politely: let the socket send what is still queued. Else it is cut: a peer that does not read any more would
+                keep it open for ever.
+        """
         if self.lost.done():
             return
         self.lost.set_result(error)
         if self._heartbeat_handle is not None:
             self._heartbeat_handle.cancel()
-        self._flush()
+        self._writer.close()
         for channel in list(self._channels.values()):
             channel.fail(error)
         self._channels.clear()
@@ -385,22 +384,29 @@ class Connection(asyncio.Protocol):
             self.opened.exception()
         if not self._closed.done():
             self._closed.set_result(None)
-        self._update_writable()
-        if self._transport is not None:
+        if self._transport is None:
+            return
+        if politely:
             self._transport.close()
+            self._abort_handle = self.loop.call_later(_CLOSE_GRACE, self._transport.abort)
+        else:
+            self._transport.abort()
 
 
 def _method(frame: bytes) -> Frame:
-    _, _, method = pamqp.frame.unmarshal(frame)
-    assert isinstance(method, Frame)
+    try:
+        _, _, method = pamqp.frame.unmarshal(frame)
+    except Exception as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    if not isinstance(method, Frame):
+        raise ValueError("a frame that is no method")
     return method
 
 
 def _properties(frame: bytes) -> Mapping[str, Any]:
     try:
-        _, _, header = pamqp.frame.unmarshal(frame)
-    except Exception as error:  # noqa: BLE001 (what some peer wrote wrongly must not end the connection for good)
+        return decoding.properties(frame)
+    except ValueError as error:
+        # What some sender wrote wrongly must not end the connection, again and again.
         log.warning("the properties of a message cannot be decoded (%s): it is delivered without them", error)
         return {}
-    assert isinstance(header, ContentHeader)
-    return {name: value for name, value in header.properties if value is not None}

@@ -114,9 +114,11 @@ def handshake_error(code: int, text: str, *, user: str, vhost: str, address: str
 
 
 def subject(text: str) -> str | None:
-    """The name of the queue or exchange that a reply text speaks of."""
+    """The name of the queue or exchange that a reply text speaks of; empty for the default exchange."""
     found = _SUBJECT.search(text)
-    return found["name"] if found else None
+    if found is None:
+        return None
+    return "" if found["name"] == "amq.default" else found["name"]
 
 
 def size_limit(text: str) -> tuple[int, int] | None:

@@ -125,8 +125,8 @@ def environment(*, folder: Path, ports: Ports, path: str, more: Mapping[str, str
         "ERL_EPMD_ADDRESS": LOOPBACK,
         "ERL_EPMD_PORT": str(ports.epmd),
         # For every Erlang that is started here, rabbitmqctl included: its distribution listens on loopback only,
-        # and no epmd is started beside ours.
-        "ERL_FLAGS": "-kernel inet_dist_use_interface {127,0,0,1} -start_epmd false",
+        # and no epmd is started beside ours. (The scripts of RabbitMQ 4 set ERL_FLAGS themselves.)
+        "ERL_AFLAGS": "-kernel inet_dist_use_interface {127,0,0,1} -start_epmd false",
         "ERL_CRASH_DUMP": str(log / "erl_crash.dump"),
         "RABBITMQ_NODENAME": NODE_NAME,
         "RABBITMQ_DIST_PORT": str(ports.distribution),

@@ -144,7 +144,8 @@ def create_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid != os.geteuid():
             raise LocalBrokerError(f"the folder {folder} belongs to another user: name one of your own")
-        if not (folder / LOCK_FILE).exists() and any(folder.iterdir()):
+        # In this order: the lock file is the first that a broker's folder gets, maybe by another process just now.
+        if any(folder.iterdir()) and not (folder / LOCK_FILE).exists():
             raise LocalBrokerError(f"the folder {folder} holds other files than a broker's: name a new or an empty one")
         folder.chmod(0o700)
         (folder / LOCK_FILE).touch(mode=0o600)

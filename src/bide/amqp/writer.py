@@ -1,0 +1,104 @@
+"""The sending half of a connection: frames gathered into few writes, and backpressure for who sends too fast."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+WRITE_BUFFER: Final = 1 << 20
+"""Bytes waiting for the socket above which publishers are held back."""
+
+
+class Writer:
+    """Writes frames to a transport.
+
+    Attributes:
+        blocked_by: why the broker takes no publishes at the moment (an alarm), or None.
+        sent_at: when bytes were last handed to the transport, by the loop's clock.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._frames: list[bytes] = []
+        self._size = 0
+        self._flush_handle: asyncio.Handle | None = None
+        self._closed = False
+        self._full = False
+        self.blocked_by: str | None = None
+        self.sent_at = loop.time()
+        self._drained = asyncio.Event()
+        self._drained.set()
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    def connect(self, transport: asyncio.Transport) -> None:
+        """Write to this transport from now on."""
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_BUFFER)
+
+    def send(self, *frames: bytes) -> None:
+        """Queue frames; what is queued in one turn of the event loop goes out in one write."""
+        if self._closed:
+            return
+        self._frames += frames
+        self._size += sum(map(len, frames))
+        if self._size >= WRITE_BUFFER:
+            # At once, so that the transport can say that it is full before the next sender adds to it.
+            self.flush()
+        elif self._flush_handle is None:
+            self._flush_handle = self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Hand what is queued to the transport."""
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+            self._flush_handle = None
+        if self._transport is not None and self._frames:
+            self._transport.write(b"".join(self._frames))
+            self.sent_at = self._loop.time()
+        self._frames.clear()
+        self._size = 0
+
+    def pause(self) -> None:
+        """The transport is full."""
+        self._full = True
+        self._update()
+
+    def resume(self) -> None:
+        """The transport has room again."""
+        self._full = False
+        self._update()
+
+    def block(self, reason: str | None) -> None:
+        """The broker takes no publishes, for this reason, or takes them again."""
+        self.blocked_by = reason
+        self._update()
+
+    def close(self) -> None:
+        """Hand over what is queued, take no more, and hold nobody back any longer."""
+        self.flush()
+        self._closed = True
+        self._update()
+
+    async def writable(self) -> None:
+        """Wait until the broker takes publishes and the transport has room, or until it is closed."""
+        # All who wait wake together, and the first of them may fill the transport again.
+        while not self._writable.is_set():
+            await self._writable.wait()
+
+    async def drained(self) -> None:
+        """Wait until the transport has room, whether or not the broker takes publishes, or until it is closed."""
+        while not self._drained.is_set():
+            await self._drained.wait()
+
+    def _update(self) -> None:
+        _put(self._drained, self._closed or not self._full)
+        _put(self._writable, self._closed or not (self._full or self.blocked_by is not None))
+
+
+def _put(event: asyncio.Event, value: bool) -> None:
+    if value:
+        event.set()
+    else:
+        event.clear()

@@ -1,0 +1,252 @@
+"""The broker itself fails, or refuses: each fault has an error that says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+import trustme
+
+import bide
+from bide.admin.apply import check_release, check_streams
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.broker.installation import numbers
+from bide.errors import (
+    AccessRefusedError,
+    AuthenticationError,
+    BrokerUnreachableError,
+    MessageTooLargeError,
+    PublishError,
+    TlsError,
+    UnsupportedBrokerError,
+    VirtualHostError,
+)
+from tests.broker.receiving import eventually, fresh
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bide.broker import LocalBroker
+    from tests.support import Rabbitmq
+
+CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(seconds=1))
+LIMIT = 100_000
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def tls_port() -> int:
+    """A free port; asked of the system, so that another process is unlikely to take it meanwhile."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def own_broker(
+    rabbitmq: Rabbitmq, authority: trustme.CA, tls_port: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalBroker]:
+    """A broker that these tests may mistreat, with TLS and a low limit for messages."""
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    root = rabbitmq.chroot
+    # A broker in a root folder of its own sees its files only there.
+    folder = tmp_path_factory.mktemp("tls") if root is None else root / "tmp" / f"tls-{secrets.token_hex(4)}"
+    folder.mkdir(exist_ok=True)
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    certificate.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    certificate.private_key_pem.write_to_path(str(folder / "key.pem"))
+    seen = folder if root is None else "/" / folder.relative_to(root)
+    config = "\n".join(
+        (
+            f"max_message_size = {LIMIT}",
+            f"listeners.ssl.default = 127.0.0.1:{tls_port}",
+            f"ssl_options.cacertfile = {seen}/ca.pem",
+            f"ssl_options.certfile = {seen}/cert.pem",
+            f"ssl_options.keyfile = {seen}/key.pem",
+            "ssl_options.verify = verify_none",
+        )
+    )
+    with rabbitmq.start(ephemeral=True, extra_config=config) as broker:
+        yield broker
+
+
+async def prepared(client: bide.Client) -> str:
+    queue = fresh("q")
+    await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+    return queue
+
+
+@pytest.mark.timeout(180)
+async def test_a_killed_broker_delivers_what_waited(own_broker: LocalBroker) -> None:
+    async with bide.connect(own_broker.url, infrastructure=CLOCK, timeout="120s") as client:
+        queue = await prepared(client)
+        receipts = await asyncio.gather(
+            *(client.publish(str(number), to=queue, delay=timedelta(seconds=5 + number % 11)) for number in range(220))
+        )
+        await asyncio.to_thread(own_broker.kill)
+        await asyncio.to_thread(own_broker.restart)
+        # The client notices, connects again, and what is published now arrives as well.
+        await client.publish(b"after", to=queue, delay="1s")
+        bodies = set()
+        async with asyncio.timeout(90), client.consume(queue) as messages:
+            async for message in messages:
+                assert message.lateness is not None
+                assert message.lateness >= timedelta(0)
+                await message.ack()
+                bodies.add(message.body)
+                if len(bodies) == len(receipts) + 1:
+                    break
+    assert bodies == {b"after", *(str(number).encode() for number in range(220))}
+
+
+async def test_a_body_over_the_brokers_limit(own_broker: LocalBroker) -> None:
+    async with bide.connect(own_broker.url, infrastructure=CLOCK) as client:
+        queue = await prepared(client)
+        await client.publish(b"", to=queue, delay="1s")
+        results = await asyncio.gather(
+            *(client.publish(b"small", to=queue, delay="1s", message_id=f"s{number}") for number in range(50)),
+            client.publish(b"x" * (LIMIT + 1), to=queue, delay="1s", message_id="large"),
+            *(client.publish(b"small", to=queue, delay="1s", message_id=f"t{number}") for number in range(50)),
+            return_exceptions=True,
+        )
+        failed = [one for one in results if isinstance(one, BaseException)]
+        assert [type(one) for one in failed] == [MessageTooLargeError]
+        assert f"{LIMIT + 1} bytes" in str(failed[0])
+        assert f"limit is {LIMIT}" in str(failed[0])
+        await client.publish(b"x" * LIMIT, to=queue)
+
+
+async def test_an_alarm_makes_publishers_wait(own_broker: LocalBroker) -> None:
+    async with (
+        bide.connect(own_broker.url, infrastructure=CLOCK) as patient,
+        bide.connect(own_broker.url, infrastructure=CLOCK, timeout="2s") as hasty,
+    ):
+        queue = await prepared(patient)
+        await hasty.publish(b"", to=queue)
+        await asyncio.to_thread(own_broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
+        try:
+
+            async def blocked() -> bool:
+                # The broker looks at its memory now and then, and blocks a connection when that publishes next.
+                try:
+                    await hasty.publish(b"", to=queue)
+                except PublishError:
+                    return True
+                return False
+
+            await eventually(blocked)
+            with pytest.raises(PublishError, match="takes no publishes at the moment"):
+                await hasty.publish(b"", to=queue)
+            waiting = asyncio.create_task(patient.publish(b"patient", to=queue))
+            done, _ = await asyncio.wait({waiting}, timeout=1)
+            assert not done
+        finally:
+            await asyncio.to_thread(own_broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.6")
+        receipt = await waiting
+        assert receipt.message_id
+
+
+async def test_wrong_password_unknown_user_unknown_vhost_closed_vhost(own_broker: LocalBroker) -> None:
+    url = BrokerUrl.parse(own_broker.url)
+    (host, port) = url.hosts[0]
+    address = f"{host}:{port}"
+    with pytest.raises(AuthenticationError, match="'bide' with this password"):
+        await Connection.open(BrokerUrl.parse(f"amqp://bide:wrong-secret@{address}/"))
+    with pytest.raises(VirtualHostError, match="no virtual host 'nowhere'"):
+        await Connection.open(BrokerUrl.parse(f"{own_broker.url.rstrip('/')}/nowhere"))
+    own_broker.add_user("stranger", "stranger-secret")
+    with pytest.raises(VirtualHostError, match="'stranger' may not enter") as caught:
+        await Connection.open(BrokerUrl.parse(f"amqp://stranger:stranger-secret@{address}/"))
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_user_who_may_not_declare_write_or_read(own_broker: LocalBroker) -> None:
+    url = BrokerUrl.parse(own_broker.url)
+    (host, port) = url.hosts[0]
+    async with bide.connect(own_broker.url, infrastructure=CLOCK) as client:
+        queue = await prepared(client)
+    own_broker.add_vhost("empty")
+    own_broker.add_user("limited", "limited-secret")
+    own_broker.set_permissions("empty", "limited", configure="^$", write=".*", read=".*")
+    own_broker.set_permissions("/", "limited", configure="^$", write="^$", read="^$")
+    limited = f"amqp://limited:limited-secret@{host}:{port}"
+    async with bide.connect(f"{limited}/empty", infrastructure=CLOCK) as client:
+        with pytest.raises(AccessRefusedError, match=r"permission|access"):
+            await client.declare(bide.Topology(queues=[bide.Queue.quorum("new")]))
+    async with bide.connect(f"{limited}/", infrastructure=CLOCK) as client:
+        with pytest.raises(AccessRefusedError, match="give this user the permission"):
+            await client.publish(b"", to=queue)
+        with pytest.raises(AccessRefusedError, match=queue):
+            await anext(client.consume(queue))
+
+
+async def test_tls(own_broker: LocalBroker, authority: trustme.CA, tls_port: int, tmp_path: Path) -> None:
+    url = BrokerUrl.parse(own_broker.url)
+    plain_port = url.hosts[0][1]
+    right, wrong = tmp_path / "right.pem", tmp_path / "wrong.pem"
+    authority.cert_pem.write_to_path(str(right))
+    trustme.CA().cert_pem.write_to_path(str(wrong))
+    login = f"bide:{url.password}@127.0.0.1"
+    connection = await Connection.open(BrokerUrl.parse(f"amqps://{login}:{tls_port}/?cafile={right}"))
+    assert connection.is_open
+    await connection.close()
+    with pytest.raises(TlsError, match=r"not to be trusted .*cafile"):
+        await Connection.open(BrokerUrl.parse(f"amqps://{login}:{tls_port}/?cafile={wrong}"))
+    with pytest.raises(BrokerUnreachableError) as caught:
+        await Connection.open(BrokerUrl.parse(f"amqps://{login}:{plain_port}/?cafile={right}"))
+    assert str(url.password) not in str(caught.value)
+    with pytest.raises(BrokerUnreachableError, match="amqps://"):
+        await Connection.open(BrokerUrl.parse(f"amqp://{login}:{tls_port}/?timeout=5"))
+
+
+async def test_a_broker_below_3_10_is_refused(own_broker: LocalBroker) -> None:
+    connection = await Connection.open(BrokerUrl.parse(own_broker.url))
+    check_release(connection)
+    # No release so old is to be had any more: the number alone is made up.
+    connection.release = (3, 9, 29)
+    with pytest.raises(UnsupportedBrokerError, match=r"RabbitMQ 3\.9\.29, older than 3\.10: upgrade"):
+        check_release(connection)
+    await connection.close()
+
+
+async def test_streams_switched_off(rabbitmq: Rabbitmq, broker: LocalBroker) -> None:
+    if numbers(broker.release) >= (4, 0):
+        # Streams can no longer be switched off there: the check passes without asking.
+        connection = await Connection.open(BrokerUrl.parse(broker.url))
+        await check_streams(connection)
+        await connection.close()
+        return
+    flags = "quorum_queue,implicit_default_bindings,virtual_host_metadata,maintenance_mode_status,user_limits"
+    with rabbitmq.start(
+        ephemeral=True, plugins=("rabbitmq_management",), environment={"RABBITMQ_FEATURE_FLAGS": flags}
+    ) as old:
+        async with bide.connect(old.url, infrastructure=CLOCK) as client:
+            await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
+            with pytest.raises(UnsupportedBrokerError, match="enable_feature_flag stream_queue"):
+                await client.publish(b"", to="q", delay="1s")
+
+
+async def test_nothing_is_left_running_after_close(own_broker: LocalBroker) -> None:
+    before = asyncio.all_tasks()
+    async with bide.connect(own_broker.url, infrastructure=CLOCK) as client:
+        queue = await prepared(client)
+        consumer = client.consume(queue)
+        reading = asyncio.create_task(anext(consumer, None))
+
+        async def subscribed() -> bool:
+            return consumer._channel is not None
+
+        await eventually(subscribed)
+    assert await reading is None
+    assert asyncio.all_tasks() == before

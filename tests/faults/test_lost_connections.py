@@ -1,0 +1,190 @@
+"""The connection breaks at the worst moments: nothing is lost in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import bide
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.errors import (
+    BrokerUnreachableError,
+    ConnectionLostError,
+    DeliveryLostError,
+    PublishError,
+    PublishInDoubtError,
+)
+from tests.broker.receiving import eventually, fresh, ready, receive
+from tests.faults.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.support import Vhost
+
+CLOCK = bide.Clock(max_delay=timedelta(seconds=10), resolution=timedelta(seconds=1))
+
+
+@pytest.fixture
+async def proxy(vhost: Vhost) -> AsyncIterator[Proxy]:
+    async with Proxy(vhost.url) as proxy:
+        yield proxy
+
+
+async def declared(url: str) -> str:
+    queue = fresh("q")
+    async with bide.connect(url, infrastructure=CLOCK) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        await client.publish(b"", to=queue, delay="1s")
+        await receive(client, queue, 1)
+    return queue
+
+
+async def test_a_confirm_that_never_came_is_repeated(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
+        await client.publish(b"first", to=queue)
+        proxy.deaf = True
+        publishing = asyncio.create_task(client.publish(b"second", to=queue, message_id="same"))
+        connection = await Connection.open(BrokerUrl.parse(vhost.url))
+
+        async def stored() -> bool:
+            return await ready(connection, queue) == 2
+
+        await eventually(stored)
+        assert not publishing.done()
+        proxy.deaf = False
+        proxy.cut()
+        receipt = await publishing
+        assert receipt.attempts == 2
+        await connection.close()
+        messages = await receive(client, queue, 3)
+    assert [message.message_id for message in messages][1:] == ["same", "same"]
+
+
+async def test_a_confirm_that_never_came_is_reported_where_that_was_asked_for(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost="raise") as client:
+        await client.publish(b"first", to=queue)
+        proxy.deaf = True
+        publishing = asyncio.create_task(client.publish(b"second", to=queue, message_id="doubtful"))
+        connection = await Connection.open(BrokerUrl.parse(vhost.url))
+
+        async def stored() -> bool:
+            return await ready(connection, queue) == 2
+
+        await eventually(stored)
+        await connection.close()
+        proxy.deaf = False
+        proxy.cut()
+        with pytest.raises(PublishInDoubtError, match="doubtful") as caught:
+            await publishing
+        assert caught.value.message_id == "doubtful"
+        # The client itself goes on.
+        assert (await client.publish(b"third", to=queue)).attempts == 1
+
+
+async def test_a_broker_that_stays_away_ends_the_publish_in_time(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1s") as client:
+        await client.publish(b"first", to=queue)
+        proxy.refusing = True
+        proxy.cut()
+        # The first may have left before the cut was noticed; the second certainly has not.
+        with pytest.raises(PublishError):
+            await client.publish(b"second", to=queue)
+        with pytest.raises(PublishError, match="was not sent within 1 s"):
+            await client.publish(b"third", to=queue)
+        proxy.refusing = False
+        await client.publish(b"fourth", to=queue)
+
+
+@pytest.mark.parametrize("on_lost", ["repeat", "raise"])
+async def test_cuts_at_random_bytes(vhost: Vhost, proxy: Proxy, on_lost: Any) -> None:
+    """Every message is confirmed and there, or reported as in doubt; duplicates only among what was sent again."""
+    queue = await declared(vhost.url)
+    chance = random.Random(7)
+    total, confirmed, doubtful, repeated = 2000, set[str](), set[str](), set[str]()
+
+    async def send(client: bide.Client, number: int) -> None:
+        name = f"m{number}"
+        while True:
+            try:
+                receipt = await client.publish(b"x" * 100, to=queue, delay="1s", message_id=name)
+            except PublishInDoubtError:
+                doubtful.add(name)
+                continue
+            except bide.BideError:
+                continue
+            confirmed.add(name)
+            if receipt.attempts > 1:
+                repeated.add(name)
+            return
+
+    async def disturb() -> None:
+        while proxy.cuts < 40:
+            proxy.cut_after = chance.randint(1, 20_000)
+            await asyncio.sleep(0.03)  # the rhythm of the disturbance
+
+    async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost=on_lost, max_in_flight=200) as client:
+        disturbing = asyncio.create_task(disturb())
+        await asyncio.gather(*(send(client, number) for number in range(total)))
+        disturbing.cancel()
+        proxy.cut_after = None
+    assert proxy.cuts > 3
+    assert len(confirmed) == total
+    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    found = Counter[str]()
+
+    async def drained() -> bool:
+        channel = await connection.channel()
+        while (delivery := await channel.get(queue)) is not None:
+            found[delivery.values["message_id"]] += 1
+            channel.ack(delivery.delivery_tag)
+        await channel.close()
+        return len(found) == total
+
+    await eventually(drained, seconds=30)
+    duplicates = {name for name, count in found.items() if count > 1}
+    assert duplicates <= repeated | doubtful
+    await connection.close()
+
+
+async def test_consuming_goes_on_and_what_was_not_settled_comes_again(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
+        await client.publish(b"one", to=queue, message_id="one")
+        async with asyncio.timeout(30), client.consume(queue) as messages:
+            message = await anext(messages)
+            proxy.cut()
+
+            async def noticed() -> bool:
+                return message._channel is not None and not message._channel.is_open
+
+            await eventually(noticed)
+            with pytest.raises(DeliveryLostError, match="one"):
+                await message.ack()
+            again = await anext(messages)
+            assert (again.message_id, again.redelivered) == ("one", True)
+            await again.ack()
+
+
+async def test_a_silent_broker_is_noticed_by_its_missing_heartbeats(vhost: Vhost, proxy: Proxy) -> None:
+    connection = await Connection.open(BrokerUrl.parse(f"{proxy.url}?heartbeat=1"))
+    proxy.stall()
+    async with asyncio.timeout(10):
+        error = await connection.lost
+    assert isinstance(error, ConnectionLostError)
+    assert "silent" in str(error)
+
+
+async def test_nobody_listens() -> None:
+    with pytest.raises(BrokerUnreachableError, match=r"127\.0\.0\.1:1 .*BIDE_URL"):
+        async with bide.connect("amqp://guest:secret@127.0.0.1:1/"):
+            pass
