@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final, Self
 
-from bide.amqp.channel import Channel, Delivery
 from bide.checks import whole_number
 from bide.delay.infrastructure import check_name
-from bide.errors import (
-    AccessRefusedError,
-    BideError,
-    BrokerError,
-    ClosedError,
-    ConsumerCancelledError,
-    TargetNotFoundError,
-)
+from bide.errors import AccessRefusedError, BideError, BrokerError, ConsumerCancelledError, TargetNotFoundError
 from bide.link import Link
 from bide.message import Message
+from bide.subscription import Subscription, retire_with
 
 log = logging.getLogger(__name__)
 
 MAX_PREFETCH: Final = 65535
+
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 2.0
 
 
 class Consumer:
     """Messages of one queue, as an asynchronous iterator.
 
     It subscribes at the first message asked for. When the connection breaks it subscribes again; what it had received
-    and not yet handed out is dropped then, because the broker delivers it again. Close it, or leave its ``async with``
-    block, to give unsettled messages back.
+    and not yet handed out is dropped then, because the broker delivers it again. Several tasks may iterate over it.
+
+    Close it, or leave its ``async with`` block, to give all unsettled messages back. A consumer that nothing refers to
+    any more, as after a ``break`` out of ``async for message in client.consume(...)``, gives back what it had not yet
+    handed out; what it had can still be settled.
 
     Args:
         prefetch: at most this many unsettled messages, 1 to 65,535.
@@ -56,8 +55,9 @@ class Consumer:
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
         self._arguments = arguments
         self._exclusive = exclusive
-        self._channel: Channel | None = None
-        self._inbox: asyncio.Queue[tuple[Delivery, datetime] | BideError] = asyncio.Queue()
+        self._subscription: Subscription | None = None
+        self._retiring: weakref.finalize[..., Any] | None = None
+        self._subscribing = asyncio.Lock()
         self._was_subscribed = False
         self._closed = False
 
@@ -66,11 +66,16 @@ class Consumer:
         """Whether it was closed."""
         return self._closed
 
+    @property
+    def subscribed(self) -> bool:
+        """Whether the broker sends it messages at the moment."""
+        return self._subscription is not None and self._subscription.channel.is_open
+
     def __aiter__(self) -> Self:
         return self
 
     async def __aenter__(self) -> Self:
-        await self._subscribe()
+        await self._subscribed()
         return self
 
     async def __aexit__(
@@ -79,73 +84,87 @@ class Consumer:
         await self.close()
 
     async def __anext__(self) -> Message:
-        while not self._closed:
-            if self._channel is None:
-                await self._subscribe()
-            channel = self._channel
-            item = await self._inbox.get()
-            if isinstance(item, BideError):
-                await self._ended(item)
+        while True:
+            subscription = await self._subscribed()
+            if subscription is None:
+                raise StopAsyncIteration
+            try:
+                delivery, received_at = await subscription.next()
+            except BideError as error:
+                self._ended(subscription, error)
             else:
-                delivery, received_at = item
-                return Message(delivery, channel, received_at)
-        raise StopAsyncIteration
+                return Message(delivery, subscription, received_at)
 
     async def close(self) -> None:
-        """Stop: what was not settled goes back to the queue."""
-        if self._closed:
-            return
+        """Stop: what was not settled goes back to the queue. Who waits for a message gets none any more."""
         self._closed = True
-        channel, self._channel = self._channel, None
-        if channel is not None and channel.is_open:
-            await channel.close()
-        self._inbox.put_nowait(ClosedError("the consumer was closed"))
+        subscription = self._let_go()
+        if subscription is not None:
+            await subscription.channel.close()
 
-    async def _subscribe(self) -> None:
-        """Start consuming.
+    async def _subscribed(self) -> Subscription | None:
+        """The subscription, or None when the consumer is closed.
 
         Raises:
-            TargetNotFoundError: the queue does not exist; after a lost connection this is waited out instead.
+            TargetNotFoundError: the queue does not exist.
             AccessRefusedError: this user may not read from it, or another consumer has it for itself.
+            BrokerError: it cannot be reached, or refuses, before the first subscription; later ones are tried again.
         """
-        while not self._closed:
-            connection = await self._link.connection()
-            inbox: asyncio.Queue[tuple[Delivery, datetime] | BideError] = asyncio.Queue()
-            self._inbox = inbox
-            try:
-                channel = await connection.channel()
-                await channel.qos(self._prefetch)
-                await channel.consume(
-                    self.queue,
-                    on_message=lambda delivery, inbox=inbox: inbox.put_nowait(  # type: ignore[misc]
-                        (delivery, datetime.now(UTC))
-                    ),
-                    on_end=inbox.put_nowait,
-                    arguments=self._arguments,
-                    exclusive=self._exclusive,
-                )
-            except BrokerError as error:
-                if connection.is_open and isinstance(error, TargetNotFoundError | AccessRefusedError):
-                    raise
-                if connection.is_open and not self._was_subscribed:
-                    raise
-                log.info("cannot consume from %s yet: %s", self.queue, error)
-                await asyncio.sleep(0.1)  # the connection is back, the queue's leader may not be
-                continue
-            self._channel = channel
-            self._was_subscribed = True
-            return
+        async with self._subscribing:
+            pause = _FIRST_PAUSE
+            while not self._closed:
+                if self._subscription is not None:
+                    return self._subscription
+                connection = await self._link.connection()
+                try:
+                    subscription = await Subscription.open(
+                        connection,
+                        self.queue,
+                        prefetch=self._prefetch,
+                        arguments=self._arguments,
+                        exclusive=self._exclusive,
+                    )
+                except BrokerError as error:
+                    if connection.is_open and not (self._was_subscribed and _may_pass(error)):
+                        raise
+                    log.info("cannot consume from %s yet: %s", self.queue, error)
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, _LONGEST_PAUSE)
+                    continue
+                if self._closed:
+                    subscription.channel.abandon()
+                    break
+                self._subscription = subscription
+                self._retiring = retire_with(self, subscription)
+                self._was_subscribed = True
+            return None
 
-    async def _ended(self, error: BideError) -> None:
-        channel, self._channel = self._channel, None
-        if self._closed:
+    def _ended(self, subscription: Subscription, error: BideError) -> None:
+        if self._closed or self._subscription is not subscription:
+            # Another task has seen to it.
             return
+        self._let_go()
         if isinstance(error, ConsumerCancelledError):
-            if channel is not None and channel.is_open:
-                await channel.close()
-            raise error
-        if channel is not None and channel.connection.is_open:
+            raise ConsumerCancelledError(f"{error} ({self.queue!r})", reply_code=error.reply_code) from error
+        if subscription.channel.connection.is_open:
             # The broker closed this channel alone: an acknowledgement timeout, or a wrong settlement.
             log.warning("the broker closed the channel of the consumer of %s: %s", self.queue, error)
         else:
             log.info("consuming from %s again after: %s", self.queue, error)
+
+    def _let_go(self) -> Subscription | None:
+        subscription, self._subscription = self._subscription, None
+        if self._retiring is not None:
+            self._retiring.detach()
+            self._retiring = None
+        return subscription
+
+
+def _may_pass(error: BrokerError) -> bool:
+    """Whether a refusal may end by itself: the connection is back, but the queue or its leader may not be, or the
+    broker may not have noticed yet that the connection before is gone."""
+    if isinstance(error, TargetNotFoundError):
+        return "inaccessible" in str(error)
+    if isinstance(error, AccessRefusedError):
+        return "exclusive use" in str(error)
+    return True

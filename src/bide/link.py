@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import ssl
+from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 
@@ -17,6 +19,12 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE: Final = timedelta(milliseconds=50)
 LONGEST_PAUSE: Final = timedelta(seconds=5)
 
+STEADY: Final = timedelta(seconds=1)
+"""A connection that lasted this long is opened again without a pause when it breaks."""
+
+LONGEST_FLAPPING_PAUSE: Final = timedelta(milliseconds=250)
+"""Between connections that the broker accepts, but that break at once."""
+
 
 class Link:
     """Keeps one connection. Several tasks may ask for it at once: it is opened once."""
@@ -25,8 +33,9 @@ class Link:
         self.url = url
         self._connection: Connection | None = None
         self._opening = asyncio.Lock()
-        self._closed = False
-        self._was_open = False
+        self._closed = asyncio.Event()
+        self._opened_at: float | None = None
+        self._pause = FIRST_PAUSE
 
     async def connection(self) -> Connection:
         """The open connection.
@@ -37,35 +46,69 @@ class Link:
         Raises:
             ClosedError: the link was closed.
             BrokerError: the first connection could not be opened.
+            TlsError: the broker's certificate is not to be trusted, the first time or later.
         """
+        connection = self._connection
+        if connection is not None and connection.is_open and not self._closed.is_set():
+            return connection
         async with self._opening:
-            pause = FIRST_PAUSE
             while True:
-                if self._closed:
+                if self._closed.is_set():
                     raise ClosedError("the client was closed")
                 if self._connection is not None and self._connection.is_open:
                     return self._connection
-                try:
-                    self._connection = await Connection.open(self.url)
-                except (InvalidUrlError, TlsError):
-                    raise
-                except BrokerError as error:
-                    # A broker that starts again may refuse a login or a virtual host for a moment.
-                    if not self._was_open:
-                        raise
-                    level = logging.WARNING if isinstance(error, AuthenticationError) else logging.INFO
-                    log.log(level, "cannot reconnect yet: %s", error)
-                else:
-                    if self._was_open:
-                        log.info("connected again to %s", self._connection.address)
-                    self._was_open = True
-                    continue
-                await asyncio.sleep(pause.total_seconds() * random.uniform(0.5, 1.0))  # noqa: S311 (no secret)
-                pause = min(pause * 2, LONGEST_PAUSE)
+                await self._spare_the_broker()
+                await self._open()
+
+    async def _spare_the_broker(self) -> None:
+        """Pause before a connection is opened that breaks at once again and again."""
+        if self._connection is None or self._opened_at is None:
+            return
+        self._connection = None
+        if asyncio.get_running_loop().time() - self._opened_at >= STEADY.total_seconds():
+            self._pause = FIRST_PAUSE
+            return
+        self._pause = min(self._pause, LONGEST_FLAPPING_PAUSE)
+        await self._rest()
+
+    async def _open(self) -> None:
+        if self._closed.is_set():
+            return
+        was_open = self._opened_at is not None
+        try:
+            connection = await Connection.open(self.url)
+        except InvalidUrlError:
+            raise
+        except BrokerError as error:
+            # A broker that starts again may refuse a login, a virtual host, or TLS, for a moment.
+            if not was_open or _is_untrusted(error):
+                raise
+            level = logging.WARNING if isinstance(error, AuthenticationError) else logging.INFO
+            log.log(level, "cannot reconnect yet: %s", error)
+            await self._rest()
+            return
+        if self._closed.is_set():
+            await connection.close()
+            return
+        if was_open:
+            log.info("connected again to %s", connection.address)
+        self._connection = connection
+        self._opened_at = asyncio.get_running_loop().time()
+
+    async def _rest(self) -> None:
+        seconds = self._pause.total_seconds() * random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
+        self._pause = min(self._pause * 2, LONGEST_PAUSE)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
 
     async def close(self) -> None:
         """Close the connection and open no other."""
-        self._closed = True
+        self._closed.set()
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
+
+
+def _is_untrusted(error: BrokerError) -> bool:
+    return isinstance(error, TlsError) and isinstance(error.__cause__, ssl.SSLCertVerificationError)

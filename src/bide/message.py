@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from bide.amqp.channel import Channel, Delivery
+from bide.amqp.content import Delivery
 from bide.delay.arrival import restore
 from bide.errors import BideError, DeliveryLostError, InvalidInputError
+
+if TYPE_CHECKING:
+    from bide.amqp.channel import Channel
+    from bide.subscription import Subscription
+
+
+_DIGITS: Final = re.compile(r"[0-9]{1,13}")
 
 
 class Message:
     """A message as it was sent, without what carried it here.
 
     Settle it once: :meth:`ack`, :meth:`requeue` or :meth:`reject`. What is not settled returns to its queue when the
-    consumer or its connection closes.
+    consumer or its connection closes, or when nothing refers to either of them any more.
 
     Attributes:
         body: the bytes.
@@ -29,10 +37,10 @@ class Message:
         raw: the delivery with all properties and headers, as the broker sent it.
     """
 
-    __slots__ = ("_channel", "_settled", "_values", "body", "due", "exchange", "headers", "raw", "received_at",
+    __slots__ = ("_subscription", "_values", "body", "due", "exchange", "headers", "raw", "received_at",
                  "redelivered", "routing_key")  # fmt: skip
 
-    def __init__(self, delivery: Delivery, channel: Channel | None, received_at: datetime) -> None:
+    def __init__(self, delivery: Delivery, subscription: Subscription | None, received_at: datetime) -> None:
         arrival = restore(delivery.exchange, delivery.routing_key, delivery.values)
         self.raw = delivery
         self.body = delivery.body
@@ -43,8 +51,7 @@ class Message:
         self.redelivered = delivery.redelivered
         self._values = arrival.values
         self.headers: Mapping[str, Any] = arrival.values.get("headers") or {}
-        self._channel = channel
-        self._settled = False
+        self._subscription = subscription
 
     @property
     def lateness(self) -> timedelta | None:
@@ -119,7 +126,7 @@ class Message:
     def expiration(self) -> timedelta | None:
         """How long after its due time, or its sending, the sender cares for it."""
         value = self._values.get("expiration")
-        return timedelta(milliseconds=int(value)) if isinstance(value, str) and value.isdigit() else None
+        return timedelta(milliseconds=int(value)) if isinstance(value, str) and _DIGITS.fullmatch(value) else None
 
     @property
     def expired(self) -> bool:
@@ -149,12 +156,7 @@ class Message:
             DeliveryLostError: the connection that delivered it is gone; the broker delivers it again.
             InvalidInputError: it was settled before.
         """
-        channel = self._settle()
-        try:
-            channel.ack(self.raw.delivery_tag)
-        except BideError as error:
-            raise self._lost() from error
-        await self._written(channel)
+        await self._settle(lambda channel: channel.ack(self.raw.delivery_tag))
 
     async def requeue(self) -> None:
         """Back to the queue, to be delivered again. On a quorum queue it counts towards the delivery limit.
@@ -163,7 +165,7 @@ class Message:
             DeliveryLostError: the connection that delivered it is gone; the broker delivers it again.
             InvalidInputError: it was settled before.
         """
-        await self._reject(requeue=True)
+        await self._settle(lambda channel: channel.reject(self.raw.delivery_tag, requeue=True))
 
     async def reject(self) -> None:
         """Away with it: to the queue's dead-letter exchange, or dropped where the queue has none.
@@ -172,33 +174,23 @@ class Message:
             DeliveryLostError: the connection that delivered it is gone; the broker delivers it again.
             InvalidInputError: it was settled before.
         """
-        await self._reject(requeue=False)
+        await self._settle(lambda channel: channel.reject(self.raw.delivery_tag, requeue=False))
 
-    async def _reject(self, *, requeue: bool) -> None:
-        channel = self._settle()
-        try:
-            channel.reject(self.raw.delivery_tag, requeue=requeue)
-        except BideError as error:
-            raise self._lost() from error
-        await self._written(channel)
-
-    def _settle(self) -> Channel:
-        if self._settled or self._channel is None:
+    async def _settle(self, how: Callable[[Channel], None]) -> None:
+        # Given up with the settling, so that messages that are kept do not keep the consumer's channel open.
+        subscription, self._subscription = self._subscription, None
+        if subscription is None:
             raise InvalidInputError(f"the message {self.message_id!r} was settled already: settle a message once")
-        self._settled = True
-        return self._channel
-
-    async def _written(self, channel: Channel) -> None:
-        # What is settled is written in the background; this only holds a caller back who settles too fast.
+        subscription.settled()
+        channel = subscription.channel
         try:
+            how(channel)
+            # What is settled is written in the background; this only holds a caller back who settles too fast.
             await channel.connection.drained()
         except BideError as error:
-            raise self._lost() from error
-
-    def _lost(self) -> DeliveryLostError:
-        return DeliveryLostError(
-            f"the connection that delivered the message {self.message_id!r} is gone: the broker delivers it again"
-        )
+            raise DeliveryLostError(
+                f"the message {self.message_id!r} cannot be settled any more: the broker delivers it again ({error})"
+            ) from error
 
     def __repr__(self) -> str:
         return (

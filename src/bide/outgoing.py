@@ -54,7 +54,7 @@ _MAX_EXPIRATION: Final = timedelta(days=3650)
 """The broker's limit; it closes the channel on a message with more, and the other messages on it fail with that one."""
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_MUTABLE: Final = (Mapping, list, bytearray)
+_MUTABLE: Final = (Mapping, list, tuple, bytearray)
 
 _id_prefix = os.urandom(10).hex()
 _id_counter = count()

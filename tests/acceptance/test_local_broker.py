@@ -204,9 +204,9 @@ def test_virtual_hosts_come_and_go_quickly(broker: LocalBroker) -> None:
 
 def test_a_failing_rabbitmqctl_says_why(broker: LocalBroker) -> None:
     with pytest.raises(
-        LocalBrokerError, match=r"(?s)rabbitmqctl delete_user failed with status \d+ and said: .*nobody"
+        LocalBrokerError, match=r"(?s)rabbitmqctl set_permissions failed with status \d+ and said: .*nowhere"
     ):
-        broker.rabbitmqctl("delete_user", "nobody")
+        broker.rabbitmqctl("set_permissions", "--vhost", "nowhere", "bide", "", "", "")
 
 
 def test_a_crash_loses_no_message_and_no_port(rabbitmq: Rabbitmq) -> None:
@@ -259,6 +259,20 @@ def test_a_persistent_broker_over_its_life(rabbitmq: Rabbitmq, tmp_path: Path) -
     wait_until(lambda: marked(folder) == [], what="the node and epmd end with their supervisor")
     assert not broker.running
     broker.stop()
+
+
+def test_a_port_that_is_lost_during_the_start_is_replaced(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
+    folder = tmp_path / "broker"
+    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
+        starting = pool.submit(rabbitmq.start, folder, ephemeral=True)
+        # The ports are written down before the node begins its start, which takes seconds.
+        wait_until(lambda: State.load(folder) is not None, what="the ports are chosen")
+        state = State.load(folder)
+        assert state is not None
+        stack.enter_context(taken_port(state.ports.amqp))
+        with starting.result() as broker:
+            assert amqp_port(broker) != state.ports.amqp
+            assert broker.management.call("GET", "overview")["rabbitmq_version"] == broker.release
 
 
 def test_an_ephemeral_broker_dies_with_its_starter(rabbitmq: Rabbitmq) -> None:

@@ -41,8 +41,9 @@ class Proxy:
         assert self._server is not None
         self._server.close()
         self._moving.set()
-        self.cut()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._tasks:
+            self.cut()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.wait_closed()
 
     @property
@@ -70,8 +71,17 @@ class Proxy:
             return
         assert self._parts.hostname
         assert self._parts.port
+        accepting = asyncio.current_task()
+        assert accepting is not None
+        self._tasks.add(accepting)
+        accepting.add_done_callback(self._tasks.discard)
+        self._writers.add(writer)
         far_reader, far_writer = await asyncio.open_connection(self._parts.hostname, self._parts.port)
-        self._writers |= {writer, far_writer}
+        if writer.transport.is_closing():
+            # It was cut meanwhile.
+            far_writer.transport.abort()
+            return
+        self._writers.add(far_writer)
         for source, sink, is_client in ((reader, far_writer, True), (far_reader, writer, False)):
             task = asyncio.create_task(self._pump(source, sink, is_client=is_client))
             self._tasks.add(task)

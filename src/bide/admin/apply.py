@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -20,7 +21,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
-from bide.topology import Queue, Topology
+from bide.topology import PREDECLARED_EXCHANGES, Binding, Exchange, Queue, Topology
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,9 @@ MINIMUM_RELEASE: Final = (3, 10)
 """The first release whose quorum queues dead-letter at least once."""
 
 _IN_FLIGHT: Final = 256
+
+_Item = Exchange | Queue | Binding
+_Call = Callable[[Any], asyncio.Future[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,55 +104,97 @@ async def check_streams(connection: Connection) -> None:
         await probing.close()
 
 
-async def apply(connection: Connection, topology: Topology, *, external: Iterable[str] = ()) -> Applied:
+async def apply(
+    connection: Connection, topology: Topology, *, external: Iterable[str] = (), last: Topology | None = None
+) -> Applied:
     """Declare everything in a topology. What exists as wanted is left as it is.
 
     Args:
         external: names of exchanges and queues outside the topology that its bindings may use.
+        last: queues of the topology that are declared only when all others are there and bound, so that where they
+            exist, all the rest does too, however the applying ended.
 
     Raises:
         InvalidTopologyError: the topology contradicts itself; nothing was declared.
         DeclarationMismatchError: something exists with other properties. It names the argument, and in ``applied``
             what had been declared by then.
-        AccessRefusedError: the user may not declare it.
-        TargetNotFoundError: a binding names something that does not exist.
+        BrokerError: in one of its kinds: the user may not declare it, a binding names something that does not exist,
+            the connection broke. The message ends with what had been declared by then.
     """
     # Only here, because it brings a model of the routing with it, which "import bide" should not pay for.
     from bide.validation import validate
 
     validate(topology, external=frozenset(external))
-    done = {"exchanges": 0, "queues": 0, "bindings": 0}
-    channel = await connection.channel()
+    done: list[Exchange | Queue | Binding] = []
     try:
-        await _declare(channel, (channel.declare_exchange, topology.exchanges), done, "exchanges")
-        await _declare(channel, (channel.declare_queue, topology.queues), done, "queues")
-        await _declare(channel, (channel.bind, topology.bindings), done, "bindings")
-    except DeclarationMismatchError as error:
-        applied = ", ".join(f"{count} {kind}" for kind, count in done.items() if count) or "nothing"
-        raise DeclarationMismatchError(
-            f"{error}; declared before that: {applied}",
-            kind=error.kind,
-            name=error.name,
-            argument=error.argument,
-            wanted=error.wanted,
-            found=error.found,
-            applied=applied,
-            reply_code=error.reply_code,
-        ) from error
-    await channel.close()
-    return Applied(**done)
+        async with await connection.channel() as channel:
+            for call, items in _phases(channel, topology, last or Topology()):
+                await _declare(call, items, done)
+    except BrokerError as error:
+        raise _half_applied(error, topology, done) from error
+    return _counts(done)
 
 
-async def _declare(channel: Channel, work: tuple[Any, tuple[Any, ...]], done: dict[str, int], kind: str) -> None:
-    call, items = work
+def _phases(channel: Channel, topology: Topology, last: Topology) -> Iterator[tuple[_Call, Iterable[_Item]]]:
+    """What is declared together, in order."""
+    late = {one.name for one in last.queues}
+    yield channel.declare_exchange, topology.exchanges
+    yield channel.declare_queue, [one for one in topology.queues if one.name not in late]
+    yield channel.bind, [one for one in topology.bindings if not is_into(one, late)]
+    yield channel.declare_queue, [one for one in topology.queues if one.name in late]
+    yield channel.bind, [one for one in topology.bindings if is_into(one, late)]
+
+
+def is_into(binding: Binding, queues: Collection[str]) -> bool:
+    """Whether a binding leads to one of these queues."""
+    return binding.destination_type == "queue" and binding.destination in queues
+
+
+async def _declare(call: _Call, items: Iterable[_Item], done: list[_Item]) -> None:
     for batch in _batches(items):
         futures = [call(item) for item in batch]
         # All settle: when the channel closes, the first in line failed with the reason and the others after it.
         results = await asyncio.gather(*futures, return_exceptions=True)
-        done[kind] += sum(1 for one in results if not isinstance(one, BaseException))
-        for one in results:
-            if isinstance(one, BaseException):
-                raise one
+        for item, result in zip(batch, results, strict=True):
+            if isinstance(result, BaseException):
+                raise result
+            done.append(item)
+
+
+def _half_applied(error: BrokerError, topology: Topology, done: Sequence[_Item]) -> BrokerError:
+    applied = f"{_counts(done)}, the last of them {_described(done[-1])}" if done else "nothing"
+    message = f"{error}; declared before that: {applied}"
+    if not isinstance(error, DeclarationMismatchError):
+        return type(error)(message, reply_code=error.reply_code)
+    name = error.name
+    if not name:
+        # The broker cuts what it says at 255 bytes; the next in line is what it speaks of.
+        following: Sequence[Exchange | Queue] = topology.exchanges if error.kind == "exchange" else topology.queues
+        name = next((one.name for one in following if one not in done), "")
+    return DeclarationMismatchError(
+        message,
+        kind=error.kind,
+        name=name,
+        argument=error.argument,
+        wanted=error.wanted,
+        found=error.found,
+        applied=applied,
+        reply_code=error.reply_code,
+    )
+
+
+def _described(item: _Item) -> str:
+    if isinstance(item, Binding):
+        return (
+            f"the binding from the exchange {item.source!r} to the {item.destination_type} {item.destination!r} with "
+            f"the key {item.routing_key!r}"
+        )
+    return f"the {type(item).__name__.lower()} {item.name!r}"
+
+
+def _counts(done: Iterable[_Item]) -> Applied:
+    kinds = Counter(type(one) for one in done)
+    return Applied(exchanges=kinds[Exchange], queues=kinds[Queue], bindings=kinds[Binding])
 
 
 def _batches(items: Iterable[Any]) -> Iterator[list[Any]]:
@@ -159,18 +205,14 @@ def _batches(items: Iterable[Any]) -> Iterator[list[Any]]:
 
 async def exists(connection: Connection, topology: Topology) -> bool:
     """Whether all exchanges and queues of a topology exist, with whatever arguments."""
-    channel = await connection.channel()
-    futures = [
-        *(channel.declare_exchange(one, passive=True) for one in topology.exchanges),
-        *(channel.declare_queue(one, passive=True) for one in topology.queues),
-    ]
-    results = await asyncio.gather(*futures, return_exceptions=True)
-    for one in results:
-        if isinstance(one, TargetNotFoundError):
-            return False
-        if isinstance(one, BaseException):
-            raise one
-    await channel.close()
+    try:
+        async with await connection.channel() as channel:
+            await asyncio.gather(
+                *(channel.declare_exchange(one, passive=True) for one in topology.exchanges),
+                *(channel.declare_queue(one, passive=True) for one in topology.queues),
+            )
+    except TargetNotFoundError:
+        return False
     return True
 
 
@@ -179,31 +221,50 @@ async def destroy(
 ) -> Removed:
     """Delete a topology's queues and exchanges; what is gone already is no error.
 
+    The ways in are deleted first, and the queues are counted again after that. AMQP counts the messages that are ready,
+    not those that were dead-lettered and have not been taken yet: only the management API knows of these.
+
     Args:
         force: delete queues that hold messages, and the messages with them.
         external: names outside the topology that its bindings use, as for :func:`apply`.
 
     Raises:
-        NotEmptyError: queues hold messages and ``force`` is off; nothing was deleted.
+        NotEmptyError: queues hold messages and ``force`` is off; nothing was deleted that was not made again.
     """
     _refuse_messages(await message_counts(connection, topology.queues), force)
-    channel = await connection.channel()
-    for batch in _batches(topology.exchanges):
-        await asyncio.gather(*(channel.delete_exchange(one.name) for one in batch))
-    # Now nothing can enter any more. What came in since the first count is still there to be seen.
-    counts = await message_counts(connection, topology.queues)
-    try:
-        _refuse_messages(counts, force)
-    except NotEmptyError:
-        await apply(connection, topology, external=external)
-        raise
     removed = messages = 0
-    for names in _batches(counts):
-        replies = await asyncio.gather(*(channel.delete_queue(name) for name in names))
-        removed += len(replies)
-        messages += sum(reply.message_count or 0 for reply in replies)
-    await channel.close()
-    return Removed(exchanges=len(topology.exchanges), queues=removed, messages=messages)
+    async with await connection.channel() as channel:
+        for names in _from_the_outside(topology):
+            for batch in _batches(names):
+                await asyncio.gather(*(channel.delete_exchange(name) for name in batch))
+            counts = await message_counts(connection, topology.queues)
+            try:
+                _refuse_messages(counts, force)
+            except NotEmptyError:
+                await apply(connection, topology, external=external)
+                raise
+        for names in _batches(counts):
+            replies = await asyncio.gather(*(channel.delete_queue(name) for name in names))
+            removed += len(replies)
+            messages += sum(reply.message_count or 0 for reply in replies)
+        own = [one.name for one in topology.exchanges if one.name not in PREDECLARED_EXCHANGES]
+        for batch in _batches(own):
+            await asyncio.gather(*(channel.delete_exchange(name) for name in batch))
+    return Removed(exchanges=len(own), queues=removed, messages=messages)
+
+
+def _from_the_outside(topology: Topology) -> Iterator[list[str]]:
+    """The exchanges that lead somewhere in the topology: those that only publishers reach, then the others.
+
+    The remaining ones, which only others bind to, would lose these bindings, and so stay until the queues are gone.
+    """
+    sources = {one.source for one in topology.bindings} - PREDECLARED_EXCHANGES
+    fed = {one.destination for one in topology.bindings if one.destination_type == "exchange"}
+    fed |= {str(one.arguments.get("x-dead-letter-exchange")) for one in topology.queues}
+    fed |= {str(one.arguments.get("alternate-exchange")) for one in topology.exchanges}
+    leading = [one.name for one in topology.exchanges if one.name in sources]
+    yield [name for name in leading if name not in fed]
+    yield [name for name in leading if name in fed]
 
 
 def _refuse_messages(counts: Mapping[str, int], force: bool) -> None:
@@ -217,26 +278,24 @@ def _refuse_messages(counts: Mapping[str, int], force: bool) -> None:
         )
 
 
-async def message_counts(connection: Connection, queues: tuple[Queue, ...]) -> dict[str, int]:
+async def message_counts(connection: Connection, queues: Sequence[Queue]) -> dict[str, int]:
     """Ready messages by queue name; queues that do not exist are left out."""
     counts: dict[str, int] = {}
     pending = list(queues)
     while pending:
-        channel = await connection.channel()
         batch = pending[:_IN_FLIGHT]
-        results = await asyncio.gather(
-            *(channel.declare_queue(one, passive=True) for one in batch), return_exceptions=True
-        )
+        async with await connection.channel() as channel:
+            results = await asyncio.gather(
+                *(channel.declare_queue(one, passive=True) for one in batch), return_exceptions=True
+            )
         answered = 0
         for queue, result in zip(batch, results, strict=True):
+            answered += 1
             if isinstance(result, TargetNotFoundError):
-                answered += 1
+                # It closed the channel: the others of the batch are asked anew.
                 break
             if isinstance(result, BaseException):
                 raise result
             counts[queue.name] = result.message_count or 0
-            answered += 1
         pending = pending[answered:]
-        if channel.is_open:
-            await channel.close()
     return counts

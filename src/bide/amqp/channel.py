@@ -289,6 +289,10 @@ class Channel:
         await self.call(codec.method(60, 30, codec.short_string(tag), b"\x00"), commands.Basic.CancelOk)
         self._consumers.pop(tag, None)
 
+    def cancel_nowait(self, tag: str) -> None:
+        """Stop a consumer without waiting; see :meth:`cancel`."""
+        self._send(codec.method(60, 30, codec.short_string(tag), b"\x01"))
+
     async def get(self, queue: str) -> Delivery | None:
         """Take one message, or None when the queue is empty. It must be settled like any delivery."""
         reply: Delivery | None = await self.call(
@@ -298,17 +302,17 @@ class Channel:
 
     def ack(self, delivery_tag: int, *, multiple: bool = False) -> None:
         """Acknowledge a delivery, or all up to this one."""
-        self._settle(codec.method(60, 80, codec.long_long(delivery_tag), codec.bits(multiple)))
+        self._send(codec.method(60, 80, codec.long_long(delivery_tag), codec.bits(multiple)))
 
     def nack(self, delivery_tag: int, *, multiple: bool = False, requeue: bool = True) -> None:
         """Give a delivery back to its queue, or let it be dead-lettered; a quorum queue of 4.3 counts no attempt."""
-        self._settle(codec.method(60, 120, codec.long_long(delivery_tag), codec.bits(multiple, requeue)))
+        self._send(codec.method(60, 120, codec.long_long(delivery_tag), codec.bits(multiple, requeue)))
 
     def reject(self, delivery_tag: int, *, requeue: bool = True) -> None:
         """Give a delivery back to its queue, counted as a failed attempt, or let it be dead-lettered."""
-        self._settle(codec.method(60, 90, codec.long_long(delivery_tag), codec.bits(requeue)))
+        self._send(codec.method(60, 90, codec.long_long(delivery_tag), codec.bits(requeue)))
 
-    def _settle(self, payload: bytes) -> None:
+    def _send(self, payload: bytes) -> None:
         if self.closed_with is not None:
             raise self.closed_with
         self.connection.send(codec.frame(codec.METHOD, self.number, payload))

@@ -74,7 +74,7 @@ class Confirms:
         it does not matter to anybody which was meant.
         """
         message_id = message.values.get("message_id")
-        for tag in range(self._looked_at + 1, self._sent + 1):
+        for tag in range(max(self._looked_at + 1, self._oldest), self._sent + 1):
             entry = self._waiting.get(tag)
             if (
                 entry is not None

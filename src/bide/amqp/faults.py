@@ -29,8 +29,13 @@ _INEQUIVALENT: Final = re.compile(
     r" received (?P<wanted>.*?) but current is (?P<found>.*)",
     re.DOTALL,
 )
+_CUT_SHORT: Final = re.compile(
+    r"inequivalent arg '(?P<argument>[^']*)' for (?P<kind>exchange|queue) '(?P<name>.*)\.\.\.", re.DOTALL
+)
+"""The same in a reply text that the broker cut at 255 bytes, as it does for long names."""
+
 _NOT_EMPTY: Final = re.compile(r"queue '(?P<name>.*)' in vhost '[^']*' (?:is )?not empty")
-_SUBJECT: Final = re.compile(r"(?:queue|exchange) '(?P<name>.*?)' in vhost")
+_EXCHANGE: Final = re.compile(r"exchange '(?P<name>.*)' in vhost", re.DOTALL)
 _TOO_LARGE: Final = re.compile(r"message size (?P<size>\d+) is larger than configured max size (?P<limit>\d+)")
 
 
@@ -65,6 +70,17 @@ def _precondition(code: int, reason: str) -> BrokerError:
             argument=argument,
             wanted=wanted,
             found=current,
+            reply_code=code,
+        )
+    cut = _CUT_SHORT.fullmatch(reason)
+    if cut:
+        kind, argument = cut["kind"], cut["argument"]
+        return DeclarationMismatchError(
+            f"the {kind} {cut['name'].partition(chr(39))[0]!r}... exists with another {argument} than is wanted: delete "
+            f"the {kind}, or declare it as it is",
+            kind=kind,
+            name="",
+            argument=argument,
             reply_code=code,
         )
     not_empty = _NOT_EMPTY.search(reason)
@@ -114,8 +130,13 @@ def handshake_error(code: int, text: str, *, user: str, vhost: str, address: str
 
 
 def subject(text: str) -> str | None:
-    """The name of the queue or exchange that a reply text speaks of; empty for the default exchange."""
-    found = _SUBJECT.search(text)
+    """The exchange that takes nothing from this user, or is not there, where a reply text is about that.
+
+    Empty for the default exchange. None for anything else, and for a refusal that depends on the routing key too.
+    """
+    if "access to topic" in text:
+        return None
+    found = _EXCHANGE.search(text)
     if found is None:
         return None
     return "" if found["name"] == "amq.default" else found["name"]

@@ -13,37 +13,19 @@ from types import TracebackType
 from typing import Any, Self, final
 from urllib.parse import quote
 
-from bide.broker.configuration import (
-    LOOPBACK,
-    MANAGEMENT_PLUGIN,
-    NODE_NAME,
-    PLUGINS,
-    STREAM_PLUGIN,
-    USER,
-    Ports,
-    advanced_config,
-    enabled_plugins,
-    environment,
-    rabbitmq_conf,
-)
-from bide.broker.installation import Installation, find_installation
+from bide.broker.configuration import LOOPBACK, MANAGEMENT_PLUGIN, NODE_NAME, PLUGINS, STREAM_PLUGIN, USER, Ports
+from bide.broker.installation import find_installation
 from bide.broker.launch import crash, halt, is_running, kill, launch
 from bide.broker.management import Management
 from bide.broker.processes import marked
-from bide.broker.state import (
-    State,
-    create_folder,
-    create_subfolders,
-    default_folder,
-    locked,
-    password_of,
-    write_private,
-)
+from bide.broker.settings import Settings
+from bide.broker.state import State, create_folder, create_subfolders, default_folder, locked, password_of
 from bide.errors import LocalBrokerError
 
 _START_TIMEOUT = timedelta(seconds=90)
 _STOP_TIMEOUT = timedelta(seconds=30)
 _TOOL_TIMEOUT = timedelta(seconds=60)
+_PORT_TRIES = 3
 
 
 @final
@@ -99,7 +81,16 @@ class LocalBroker:
         """
         if MANAGEMENT_PLUGIN not in plugins:
             raise ValueError(f"plugins has to include {MANAGEMENT_PLUGIN}: it tells when the broker is ready")
-        installation = find_installation(home=home, chroot=chroot)
+        settings = Settings(
+            installation=find_installation(home=home, chroot=chroot),
+            ephemeral=ephemeral,
+            dead_letter_prefetch=dead_letter_prefetch,
+            plugins=tuple(plugins),
+            extra_config=extra_config,
+            environment=environment or {},
+            stop_seconds=_STOP_TIMEOUT.total_seconds(),
+        )
+        outlive = not ephemeral if detached is None else detached
         seconds = timeout.total_seconds()
         folder = _choose_folder(folder, ephemeral=ephemeral)
         create_folder(folder)
@@ -109,19 +100,9 @@ class LocalBroker:
                 return cls(folder)
             kill(folder)
             create_subfolders(folder)
-            state = _configure(
-                folder,
-                installation=installation,
-                ports=Ports.choose(before=state.ports if state else None),
-                ephemeral=ephemeral,
-                dead_letter_prefetch=dead_letter_prefetch,
-                plugins=tuple(plugins),
-                extra_config=extra_config,
-                more_environment=environment or {},
-            )
-            outlive = not ephemeral if detached is None else detached
+            before = state.ports if state else None
             try:
-                owner_fd = launch(state, seconds=seconds, outlive=outlive)
+                owner_fd = _launch_on_free_ports(folder, settings, before=before, seconds=seconds, outlive=outlive)
             except BaseException:
                 if ephemeral:
                     _remove(folder, but="log")
@@ -337,42 +318,19 @@ def _choose_folder(folder: Path | None, *, ephemeral: bool) -> Path:
     return folder.expanduser().resolve()
 
 
-def _configure(
-    folder: Path,
-    *,
-    installation: Installation,
-    ports: Ports,
-    ephemeral: bool,
-    dead_letter_prefetch: int,
-    plugins: tuple[str, ...],
-    extra_config: str,
-    more_environment: Mapping[str, str],
-) -> State:
-    """Write the node's configuration and return how to run it."""
-    configuration = folder / "conf"
-    main = rabbitmq_conf(ports=ports, password=password_of(folder), plugins=plugins, extra=extra_config)
-    write_private(configuration / "rabbitmq.conf", main)
-    write_private(configuration / "advanced.config", advanced_config(dead_letter_prefetch=dead_letter_prefetch))
-    write_private(configuration / "enabled_plugins", enabled_plugins(plugins))
-    # Empty, so that the system's own file of this name is not read.
-    write_private(configuration / "rabbitmq-env.conf", "")
-    sbin = installation.home / "sbin"
-    # Certificates and the like that extra_config names may lie among the temporary files.
-    visible = sorted({Path(tempfile.gettempdir()).resolve(), folder})
-    return State(
-        folder=folder,
-        ephemeral=ephemeral,
-        release=installation.release,
-        ports=ports,
-        plugins=plugins,
-        commands={
-            "epmd": installation.command(installation.epmd, "-address", LOOPBACK, "-port", str(ports.epmd)),
-            "server": installation.command(sbin / "rabbitmq-server", visible=visible),
-            "rabbitmqctl": installation.command(sbin / "rabbitmqctl", visible=visible),
-        },
-        environment=environment(folder=folder, ports=ports, path=installation.path, more=more_environment),
-        stop_seconds=_STOP_TIMEOUT.total_seconds(),
-    )
+def _launch_on_free_ports(
+    folder: Path, settings: Settings, *, before: Ports | None, seconds: float, outlive: bool
+) -> int | None:
+    """Configure and launch the broker; again on other ports where another program was quicker to take one."""
+    tries = _PORT_TRIES
+    while True:
+        tries -= 1
+        ports = Ports.choose(before=before)
+        try:
+            return launch(settings.write(folder, ports=ports), seconds=seconds, outlive=outlive)
+        except LocalBrokerError:
+            if tries == 0 or not ports.taken():
+                raise
 
 
 def _remove(folder: Path, *, but: str | None = None) -> None:

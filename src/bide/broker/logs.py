@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-_MOST_LINES = 15
+_MOST_LINES = 25
 _ERROR_PREFIX = re.compile(r"\d{4}-\d\d-\d\d [\d:.+]+ \[error\] <[\d.]+> ?")
 _BOOT_FAILED = "BOOT FAILED"
 # Erlang's reports of what went down with it follow: long, and without news.

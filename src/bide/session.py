@@ -1,0 +1,190 @@
+"""What a publisher knows of the broker as long as one connection lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Hashable
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeVar
+
+from bide.admin.apply import apply, check_streams, exists, is_into
+from bide.amqp import faults
+from bide.amqp.channel import Channel
+from bide.amqp.connection import Connection
+from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, ExchangeTarget, Target
+from bide.errors import AccessRefusedError, MessageTooLargeError, NotAppliedError, TargetNotFoundError
+from bide.outgoing import Outgoing
+from bide.topology import Exchange, Topology
+
+log = logging.getLogger(__name__)
+
+REBIND_AFTER: Final = timedelta(seconds=30)
+"""A queue that is deleted and made again loses its bindings: they are made anew this often while they are used."""
+
+_REMEMBERED: Final = 10_000
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+class Session:
+    """Sees to it that everything stands that messages need on their way, and remembers that it does.
+
+    Args:
+        infrastructure: as it is used on this broker's release.
+        declare: put it on the broker where it is missing; else its absence is an error.
+
+    Attributes:
+        suspects: held while a message is sent on a channel of its own, see :meth:`Publisher.publish`.
+    """
+
+    def __init__(self, connection: Connection, infrastructure: DelayInfrastructure, *, declare: bool) -> None:
+        self.connection = connection
+        self.infrastructure = infrastructure
+        self.suspects = asyncio.Lock()
+        self._declare = declare
+        self._channel: Channel | None = None
+        self._applied = False
+        self._largest: int | None = None
+        self._targets: dict[tuple[Target, bool], float] = {}
+        self._requirements: dict[Topology, float] = {}
+        self._exchanges: dict[str, float] = {}
+        self._opening = asyncio.Lock()
+        self._declaring = asyncio.Lock()
+
+    async def channel(self) -> Channel:
+        """The publishing channel, once the broker and the socket take more.
+
+        Raises:
+            BideError: the connection broke.
+        """
+        while True:
+            channel = self._channel
+            if channel is None or not channel.is_open:
+                async with self._opening:
+                    channel = self._channel
+                    if channel is None or not channel.is_open:
+                        channel = self._channel = await self.connection.channel(confirms=True)
+            await self.connection.writable()
+            if channel.is_open:
+                return channel
+
+    async def prepare(self, message: Outgoing) -> None:
+        """See to it that everything stands that this message needs on its way.
+
+        Raises:
+            MessageTooLargeError: the broker's limit is known, and the message over it.
+            TargetNotFoundError: its queue or exchange does not exist.
+            NotAppliedError: the delay infrastructure is missing and may not be declared.
+            UnsupportedBrokerError: the broker lacks a feature that it needs.
+            BrokerError: the broker refuses, or the connection broke.
+        """
+        if self._largest is not None and len(message.body) > self._largest:
+            raise too_large(message, self._largest)
+        now = datetime.now(UTC)
+        route = message.starting(now).route(self.infrastructure, now)
+        if route is None:
+            if isinstance(message.target, ExchangeTarget):
+                await self._expect(message.target.exchange)
+            return
+        if route.hops and not self._applied:
+            await self._ensure_applied()
+        await self._ensure_bound(message.target, route)
+
+    def remember_limit(self, size: int) -> None:
+        """The broker takes no bodies over so many bytes."""
+        self._largest = size
+
+    def forget(self, exchange: str) -> None:
+        """An exchange that was there is not there any more, or not for us."""
+        self._exchanges.pop(exchange, None)
+        self._targets.clear()
+
+    async def _ensure_applied(self) -> None:
+        async with self._declaring:
+            if self._applied:
+                return
+            probes = self.infrastructure.probes()
+            if await exists(self.connection, probes):
+                await self._complete(probes)
+            elif self._declare:
+                await check_streams(self.connection)
+                applied = await apply(self.connection, self.infrastructure.topology(), last=probes)
+                log.info("put the delay infrastructure %s on the broker: %s", self.infrastructure.name, applied)
+            else:
+                raise NotAppliedError(
+                    f"the delay infrastructure {self.infrastructure.name!r} is not on the virtual host "
+                    f"{self.connection.url.vhost!r} of {self.connection.address}: run 'bide delay apply', "
+                    "or connect with declare=True"
+                )
+            self._applied = True
+
+    async def _complete(self, probes: Topology) -> None:
+        """The probes are declared last, so only their own bindings may be missing, or just be under way."""
+        if not self._declare:
+            return
+        queues = {one.name for one in probes.queues}
+        bindings = [one for one in self.infrastructure.topology().bindings if is_into(one, queues)]
+        try:
+            await apply(self.connection, Topology(bindings=bindings), external=_names(Topology(bindings=bindings)))
+        except AccessRefusedError as error:
+            log.debug("the delay infrastructure is taken as it is: %s", error)
+
+    async def _ensure_bound(self, target: Target, route: DelayRoute) -> None:
+        # A route without delay needs less than one with, so each kind is remembered for itself.
+        key = (target, bool(len(route.requires)))
+        if self._is_known(self._targets, key):
+            return
+        async with self._declaring:
+            if self._is_known(self._targets, key):
+                return
+            await self._check(route.expects)
+            if len(route.requires) and not self._is_known(self._requirements, route.requires):
+                try:
+                    await apply(self.connection, route.requires, external=_names(route.requires))
+                except TargetNotFoundError as error:
+                    raise TargetNotFoundError(
+                        f"{error} (nothing can be delivered to it)", reply_code=error.reply_code
+                    ) from error
+                self._remember(self._requirements, route.requires)
+            self._remember(self._targets, key)
+
+    async def _expect(self, exchange: str) -> None:
+        # A publish to a missing exchange closes the channel, and takes the confirms of others with it.
+        if not self._is_known(self._exchanges, exchange):
+            await self._check(Topology([Exchange(exchange)]))
+            self._remember(self._exchanges, exchange)
+
+    async def _check(self, expected: Topology) -> None:
+        for kind, topology in (
+            *((f"exchange {one.name!r}", Topology([one])) for one in expected.exchanges),
+            *((f"queue {one.name!r}", Topology(queues=[one])) for one in expected.queues),
+        ):
+            if not await exists(self.connection, topology):
+                raise TargetNotFoundError(
+                    f"the {kind} does not exist on the virtual host {self.connection.url.vhost!r}: declare it before "
+                    "messages are sent to it",
+                    reply_code=faults.NOT_FOUND,
+                )
+
+    def _is_known(self, known: dict[_Key, float], key: _Key) -> bool:
+        return known.get(key, 0.0) > self.connection.loop.time()
+
+    def _remember(self, known: dict[_Key, float], key: _Key) -> None:
+        if len(known) >= _REMEMBERED:
+            known.clear()
+        known[key] = self.connection.loop.time() + REBIND_AFTER.total_seconds()
+
+
+def too_large(message: Outgoing, limit: int) -> MessageTooLargeError:
+    """The error for a body over the broker's limit."""
+    return MessageTooLargeError(
+        f"the body of the message {message.message_id!r} has {len(message.body)} bytes, the broker's limit is {limit}: "
+        "send less, or raise max_message_size on the broker"
+    )
+
+
+def _names(topology: Topology) -> set[str]:
+    """Everything that a topology refers to."""
+    names = {one.source for one in topology.bindings} | {one.destination for one in topology.bindings}
+    return names | {str(one.arguments.get("x-dead-letter-exchange", "")) for one in topology.queues}

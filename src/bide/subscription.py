@@ -1,0 +1,137 @@
+"""One consumer on one channel: what a :class:`bide.Consumer` has until the connection breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from bide.amqp.channel import Channel
+from bide.amqp.connection import Connection
+from bide.amqp.content import Delivery
+from bide.errors import BideError, ConsumerCancelledError
+
+log = logging.getLogger(__name__)
+
+
+class _Inbox:
+    """What the broker sent and nobody has taken yet.
+
+    It knows nothing of the subscription: the connection holds on to it, and must not keep that alive.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._deliveries: deque[tuple[Delivery, datetime]] = deque()
+        self._error: BideError | None = None
+        self._retired = False
+        self._news = asyncio.Event()
+
+    def put(self, delivery: Delivery) -> None:
+        if self._retired:
+            self._channel.nack(delivery.delivery_tag)
+            return
+        self._deliveries.append((delivery, datetime.now(UTC)))
+        self._news.set()
+
+    def end(self, error: BideError) -> None:
+        if not isinstance(error, ConsumerCancelledError):
+            # They cannot be settled any more, and the broker delivers them again.
+            self._deliveries.clear()
+        self._error = error
+        self._news.set()
+
+    async def get(self) -> tuple[Delivery, datetime]:
+        # Several may wait, and all of them wake.
+        while not self._deliveries:
+            if self._error is not None:
+                raise self._error
+            self._news.clear()
+            await self._news.wait()
+        return self._deliveries.popleft()
+
+    def give_back(self) -> None:
+        self._retired = True
+        while self._deliveries:
+            delivery, _ = self._deliveries.popleft()
+            self._channel.nack(delivery.delivery_tag)
+
+
+class Subscription:
+    """A consumer on a channel of its own, which is closed when nothing refers to the subscription any more.
+
+    The consumer and every unsettled message refer to it. So a message can be settled as long as somebody has it, and
+    what nobody has any more goes back to its queue.
+    """
+
+    def __init__(self, channel: Channel, inbox: _Inbox, tag: str) -> None:
+        self.channel = channel
+        self._inbox = inbox
+        self._tag = tag
+        self._in_hand = 0
+        weakref.finalize(self, _in_loop, channel.connection.loop, channel.abandon).atexit = False
+
+    @classmethod
+    async def open(
+        cls, connection: Connection, queue: str, *, prefetch: int, arguments: Mapping[str, Any] | None, exclusive: bool
+    ) -> Subscription:
+        """Start to consume.
+
+        Raises:
+            BideError: the broker refuses, or the connection broke.
+        """
+        channel = await connection.channel()
+        inbox = _Inbox(channel)
+        try:
+            await channel.qos(prefetch)
+            tag = await channel.consume(
+                queue, on_message=inbox.put, on_end=inbox.end, arguments=arguments, exclusive=exclusive
+            )
+        except BaseException:
+            # A caller that was cancelled must not leave a consumer behind that hoards messages.
+            channel.abandon()
+            raise
+        return cls(channel, inbox, tag)
+
+    async def next(self) -> tuple[Delivery, datetime]:
+        """The next delivery, and when it came.
+
+        Raises:
+            BideError: no more will come, with the reason.
+        """
+        delivery = await self._inbox.get()
+        self._in_hand += 1
+        return delivery
+
+    def settled(self) -> None:
+        """One of the deliveries that were handed out is settled."""
+        self._in_hand -= 1
+
+    def retire(self) -> None:
+        """Take no more and give back what was not handed out; what was can still be settled."""
+        if not self.channel.is_open:
+            return
+        if self._in_hand:
+            self.channel.cancel_nowait(self._tag)
+            self._inbox.give_back()
+        else:
+            self.channel.abandon()
+
+
+def retire_with(owner: object, subscription: Subscription) -> weakref.finalize[..., Any]:
+    """Retire a subscription when its owner is gone; the result's ``detach`` calls that off."""
+    finalizer = weakref.finalize(owner, _in_loop, subscription.channel.connection.loop, subscription.retire)
+    finalizer.atexit = False
+    return finalizer
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, work: Any) -> None:
+    # The last reference may go in any thread.
+    try:
+        loop.call_soon_threadsafe(work)
+    except RuntimeError:
+        log.debug("the event loop is closed, and its connections with it")
