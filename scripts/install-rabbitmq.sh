@@ -70,13 +70,16 @@ rm -f "$log"
 
 services=rabbitmq-server.service
 [ "$epmd_was_here" = yes ] || services="$services epmd.service epmd.socket"
-if command -v systemctl >/dev/null; then
+# Enabled they were by deb-systemd-helper, on machines without systemd too.
+# shellcheck disable=SC2086
+deb-systemd-helper disable $services >/dev/null 2>&1 || true
+if [ -d /run/systemd/system ]; then
     # shellcheck disable=SC2086
-    systemctl --quiet disable $services >/dev/null 2>&1 || true
-    if [ -d /run/systemd/system ]; then # a machine whose own policy-rc.d allows starting
-        # shellcheck disable=SC2086
-        systemctl --quiet stop $services >/dev/null 2>&1 || true
-    fi
+    {
+        systemctl daemon-reload
+        systemctl --quiet disable $services
+        systemctl --quiet stop $services # they run where the machine's own policy-rc.d allows starting
+    } >/dev/null 2>&1 || true
 fi
 if [ -e /etc/init.d/rabbitmq-server ]; then
     update-rc.d rabbitmq-server disable >/dev/null 2>&1 || true

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -34,10 +35,15 @@ class Client:
         self.url = url
         self._publisher = publisher
         self._receiving = Link(replace(url, name=f"{url.name} (receiving)"))
-        self._consumers: list[Consumer] = []
+        # A consumer that the caller has dropped must not be kept.
+        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
     async def __aenter__(self) -> Self:
-        await self._publisher.connection()
+        try:
+            await self._publisher.connection()
+        except BaseException:
+            await self._publisher.close()
+            raise
         return self
 
     async def __aexit__(
@@ -47,10 +53,8 @@ class Client:
 
     async def close(self) -> None:
         """Close: unsettled messages go back to their queues, unconfirmed publishes are reported as in doubt."""
-        consumers, self._consumers = self._consumers, []
-        await asyncio.gather(*(one.close() for one in consumers))
-        await self._receiving.close()
-        await self._publisher.close()
+        await asyncio.gather(*(one.close() for one in list(self._consumers)))
+        await asyncio.gather(self._receiving.close(), self._publisher.close())
 
     async def release(self) -> tuple[int, ...]:
         """The broker's release, such as ``(4, 3, 6)``."""
@@ -146,7 +150,7 @@ class Client:
         arguments: Mapping[str, Any] | None = None,
         exclusive: bool = False,
     ) -> Consumer:
-        """The messages of a queue: ``async for message in client.consume("orders")``.
+        """The messages of a queue: ``async for message in client.consume("orders")``; see :class:`bide.Consumer`.
 
         Args:
             prefetch: at most this many unsettled messages, 1 to 65,535.
@@ -154,9 +158,8 @@ class Client:
         Raises:
             InvalidInputError: a bad name or prefetch. Errors of the broker come with the first message.
         """
-        self._consumers = [one for one in self._consumers if not one.closed]
         consumer = Consumer(self._receiving, queue, prefetch=prefetch, arguments=arguments, exclusive=exclusive)
-        self._consumers.append(consumer)
+        self._consumers.add(consumer)
         return consumer
 
     async def declare(self, topology: Topology) -> Applied:

@@ -131,7 +131,7 @@ class Consumer:
                     await asyncio.sleep(pause)
                     pause = min(pause * 2, _LONGEST_PAUSE)
                     continue
-                if self._closed:
+                if self.closed:
                     subscription.channel.abandon()
                     break
                 self._subscription = subscription

@@ -82,6 +82,18 @@ def _microseconds(number: str, unit: str) -> int:
     return -(-int(whole + decimals) * _MICROSECONDS[unit] // scale)
 
 
+def format_delay(delay: timedelta) -> str:
+    """A delay as people write it: ``3199 d 23:59:59.99``, ``0:00:10``, ``-0:00:01``."""
+    sign = "-" if delay < timedelta(0) else ""
+    delay = abs(delay)
+    hours, rest = divmod(delay.seconds, 3600)
+    minutes, seconds = divmod(rest, 60)
+    text = f"{hours}:{minutes:02}:{seconds:02}"
+    if delay.microseconds:
+        text += f".{delay.microseconds:06}".rstrip("0")
+    return f"{sign}{delay.days} d {text}" if delay.days else sign + text
+
+
 def parse_due_time(value: DueTimeLike) -> datetime:
     """A due time as an aware ``datetime`` in UTC.
 

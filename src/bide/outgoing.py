@@ -24,9 +24,8 @@ from bide.delay.infrastructure import (
     QueueTarget,
     Target,
     check_name,
-    format_delay,
 )
-from bide.duration import DelayLike, DueTimeLike, parse_delay, parse_due_time, to_milliseconds
+from bide.duration import DelayLike, DueTimeLike, format_delay, parse_delay, parse_due_time, to_milliseconds
 from bide.errors import (
     InvalidDelayError,
     InvalidDueTimeError,
@@ -141,6 +140,8 @@ class Outgoing:
         if expiration is not None:
             values["expiration"] = _expiration(expiration)
         if timestamp is not None:
+            if not isinstance(timestamp, datetime):
+                raise InvalidInputError(f"the timestamp {timestamp!r} is no datetime: give one with a time zone")
             if timestamp.tzinfo is None:
                 raise InvalidInputError(f"the timestamp {timestamp!s} has no time zone: give an aware datetime")
             values["timestamp"] = timestamp

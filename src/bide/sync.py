@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from bide.admin.apply import Applied
 from bide.amqp.url import BrokerUrl
@@ -25,6 +25,9 @@ from bide.errors import ClosedError
 from bide.message import Message
 from bide.publisher import OnLost, Receipt
 from bide.topology import Topology
+
+_LAST_WORDS: Final = 1.0
+"""Seconds that calls of other threads have to return, with their errors, once the connections are closed."""
 
 _Result = TypeVar("_Result")
 
@@ -67,6 +70,7 @@ class SyncClient:
         self._thread = threading.Thread(target=self._loop.run_forever, name="bide", daemon=True)
         self._thread.start()
         self._closed = False
+        self._gate = threading.Lock()
         try:
             self._client: Client = self.wait_for(connecting.__aenter__())
         except BaseException:
@@ -82,8 +86,12 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections and end the thread."""
+        """Close the connections and end the thread; calls that other threads wait in fail."""
         if self._closed:
+            return
+        if os.getpid() != self._pid:
+            # The sockets and the event loop are the parent's: it would miss them.
+            self._closed = True
             return
         try:
             self.wait_for(self._client.close())
@@ -91,7 +99,13 @@ class SyncClient:
             self._stop()
 
     def _stop(self) -> None:
-        self._closed = True
+        with self._gate:
+            if self._closed:
+                return
+            self._closed = True
+            # The last work that the loop takes on.
+            ended = asyncio.run_coroutine_threadsafe(_end_others(), self._loop)
+        ended.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -100,17 +114,21 @@ class SyncClient:
         """Run a coroutine in the client's thread.
 
         Raises:
-            ClosedError: the client was closed, or belongs to another process.
+            ClosedError: the client was closed, meanwhile or before, or belongs to another process.
             TimeoutError: it took longer than ``timeout`` seconds; it was cancelled.
         """
-        if self._closed or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             work.close()
-            raise ClosedError(
-                "the client was closed" if self._closed else "this client was made before a fork: connect after it"
-            )
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise ClosedError("this client was made before a fork: connect after it")
+        with self._gate:
+            if self._closed:
+                work.close()
+                raise ClosedError("the client was closed")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout)
+        except concurrent.futures.CancelledError:
+            raise ClosedError("the client was closed") from None
         except BaseException:
             # A caller that is interrupted, or tired of waiting, must not leave the work behind.
             if future.cancel():
@@ -159,6 +177,17 @@ class SyncClient:
             if message is None:
                 return
             yield SyncMessage(message, self)
+
+
+async def _end_others() -> None:
+    """Let whatever still runs in the loop come to its end; cancel what does not."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if not others:
+        return
+    _, running = await asyncio.wait(others, timeout=_LAST_WORDS)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
 
 
 async def _next(consumer: Consumer, seconds: float | None) -> Message | None:

@@ -24,7 +24,8 @@ from bide.topology import Binding, Exchange, Queue, Topology
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bide.amqp.channel import Channel, Delivery
+    from bide.amqp.channel import Channel
+    from bide.amqp.content import Delivery
     from bide.topology import Argument
     from tests.support import Vhost
 

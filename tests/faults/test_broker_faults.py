@@ -245,7 +245,7 @@ async def test_nothing_is_left_running_after_close(own_broker: LocalBroker) -> N
         reading = asyncio.create_task(anext(consumer, None))
 
         async def subscribed() -> bool:
-            return consumer._channel is not None
+            return consumer.subscribed
 
         await eventually(subscribed)
     assert await reading is None

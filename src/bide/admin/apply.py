@@ -233,6 +233,7 @@ async def destroy(
     """
     _refuse_messages(await message_counts(connection, topology.queues), force)
     removed = messages = 0
+    counts: dict[str, int] = {}
     async with await connection.channel() as channel:
         for names in _from_the_outside(topology):
             for batch in _batches(names):

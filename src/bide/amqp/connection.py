@@ -82,7 +82,9 @@ class Connection(asyncio.Protocol):
             AuthenticationError: wrong user or password.
             VirtualHostError: the virtual host is unknown or closed to this user.
             ProtocolError: the peer does not speak AMQP 0-9-1.
+            InvalidInputError: the name of the virtual host is too long.
         """
+        codec.short_string(url.vhost)  # too long a name should fail here, not when it is its turn to be sent
         failures: list[BrokerError] = []
         for host, port in url.hosts:
             try:

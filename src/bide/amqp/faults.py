@@ -75,9 +75,10 @@ def _precondition(code: int, reason: str) -> BrokerError:
     cut = _CUT_SHORT.fullmatch(reason)
     if cut:
         kind, argument = cut["kind"], cut["argument"]
+        start = cut["name"].partition("'")[0]
         return DeclarationMismatchError(
-            f"the {kind} {cut['name'].partition(chr(39))[0]!r}... exists with another {argument} than is wanted: delete "
-            f"the {kind}, or declare it as it is",
+            f"the {kind} {start!r}... exists with another {argument} than is wanted: delete the {kind}, or declare it "
+            "as it is",
             kind=kind,
             name="",
             argument=argument,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,19 +18,23 @@ ENVIRONMENT_VARIABLE: Final = "BIDE_URL"
 
 _PORTS: Final = {"amqp": 5672, "amqps": 5671}
 _OPTIONS: Final = frozenset({"heartbeat", "timeout", "cafile", "certfile", "keyfile", "verify", "auth", "name"})
+_FORM: Final = "give amqp://user:password@host:port/vhost, with a port from 1 to 65535 or none"
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_NO_PASSWORD: Final = re.compile(r"(?:[^:\[]|\[[^\]]*\]|:\d{1,5}(?![^,/?]))*")
+"""The start of an address up to a colon that no port follows, but maybe a password whose host was forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerUrl:
     """A broker's address, read from ``amqp[s]://user:password@host:port/vhost?option=value``.
 
-    Several hosts, separated by commas, are tried in turn. The virtual host is percent-encoded; an empty one means
-    ``/``. Printing it never shows the password.
+    Several hosts, separated by commas, are tried in turn. User, password and virtual host are percent-encoded; an empty
+    virtual host means ``/``. Printing it never shows the password.
 
     Attributes:
         hosts: host and port, in the order given.
-        heartbeat: seconds between heartbeats that we ask for; 0 switches them off.
-        timeout: for opening a connection, per host.
+        heartbeat: seconds between heartbeats that we ask for, 0 to 65,535; 0 switches them off.
+        timeout: for opening a connection, per host; 1 to 3,600 seconds.
         verify: whether the server's certificate is checked; on unless ``verify=false``.
         external: log in by client certificate (``auth=external``) rather than by password.
         name: shown for the connection in the broker's management pages.
@@ -60,18 +65,22 @@ class BrokerUrl:
             return cls._parse(text)
         except InvalidUrlError:
             raise
-        except ValueError as error:
-            raise InvalidUrlError(
-                f"the broker URL {_censored(text)!r} cannot be read: give amqp://user:password@host:port/vhost"
-            ) from error
+        except ValueError:
+            # Not from the error, which may quote the password.
+            raise InvalidUrlError(f"the broker URL {_censored(text)!r} cannot be read: {_FORM}") from None
 
     @classmethod
     def _parse(cls, text: str) -> BrokerUrl:
         parts = urlsplit(text)
         if parts.scheme not in _PORTS:
             raise InvalidUrlError(
-                f"the broker URL {_censored(text)!r} does not start with amqp:// or amqps://: "
-                "give amqp://user:password@host:port/vhost"
+                f"the broker URL {_censored(text)!r} does not start with amqp:// or amqps://: {_FORM}"
+            )
+        if parts.fragment or "@" in parts.path + parts.query:
+            # Most likely the end of a password. Without this, its beginning would be taken for a host and port.
+            raise InvalidUrlError(
+                f"the broker URL {_censored(text)!r} has a '/', '?', '#' or '@' where none can be: write them as %2F, "
+                "%3F, %23 and %40, in a user name or password and after the host"
             )
         credentials, _, addresses = parts.netloc.rpartition("@")
         user, separator, password = credentials.partition(":")
@@ -91,13 +100,15 @@ class BrokerUrl:
             password=unquote(password) if separator else "guest",
             vhost=unquote(path) or "/",
             tls=parts.scheme == "amqps",
-            heartbeat=_whole_number(options, "heartbeat", 60, 65535),
-            timeout=timedelta(seconds=_whole_number(options, "timeout", 10, 3600)),
+            heartbeat=_seconds(options, "heartbeat", 60, 0, 65535),
+            timeout=timedelta(seconds=_seconds(options, "timeout", 10, 1, 3600)),
             cafile=options.get("cafile"),
             certfile=options.get("certfile"),
             keyfile=options.get("keyfile"),
-            verify=options.get("verify", "true").lower() not in ("false", "0", "no"),
-            external=options.get("auth", "plain").lower() == "external",
+            verify=_choice(
+                options, "verify", {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+            ),
+            external=_choice(options, "auth", {"plain": False, "external": True}),
             name=options.get("name", "bide"),
         )
 
@@ -140,25 +151,43 @@ class BrokerUrl:
 
 def _address(text: str, default_port: int, url: str) -> tuple[str, int]:
     parts = urlsplit(f"//{text}")
-    if not parts.hostname:
-        raise InvalidUrlError(
-            f"the broker URL {_censored(url)!r} names no host: give amqp://user:password@host:port/vhost"
-        )
-    return parts.hostname, parts.port or default_port
+    host, port = parts.hostname, parts.port
+    if not host:
+        raise InvalidUrlError(f"the broker URL {_censored(url)!r} names no host: {_FORM}")
+    if port == 0:
+        raise InvalidUrlError(f"the broker URL {_censored(url)!r} has the port 0: {_FORM}")
+    if not host.isprintable() or " " in host:
+        raise InvalidUrlError(f"the host {host!r} in the broker URL has characters that no name has: {_FORM}")
+    host.encode("idna")  # what cannot be looked up is a ValueError, here and not when it is looked up
+    return host, default_port if port is None else port
 
 
-def _whole_number(options: Mapping[str, str], name: str, default: int, limit: int) -> int:
+def _seconds(options: Mapping[str, str], name: str, default: int, lowest: int, highest: int) -> int:
     text = options.get(name)
     if text is None:
         return default
-    if not text.isascii() or not text.isdigit() or int(text) > limit:
-        raise InvalidUrlError(f"{name}={text!r} in the broker URL is not a whole number of seconds from 0 to {limit}")
+    if not re.fullmatch("[0-9]{1,9}", text) or not lowest <= int(text) <= highest:
+        raise InvalidUrlError(
+            f"{name}={text!r} in the broker URL is not a whole number of seconds from {lowest} to {highest}"
+        )
     return int(text)
+
+
+def _choice(options: Mapping[str, str], name: str, choices: Mapping[str, bool]) -> bool:
+    """The value of an option that has a few; the first is the default."""
+    text = options.get(name, next(iter(choices))).lower()
+    if text not in choices:
+        raise InvalidUrlError(f"{name}={text!r} in the broker URL: give one of {', '.join(choices)}")
+    return choices[text]
 
 
 def _censored(text: str) -> str:
     """The text without whatever may be a password."""
-    scheme, separator, rest = text.rpartition("://")
-    credentials, at, address = rest.rpartition("@")
-    user = credentials.partition(":")[0]
-    return f"{scheme}{separator}{user}{at}{address}"
+    found = _SCHEME.match(text)
+    scheme = found[0] if found else ""
+    credentials, at, address = text.removeprefix(scheme).rpartition("@")
+    if at:
+        return f"{scheme}{credentials.partition(':')[0]}@{address}"
+    found = _NO_PASSWORD.match(address)
+    shown = found[0] if found else ""
+    return f"{scheme}{shown}{'...' if shown != address else ''}"

@@ -60,7 +60,7 @@ async def _receive(
     render: Callable[[Message], bytes],
 ) -> None:
     from bide.client import connect
-    from bide.delay.infrastructure import format_delay
+    from bide.duration import format_delay
     from bide.topology import Queue, Topology
 
     async with connect(settings.broker_url()) as client:

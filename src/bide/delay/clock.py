@@ -34,10 +34,10 @@ from bide.delay.infrastructure import (
     Step,
     Target,
     check_name,
-    format_delay,
     round_up,
 )
 from bide.delay.units import LEVELS, MAX_DELAY, RESOLUTION, Level, digits_of
+from bide.duration import format_delay
 from bide.errors import InvalidDelayError, InvalidNameError, InvalidTopologyError, UnsupportedTargetError
 from bide.topology import DEFAULT_EXCHANGE, Binding, Exchange, Queue, Topology
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
 
+from bide.duration import format_delay
 from bide.errors import InvalidDelayError, InvalidNameError
 from bide.topology import Topology
 
@@ -187,18 +188,6 @@ def round_up(delay: timedelta, resolution: timedelta, *, maximum: timedelta) -> 
             "give a shorter delay"
         )
     return units
-
-
-def format_delay(delay: timedelta) -> str:
-    """A delay as people write it: ``3199 d 23:59:59.99``, ``0:00:10``, ``-0:00:01``."""
-    sign = "-" if delay < timedelta(0) else ""
-    delay = abs(delay)
-    hours, rest = divmod(delay.seconds, 3600)
-    minutes, seconds = divmod(rest, 60)
-    text = f"{hours}:{minutes:02}:{seconds:02}"
-    if delay.microseconds:
-        text += f".{delay.microseconds:06}".rstrip("0")
-    return f"{sign}{delay.days} d {text}" if delay.days else sign + text
 
 
 def check_name(kind: str, name: object, *, limit: int = MAX_NAME_BYTES, empty: bool = False) -> None:

@@ -1,0 +1,241 @@
+"""The program itself, as a subprocess, on a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+import click
+import pytest
+
+import bide
+from bide.cli.app import cli
+
+if TYPE_CHECKING:
+    from tests.support import Vhost
+
+SMALL = ("--max-delay", "20s", "--resolution", "50ms")
+
+
+class Program:
+    """Runs ``bide`` on one virtual host."""
+
+    def __init__(self, vhost: Vhost) -> None:
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("BIDE_")},
+            "BIDE_URL": vhost.url,
+            "BIDE_MANAGEMENT_URL": vhost.broker.management_url,
+            "PYTHONWARNINGS": "error",
+        }
+
+    def run(self, *arguments: str, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [sys.executable, "-m", "bide", *arguments],
+            input=stdin,
+            capture_output=True,
+            env={**self.environment, **environment},
+            timeout=90,
+            check=False,
+        )
+
+    def ok(self, *arguments: str, stdin: bytes = b"") -> str:
+        done = self.run(*arguments, stdin=stdin)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode()
+
+    def fails(self, code: int, *arguments: str, **environment: str) -> str:
+        """One line on standard error, and no traceback."""
+        done = self.run(*arguments, stdin=b"", **environment)
+        said = done.stderr.decode()
+        assert done.returncode == code, said
+        assert said.count("\n") == 1, said
+        assert "Traceback" not in said
+        return said
+
+
+@pytest.fixture
+def program(vhost: Vhost) -> Program:
+    return Program(vhost)
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_send_and_receive(program: Program) -> None:
+    with bide.connect_sync(program.environment["BIDE_URL"]) as client:
+        client.declare(
+            bide.Topology(
+                [bide.Exchange("shop", "topic")],
+                [bide.Queue.quorum("orders")],
+                [bide.Binding("shop", "orders", "order.*")],
+            )
+        )
+    program.ok("send", "hello", "--to", "orders", "--in", "1s", "--header", "mine=1", *SMALL)
+    sent = program.ok(
+        "send", "--exchange", "shop", "--routing-key", "order.created", "--in", "1.2s", "--json", *SMALL, stdin=b"stdin"
+    )
+    (receipt,) = lines(sent)
+    assert receipt["hops"] == 3
+    first, second = lines(program.ok("receive", "orders", "--count", "2", "--timeout", "20s", "--json"))
+    assert first["body"] == "hello"
+    assert (first["exchange"], first["routing_key"], first["headers"]) == ("", "orders", {"mine": "1"})
+    assert (second["exchange"], second["routing_key"], second["body"]) == ("shop", "order.created", "stdin")
+    assert second["message_id"] == receipt["message_id"]
+    assert second["due"].startswith(receipt["due"][:19].replace(" ", "T"))
+    assert 0 <= first["lateness_ms"] < 10_000
+    assert program.fails(1, "receive", "orders", "--count", "1", "--timeout", "1s").startswith("bide: 0 of 1 messages")
+
+
+def test_send_many_and_at_a_due_time_in_the_past(program: Program) -> None:
+    program.run("receive", "q", "--declare", "--timeout", "1s", "--count", "1")
+    assert len(lines(program.ok("send", "x", "--to", "q", "--count", "250", "--json"))) == 250
+    program.ok("send", "late", "--to", "q", "--at", "2020-01-01T00:00:00+01:00")
+    received = lines(program.ok("receive", "q", "--count", "251", "--timeout", "20s", "--json"))
+    assert received[-1]["body"] == "late"
+    assert received[-1]["lateness_ms"] > 1e9
+    assert len({one["message_id"] for one in received}) == 251
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_receive_loses_nothing(program: Program, end: signal.Signals) -> None:
+    with bide.connect_sync(program.environment["BIDE_URL"]) as client:
+        client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
+        for number in range(500):
+            client.publish(str(number), to="q")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bide", "receive", "q", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,  # what a buffer had read ahead, communicate() would not see
+        env=program.environment,
+    )
+    assert process.stdout is not None
+    head = [process.stdout.readline() for _ in range(20)]
+    process.send_signal(end)
+    rest, said = process.communicate(timeout=30)
+    assert process.returncode == (130 if end is signal.SIGINT else 128 + end)
+    assert b"Traceback" not in said
+    printed = [one["body"] for one in lines(b"".join((*head, rest)).decode())]
+    left: list[str] = []
+    with bide.connect_sync(program.environment["BIDE_URL"]) as client, client.consume("q", timeout="2s") as messages:
+        for message in messages:
+            left.append(message.body.decode())
+            message.ack()
+    assert sorted({*printed, *left}, key=int) == [str(number) for number in range(500)]
+    # Whatever was printed was acknowledged, but for what was between the two when the signal came.
+    assert len(set(printed) & set(left)) <= 1
+
+
+def test_delay_apply_verify_destroy(program: Program) -> None:
+    assert "problem" in program.run("delay", "verify", *SMALL).stderr.decode()
+    assert "39 queues" not in program.ok("delay", "apply", *SMALL)
+    applied = json.loads(program.ok("delay", "apply", *SMALL, "--json"))
+    assert applied["declared"]["exchanges"] == 15
+    report = json.loads(program.ok("delay", "verify", *SMALL, "--json"))
+    assert report["ok"] is True
+    assert {one["check"] for one in report["findings"]} >= {"release", "queues", "bindings", "stuck messages"}
+    with bide.connect_sync(program.environment["BIDE_URL"]) as client:
+        client.wait_for(_delete(client, "bide.v1.s7"))
+    said = program.run("delay", "verify", *SMALL)
+    assert said.returncode == 1
+    assert "1 of " in said.stdout.decode()
+    assert "'bide.v1.s7'" in said.stdout.decode()
+    program.ok("delay", "destroy", *SMALL, "--yes")
+    assert program.run("delay", "verify", *SMALL).returncode == 1
+
+
+async def _delete(client: bide.SyncClient, queue: str) -> None:
+    connection = await client._client._publisher.connection()
+    channel = await connection.channel()
+    await channel.delete_queue(queue)
+    await channel.close()
+
+
+def test_explain_prints_the_table_of_the_manual(program: Program) -> None:
+    table = program.ok("delay", "explain", "10s", "--to", "destination", "--layout", "nservicebus", "--levels", "4")
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert [row for row in cells if not row[0].startswith("-")] == [
+        ["Exchange", "Routing Key Segment", "Routing Value", "Routed To", "Delay in Queue", "Dead-letter To"],
+        ["Level 03", "1.0.1.0.destination", "1", "Level 03 Queue", "8 seconds", "Level 02 Exchange"],
+        ["Level 02", "1.0.1.0.destination", "0", "Level 01 Exchange", "-", "-"],
+        ["Level 01", "1.0.1.0.destination", "1", "Level 01 Queue", "2 seconds", "Level 00 Exchange"],
+        ["Level 00", "1.0.1.0.destination", "0", "Delivery Exchange", "-", "-"],
+        ["Delivery Exchange", "1.0.1.0.destination", "destination", "destination", "-", "-"],
+    ]
+    assert "graph LR" in program.ok("delay", "explain", "90s", "--to", "q", "--mermaid")
+    rows = json.loads(program.ok("delay", "explain", "90s", "--to", "q", "--json"))
+    assert len(rows) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["send", "x", "--to", "q", "--in", "-5s"], "negative"),
+        (["send", "x", "--to", "q", "--in", "soon"], "cannot be read"),
+        (["send", "x", "--to", "q", "--at", "2026-12-24T18:00:00"], "no time zone"),
+        (["send", "x"], "where it goes"),
+        (["send", "x", "--to", "q", "--in", "9999d"], "longer than"),
+        (["send", "x", "--to", "q", "--header", "bide-due=1"], "bide-due"),
+        (["delay", "explain", "1s"], "--to or --exchange"),
+        (["delay", "apply", "--layout", "waiting-hall"], "does not exist yet"),
+        (["nonsense"], "No such command"),
+        (["receive"], "Missing argument"),
+        (["--url", "http://x", "receive", "q"], "amqp://"),
+    ],
+)
+def test_bad_usage(program: Program, arguments: Sequence[str], words: str) -> None:
+    assert words in program.fails(2, *arguments)
+
+
+def test_failures_of_the_broker(program: Program) -> None:
+    url = program.environment["BIDE_URL"]
+    parts = urlsplit(url)
+    assert "does not exist" in program.fails(1, "send", "x", "--to", "nobody", "--in", "1s", *SMALL)
+    assert "no broker answers" in program.fails(1, "receive", "q", BIDE_URL="amqp://guest:secret@127.0.0.1:1/")
+    wrong = urlunsplit(parts._replace(netloc=f"bide:top-secret@{parts.netloc.rpartition('@')[2]}"))
+    said = program.fails(1, "send", "x", "--to", "q", BIDE_URL=wrong)
+    assert "does not accept the user 'bide'" in said
+    assert "top-secret" not in said
+    elsewhere = urlunsplit(parts._replace(path="/nowhere"))
+    assert "no virtual host 'nowhere'" in program.fails(1, "send", "x", "--to", "q", BIDE_URL=elsewhere)
+
+
+def test_the_demonstration_on_a_broker_of_ones_own(program: Program) -> None:
+    done = program.run("demo", "--messages", "300", "--longest", "2s", "--json")
+    figures = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr.decode()
+    assert (figures["published"], figures["lost"], figures["early"], figures["misrouted"]) == (300, 0, 0, 0)
+    assert figures["delivered"] == figures["expected"] > 300
+    assert 0 <= figures["lateness_ms"]["p50"] < 5000
+    report = json.loads(program.run("delay", "verify", "--json").stdout)
+    assert not report["ok"]  # nothing of it was left behind
+
+
+def commands(command: click.Command, name: str = "bide") -> list[tuple[str, click.Command]]:
+    found = [(name, command)]
+    if isinstance(command, click.Group):
+        for child, inner in command.commands.items():
+            found += commands(inner, f"{name} {child}")
+    return found
+
+
+@pytest.mark.parametrize(("name", "command"), commands(cli))
+def test_everything_has_a_help_text(name: str, command: click.Command) -> None:
+    assert command.help, name
+    assert len(command.help) > 20, name
+    for option in command.params:
+        assert not isinstance(option, click.Option) or option.help, f"{name} {option.name}"
+
+
+def test_the_program_starts_quickly(program: Program) -> None:
+    started = time.monotonic()
+    program.ok("--help")
+    assert time.monotonic() - started < 5
