@@ -1,0 +1,207 @@
+"""What ``verify`` finds on a real broker, the guard, and the removal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+import bide
+from bide.admin.infrastructure import install, install_guard, remove
+from bide.admin.management import ManagementApi
+from bide.admin.verify import verify
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.delay.infrastructure import DelayInfrastructure
+from bide.errors import InvalidInputError, NotEmptyError
+from tests.broker.conftest import SMALL_CLOCK
+from tests.broker.receiving import eventually, ready, receive
+
+if TYPE_CHECKING:
+    from tests.support import Vhost
+
+NSB = bide.NServiceBus(routing="direct")
+
+
+@pytest.fixture
+async def connection(vhost: Vhost) -> AsyncIterator[Connection]:
+    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def api(vhost: Vhost) -> AsyncIterator[ManagementApi]:
+    async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+        yield api
+
+
+async def found(
+    connection: Connection, infrastructure: DelayInfrastructure, api: ManagementApi | None
+) -> dict[str, str]:
+    """The problems, by check."""
+    report = await verify(connection, infrastructure, api)
+    assert report.ok is not bool(report.problems)
+    return {one.check: one.text for one in report.problems}
+
+
+async def test_a_healthy_infrastructure(connection: Connection, api: ManagementApi) -> None:
+    await install(connection, SMALL_CLOCK)
+    report = await verify(connection, SMALL_CLOCK, api)
+    assert report.problems == ()
+    statuses = {one.check: one.status for one in report.findings}
+    assert {check for check, status in statuses.items() if status != "ok"} == {"dead-letter prefetch"}
+
+
+async def test_what_is_missing_or_different_is_named(connection: Connection, api: ManagementApi) -> None:
+    await install(connection, SMALL_CLOCK)
+    channel = await connection.channel()
+    await channel.delete_queue("bide.v1.s7")
+    await channel.delete_queue("bide.v1.s8")
+    wrong: dict[str, str | int] = {"x-message-ttl": 1, "x-dead-letter-exchange": "bide.v1.c"}
+    await channel.declare_queue(bide.Queue.quorum("bide.v1.s8", wrong))
+    await channel.unbind(bide.Binding("bide.v1.s", "bide.v1.s9", "~s9"))
+    await channel.delete_exchange("bide.v1.in.h")
+    problems = await found(connection, SMALL_CLOCK, api)
+    assert "1 of 15 exchanges do not exist, 'bide.v1.in.h'" in problems["exchanges"]
+    report = await verify(connection, SMALL_CLOCK, api)
+    texts = [one.text for one in report.problems if one.check == "queues"]
+    assert any("'bide.v1.s7'" in text for text in texts)
+    assert any("'bide.v1.s8' is declared with" in text for text in texts)
+    assert "bide.v1.s -> bide.v1.s9 (~s9)" in problems["bindings"] or "are missing" in problems["bindings"]
+
+
+async def test_without_the_management_api(connection: Connection) -> None:
+    await install(connection, SMALL_CLOCK)
+    nobody = ManagementApi.of(connection.url, "http://127.0.0.1:1")
+    report = await verify(connection, SMALL_CLOCK, nobody)
+    await nobody.close()
+    assert report.ok
+    unchecked = {one.check for one in report.findings if one.status == "not checked"}
+    assert unchecked >= {"management API", "bindings", "targets", "stuck messages"}
+    assert connection.url.password not in str(report.to_dict())
+
+
+async def test_a_target_that_refuses_messages_when_it_is_full(
+    vhost: Vhost, connection: Connection, api: ManagementApi
+) -> None:
+    limits: dict[str, str | int] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("full", limits)]))
+        await client.publish(b"", to="full", delay="50ms")
+        await receive(client, "full", 1)
+    assert (
+        "'full' refuses messages once it is full (max-length 1)"
+        in (await found(connection, SMALL_CLOCK, api))["targets"]
+    )
+
+
+async def test_undeliverable_messages(vhost: Vhost, connection: Connection, api: ManagementApi) -> None:
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
+        await client.publish(b"", to="q", delay="200ms")
+    channel = await connection.channel()
+    await channel.delete_queue("q")
+
+    async def aside() -> bool:
+        return await ready(connection, SMALL_CLOCK.undeliverable) == 1
+
+    await eventually(aside)
+    assert (
+        "1 messages in 'bide.v1.undeliverable'" in (await found(connection, SMALL_CLOCK, api))["undeliverable messages"]
+    )
+
+
+async def test_stuck_messages_and_bindings_of_others(vhost: Vhost, connection: Connection, api: ManagementApi) -> None:
+    async with bide.connect(vhost.url, infrastructure=NSB) as client:
+        queues = [bide.Queue.quorum(name) for name in ("orders", "billing.orders", "gone")]
+        await client.declare(bide.Topology(queues=queues))
+        for name in ("gone", "billing.orders"):
+            await client.publish(b"", to=name, delay="1s")
+        channel = await connection.channel()
+        await channel.delete_queue("gone")
+        await channel.bind(bide.Binding(NSB.delivery_exchange, "orders", "#.orders"))
+        await receive(client, "billing.orders", 1)
+
+    async def stuck() -> bool:
+        problems = await found(connection, NSB, api)
+        return "nsb.v2.delay-level-00" in problems.get("stuck messages", "")
+
+    await eventually(stuck, seconds=40, step=1)
+    problems = await found(connection, NSB, api)
+    assert "--guard" in problems["guard"]
+    assert "'orders' also receives the delayed messages for 'billing.orders'" in problems["cross-delivery"]
+
+
+async def test_the_guard_sets_aside_what_would_block_a_level(
+    vhost: Vhost, connection: Connection, api: ManagementApi
+) -> None:
+    await install(connection, NSB)
+    policy = await install_guard(connection, api, NSB)
+    assert await install_guard(connection, api, NSB) == policy
+    # NServiceBus declares its exchanges without that argument, and is not refused.
+    await install(connection, NSB)
+    async with bide.connect(vhost.url, infrastructure=NSB) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("gone"), bide.Queue.quorum("good")]))
+        for _ in range(40):
+            await client.publish(b"bad", to="gone", delay="1s")
+        channel = await connection.channel()
+        await channel.delete_queue("gone")
+        await asyncio.gather(*(client.publish(b"good", to="good", delay="2s") for _ in range(100)))
+        messages = await receive(client, "good", 100, seconds=30)
+        assert all(one.lateness is not None and one.lateness < timedelta(seconds=5) for one in messages)
+
+        async def aside() -> bool:
+            return await ready(connection, NSB.undeliverable) == 40
+
+        await eventually(aside)
+    assert "guard" not in await found(connection, NSB, api)
+
+
+async def test_a_guard_does_not_take_the_place_of_anothers_policy(
+    vhost: Vhost, connection: Connection, api: ManagementApi
+) -> None:
+    await install(connection, NSB)
+    vhost.broker.rabbitmqctl(
+        "set_policy",
+        "-p",
+        vhost.name,
+        "--apply-to",
+        "exchanges",
+        "theirs",
+        "^nsb",
+        '{"alternate-exchange":"amq.fanout"}',
+    )
+
+    async def applied() -> bool:
+        found_exchange = await api.exchange(vhost.name, NSB.delivery_exchange)
+        return found_exchange is not None and found_exchange.policy == "theirs"
+
+    await eventually(applied)
+    with pytest.raises(InvalidInputError, match="the policy 'theirs' applies"):
+        await install_guard(connection, api, NSB)
+    with pytest.raises(InvalidInputError, match="needs no guard"):
+        await install_guard(connection, api, SMALL_CLOCK)
+
+
+async def test_removing_takes_release_queues_and_the_guard_too(
+    vhost: Vhost, connection: Connection, api: ManagementApi
+) -> None:
+    await install(connection, NSB)
+    await install_guard(connection, api, NSB)
+    removed = await remove(connection, NSB, api)
+    assert (removed.complete, removed.removed.queues) == (True, 29)
+    assert await api.policies(vhost.name) == {}
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+        await client.declare(bide.Topology([bide.Exchange("shop", "fanout")], [bide.Queue.quorum("q")]))
+        await client.publish(b"", to="q", delay="20s")
+        await client.publish(b"", exchange="shop", delay="100ms")
+    with pytest.raises(NotEmptyError):
+        await remove(connection, SMALL_CLOCK, api)
+    removed = await remove(connection, SMALL_CLOCK, api, force=True)
+    assert removed.removed.queues == len(SMALL_CLOCK.topology().queues) + 1
+    assert await api.queues(vhost.name, "bide.v1") == []
+    assert [one.queue.name for one in await api.queues(vhost.name, "")] == ["q"]
