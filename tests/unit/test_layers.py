@@ -40,8 +40,24 @@ PURE = ("delay", "topology", "errors")
 """Layers of plain data and arithmetic."""
 
 INPUT_OUTPUT = frozenset(
-    "asyncio concurrent http logging multiprocessing pathlib selectors shutil signal socket socketserver ssl subprocess "
-    "tempfile threading urllib".split()
+    [
+        "asyncio",
+        "concurrent",
+        "http",
+        "logging",
+        "multiprocessing",
+        "pathlib",
+        "selectors",
+        "shutil",
+        "signal",
+        "socket",
+        "socketserver",
+        "ssl",
+        "subprocess",
+        "tempfile",
+        "threading",
+        "urllib",
+    ]
 )
 PURE_BUILTINS_REFUSED = frozenset({"open", "print", "input"})
 
@@ -101,7 +117,9 @@ def _imports(node: ast.AST, *, at_once: bool) -> Iterator[Import]:
                 assert source is not None
                 for one in names:
                     inner = f"{source}.{one.name}".removeprefix("bide.")
-                    yield _import(f"bide.{inner}" if source.startswith("bide") and inner in MODULES else source, at_once)
+                    yield _import(
+                        f"bide.{inner}" if source.startswith("bide") and inner in MODULES else source, at_once
+                    )
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
                 yield from _imports(child, at_once=False)
             case ast.If(test=ast.Name(id="TYPE_CHECKING")):

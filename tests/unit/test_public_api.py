@@ -1,0 +1,57 @@
+"""The public API is a reviewed list, and files stay short enough to read."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+
+import pytest
+
+import bide
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "bide"
+SNAPSHOT = Path(__file__).with_name("public_api.txt")
+
+
+def public_api() -> str:
+    lines = []
+    for name in sorted(bide.__all__):
+        value = getattr(bide, name)
+        if not inspect.isclass(value):
+            lines.append(f"{name}{inspect.signature(value)}" if callable(value) else name)
+            continue
+        lines.append(f"class {name}{_signature(value)}")
+        for member, found in sorted(inspect.getmembers_static(value)):
+            if member.startswith("_"):
+                continue
+            if isinstance(found, property):
+                lines.append(f"    {member}: property")
+            elif isinstance(found, classmethod | staticmethod):
+                lines.append(f"    {type(found).__name__} {member}{inspect.signature(found.__func__)}")
+            elif inspect.isfunction(found):
+                prefix = "async " if inspect.iscoroutinefunction(found) else ""
+                lines.append(f"    {prefix}{member}{inspect.signature(found)}")
+            else:
+                lines.append(f"    {member}")
+    return "\n".join(lines) + "\n"
+
+
+def _signature(value: type) -> str:
+    try:
+        return str(inspect.signature(value))
+    except ValueError:
+        return ""
+
+
+def test_the_public_api_is_what_was_agreed_on() -> None:
+    current = public_api()
+    if "BIDE_WRITE_SNAPSHOT" in os.environ:
+        SNAPSHOT.write_text(current)
+    assert current == SNAPSHOT.read_text(), "if the change is meant: scripts/write-public-api.sh, and review its diff"
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_files_stay_readable(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 450
