@@ -85,8 +85,6 @@ unshare --mount --propagation private sh -eu -c '
     # No service may start inside, and no epmd or broker either.
     printf "#!/bin/sh\nexit 101\n" >"$building/usr/sbin/policy-rc.d"
     chmod 755 "$building/usr/sbin/policy-rc.d"
-    # The name of the node is bide@localhost.
-    [ -e "$building/etc/hosts" ] || printf "127.0.0.1\tlocalhost\n" >"$building/etc/hosts"
     mountpoint -q "$building/proc" || mount -t proc proc "$building/proc"
     mount --rbind /dev "$building/dev"
     apt() {

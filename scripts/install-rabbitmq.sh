@@ -70,16 +70,14 @@ rm -f "$log"
 
 services=rabbitmq-server.service
 [ "$epmd_was_here" = yes ] || services="$services epmd.service epmd.socket"
-# Enabled they were by deb-systemd-helper, on machines without systemd too.
-# shellcheck disable=SC2086
-deb-systemd-helper disable $services >/dev/null 2>&1 || true
+# What 'systemctl disable' does; the packages enable their services on machines without systemd too.
+for service in $services; do
+    rm -f /etc/systemd/system/*.wants/"$service"
+done
 if [ -d /run/systemd/system ]; then
+    # They run by now where the machine's own policy-rc.d allows starting.
     # shellcheck disable=SC2086
-    {
-        systemctl daemon-reload
-        systemctl --quiet disable $services
-        systemctl --quiet stop $services # they run where the machine's own policy-rc.d allows starting
-    } >/dev/null 2>&1 || true
+    { systemctl daemon-reload && systemctl stop $services; } >/dev/null 2>&1 || true
 fi
 if [ -e /etc/init.d/rabbitmq-server ]; then
     update-rc.d rabbitmq-server disable >/dev/null 2>&1 || true

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 import bide
+from bide.undeliverable import resend
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
 from bide.delay.infrastructure import HEADER_DUE, HEADER_TO
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, fresh, ready, receive
 
 if TYPE_CHECKING:
-    from bide.amqp.connection import Connection
+    from tests.support import Vhost
 
 BAD = 100
 GOOD = 1000
@@ -142,3 +145,27 @@ async def test_an_exchange_deleted_while_messages_wait(client: bide.Client, conn
     channel = await connection.channel()
     await channel.delete_exchange(exchange)
     await publish_and_check(client, {"exchange": exchange, "routing_key": "a.b"})
+
+
+async def test_undeliverable_messages_are_sent_on_when_the_target_is_back(vhost: Vhost) -> None:
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+        back, gone = bide.Queue.quorum("back"), bide.Queue.quorum("gone")
+        await client.declare(bide.Topology(queues=[back, gone]))
+        await client.publish(b"1", to="back", delay="300ms", headers={"mine": 1}, message_id="m1", priority=2)
+        await client.publish(b"2", to="gone", delay="300ms")
+        other = await Connection.open(BrokerUrl.parse(vhost.url))
+        channel = await other.channel()
+        for queue in (back, gone):
+            await channel.delete_queue(queue.name)
+
+        async def aside() -> bool:
+            return await ready(other, SMALL_CLOCK.undeliverable) == 2
+
+        await eventually(aside)
+        await channel.declare_queue(back)
+        result = await resend(client)
+        assert (result.sent, dict(result.kept)) == (1, {"q:gone: TargetNotFoundError": 1})
+        (message,) = await receive(client, "back", 1)
+        assert (message.body, message.message_id, message.headers, message.priority) == (b"1", "m1", {"mine": 1}, 2)
+        assert await ready(other, SMALL_CLOCK.undeliverable) == 1
+        await other.close()

@@ -24,7 +24,10 @@ MAX_LINES = 450
 LAYERS: dict[str, tuple[str, ...]] = {
     "cli": ("__main__", "cli"),
     "demo": ("demo",),
-    "client": ("", "client", "consumer", "link", "message", "publisher", "session", "subscription", "sync"),
+    "client": (
+        *("", "client", "consumer", "link", "message", "publisher", "session", "subscription", "sync"),
+        "undeliverable",
+    ),
     "admin": ("admin", "broker"),
     "amqp": ("amqp",),
     "delay": ("delay", "layouts", "outgoing"),

@@ -1,10 +1,11 @@
-"""The public API is a reviewed list, and files stay short enough to read."""
+"""The public API is a reviewed list, in which every name is documented, and files stay short enough to read."""
 
 from __future__ import annotations
 
 import inspect
 import os
 from pathlib import Path
+from types import FunctionType, ModuleType
 
 import pytest
 
@@ -50,6 +51,30 @@ def test_the_public_api_is_what_was_agreed_on() -> None:
     if "BIDE_WRITE_SNAPSHOT" in os.environ:
         SNAPSHOT.write_text(current)
     assert current == SNAPSHOT.read_text(), "if the change is meant: scripts/write-public-api.sh, and review its diff"
+
+
+@pytest.mark.parametrize("name", bide.__all__)
+def test_every_public_name_is_documented(name: str) -> None:
+    value = getattr(bide, name)
+    assert value.__doc__
+    assert not value.__doc__.startswith(f"{name}("), "that is what dataclasses write where a docstring is missing"
+    if inspect.isclass(value):
+        undocumented = [
+            member
+            for member, one in vars(value).items()
+            if not member.startswith("_")
+            and isinstance(one, FunctionType | property | classmethod | staticmethod)
+            and not inspect.getdoc(one)
+        ]
+        assert undocumented == []
+
+
+def test_the_list_of_public_names_is_sorted_and_complete() -> None:
+    assert list(bide.__all__) == sorted(bide.__all__)
+    public = {
+        name for name, value in vars(bide).items() if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert public - {"annotations"} == set(bide.__all__)
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))

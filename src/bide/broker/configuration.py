@@ -110,6 +110,14 @@ def enabled_plugins(plugins: Iterable[str]) -> str:
     return f"[{','.join(plugins)}].\n"
 
 
+def inetrc() -> str:
+    """Return the file that tells Erlang where the host of :data:`NODE_NAME` is.
+
+    Not every container has an ``/etc/hosts``, and in some ``localhost`` is ``::1`` first, where nothing listens.
+    """
+    return '{host, {127,0,0,1}, ["localhost"]}.\n{lookup, [file, native]}.\n'
+
+
 def environment(*, folder: Path, ports: Ports, path: str, more: Mapping[str, str]) -> dict[str, str]:
     """Return the whole environment of the node and its tools.
 
@@ -127,6 +135,7 @@ def environment(*, folder: Path, ports: Ports, path: str, more: Mapping[str, str
         # For every Erlang that is started here, rabbitmqctl included: its distribution listens on loopback only,
         # and no epmd is started beside ours. (The scripts of RabbitMQ 4 set ERL_FLAGS themselves.)
         "ERL_AFLAGS": "-kernel inet_dist_use_interface {127,0,0,1} -start_epmd false",
+        "ERL_INETRC": str(configuration / "inetrc"),
         "ERL_CRASH_DUMP": str(log / "erl_crash.dump"),
         "RABBITMQ_NODENAME": NODE_NAME,
         "RABBITMQ_DIST_PORT": str(ports.distribution),

@@ -13,6 +13,7 @@ from bide.broker.configuration import (
     advanced_config,
     enabled_plugins,
     environment,
+    inetrc,
     rabbitmq_conf,
 )
 from bide.broker.installation import Installation
@@ -39,6 +40,7 @@ class Settings:
         write_private(configuration / "rabbitmq.conf", main)
         write_private(configuration / "advanced.config", advanced)
         write_private(configuration / "enabled_plugins", enabled_plugins(self.plugins))
+        write_private(configuration / "inetrc", inetrc())
         # Empty, so that the system's own file of this name is not read.
         write_private(configuration / "rabbitmq-env.conf", "")
         command, sbin = self.installation.command, self.installation.home / "sbin"

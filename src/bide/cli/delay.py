@@ -14,6 +14,7 @@ from bide.cli.output import print_json, working
 from bide.cli.running import run_async
 from bide.cli.settings import (
     Settings,
+    broker_options,
     json_option,
     layout_options,
     management_options,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from bide.admin.infrastructure import RemovedInfrastructure
     from bide.admin.management import ManagementApi
     from bide.admin.report import Report
+    from bide.undeliverable import Resent
     from bide.amqp.connection import Connection
     from bide.delay.infrastructure import DelayInfrastructure, Target
 
@@ -147,6 +149,32 @@ async def _destroy(settings: Settings, infrastructure: DelayInfrastructure, *, f
 
     async with _connected(settings) as (connection, api):
         return await remove(connection, infrastructure, api, force=force)
+
+
+@delay.command()
+@layout_options()
+@json_option("what became of the messages")
+@broker_options
+@pass_settings
+def resend(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: bool) -> int:
+    """Send the messages in the undeliverable queue to their targets, which are back; exit with 1 if some stay."""
+    with working("sending"):
+        result = run_async(_resend(settings, infrastructure))
+    if as_json:
+        print_json(asdict(result))
+    else:
+        click.echo(f"{result.sent} messages sent on, {sum(result.kept.values())} stay in the undeliverable queue")
+        for reason, count in result.kept.items():
+            click.echo(f"  {count} for {reason}")
+    return 1 if result.kept else 0
+
+
+async def _resend(settings: Settings, infrastructure: DelayInfrastructure) -> Resent:
+    from bide.undeliverable import resend
+    from bide.client import connect
+
+    async with connect(settings.broker_url(), infrastructure=infrastructure) as client:
+        return await resend(client)
 
 
 @delay.command()

@@ -1,0 +1,93 @@
+"""Send on what ended in the undeliverable queue, once its target is back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bide.client import Client
+from bide.delay.infrastructure import HEADER_TO
+from bide.errors import InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
+from bide.message import Message
+
+QUIET: Final = 1.0
+"""Seconds without a message after which the queue counts as worked through."""
+
+PREFETCH: Final = 10_000
+"""So many messages may stay in the queue, at most, for the rest to be reached."""
+
+_PROPERTIES: Final = (
+    "message_id",
+    "correlation_id",
+    "reply_to",
+    "content_type",
+    "content_encoding",
+    "type",
+    "app_id",
+    "timestamp",
+    "persistent",
+    "priority",
+    "expiration",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resent:
+    """What became of the messages in the undeliverable queue.
+
+    Attributes:
+        sent: messages that reached their target.
+        kept: target and error -> messages that stay in the queue.
+    """
+
+    sent: int
+    kept: Mapping[str, int]
+
+
+async def resend(client: Client) -> Resent:
+    """Send every message of the undeliverable queue to the target that it was meant for, once.
+
+    What is overdue goes at once, what is not waits the rest. Each message is acknowledged after its successor was
+    confirmed, so that a crash repeats at most one and loses none. What cannot be sent stays in the queue.
+
+    Raises:
+        TargetNotFoundError: there is no undeliverable queue.
+    """
+    infrastructure = await client.infrastructure()
+    kept: Counter[str] = Counter()
+    sent = 0
+    async with client.consume(infrastructure.undeliverable, prefetch=PREFETCH) as messages:
+        while True:
+            try:
+                async with asyncio.timeout(QUIET):
+                    message = await anext(messages)
+            except TimeoutError:
+                break
+            try:
+                await client.publish(message.body, **_options(message))
+            except (TargetNotFoundError, UnroutableError, PublishRefusedError, InvalidInputError) as error:
+                kept[f"{_target(message)}: {type(error).__name__}"] += 1
+                # Unsettled until the consumer closes, for otherwise it would come again at once.
+                if kept.total() == PREFETCH:
+                    break
+            else:
+                await message.ack()
+                sent += 1
+    return Resent(sent=sent, kept=dict(kept))
+
+
+def _target(message: Message) -> str:
+    return str((message.raw.values.get("headers") or {}).get(HEADER_TO, "(nowhere)"))
+
+
+def _options(message: Message) -> dict[str, Any]:
+    kind, _, name = _target(message).partition(":")
+    if kind not in ("q", "x"):
+        raise InvalidInputError(f"the message {message.message_id!r} does not say where it should go")
+    address = {"to": name} if kind == "q" else {"exchange": name, "routing_key": message.routing_key}
+    headers = {header: value for header, value in message.headers.items() if header not in ("CC", "BCC")}
+    properties = {one: getattr(message, one) for one in _PROPERTIES}
+    return {**address, **properties, "headers": headers, "deliver_at": message.due}
