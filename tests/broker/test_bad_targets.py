@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import bide
-from bide.undeliverable import resend
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.infrastructure import HEADER_DUE, HEADER_TO
+from bide.undeliverable import resend
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, fresh, ready, receive
 

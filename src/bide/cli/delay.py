@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from bide.admin.infrastructure import RemovedInfrastructure
     from bide.admin.management import ManagementApi
     from bide.admin.report import Report
-    from bide.undeliverable import Resent
     from bide.amqp.connection import Connection
     from bide.delay.infrastructure import DelayInfrastructure, Target
+    from bide.undeliverable import Resent
 
 _MARKS: Final = {"ok": ("✓", "green"), "problem": ("✗", "red"), "not checked": ("·", "yellow")}
 
@@ -170,8 +170,8 @@ def resend(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: 
 
 
 async def _resend(settings: Settings, infrastructure: DelayInfrastructure) -> Resent:
-    from bide.undeliverable import resend
     from bide.client import connect
+    from bide.undeliverable import resend
 
     async with connect(settings.broker_url(), infrastructure=infrastructure) as client:
         return await resend(client)
