@@ -130,8 +130,9 @@ def test_an_interrupted_receive_loses_nothing(program: Program, end: signal.Sign
             left.append(message.body.decode())
             message.ack()
     assert sorted({*printed, *left}, key=int) == [str(number) for number in range(500)]
-    # Whatever was printed was acknowledged, but for what was between the two when the signal came.
-    assert len(set(printed) & set(left)) <= 1
+    # What was printed was acknowledged. But a quorum queue whose client is slowed down holds acknowledgements back, and
+    # forgets them when the channel closes: at most a prefetch of messages comes again.
+    assert len(set(printed) & set(left)) <= 100
 
 
 def test_delay_apply_verify_destroy(program: Program) -> None:
