@@ -16,10 +16,12 @@ test: lint rabbitmq ## lint, type-check, and run every test on the installed Rab
 	@$(PYTHON_BIN) -m pytest
 
 test-brokers: setup ## run the broker tests on RabbitMQ 4.0 and 4.3 too (Linux, as root: each needs 520 MB)
-	@set -e; for suite in trixie forky; do \
-		root=$$(scripts/broker-root.sh $$suite); \
-		BIDE_TEST_BROKER_ROOT=$$root $(PYTHON_BIN) -m pytest $(BROKER_TESTS); \
-	done
+	@failed=; for suite in trixie forky; do \
+		root=$$(scripts/broker-root.sh $$suite) || exit 1; \
+		echo "== the RabbitMQ of $$suite"; \
+		BIDE_TEST_BROKER_ROOT=$$root $(PYTHON_BIN) -m pytest $(BROKER_TESTS) || failed="$$failed $$suite"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
 
 lint: setup ## ruff and mypy
 	@.venv/bin/ruff check

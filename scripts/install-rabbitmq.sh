@@ -9,6 +9,7 @@ export LC_ALL
 
 say() { echo "rabbitmq: $*" >&2; }
 die() { say "$*"; exit 1; }
+otherwise='or set BIDE_RABBITMQ_HOME to the folder of an unpacked one, or, for the demo, BIDE_URL to a broker elsewhere'
 
 # The same places as bide.broker.installation looks at.
 found() {
@@ -25,13 +26,13 @@ fi
 
 if ! command -v apt-get >/dev/null; then
     case $(uname -s) in
-    Darwin) die "RabbitMQ is missing: run 'brew install rabbitmq', or set BIDE_URL to a broker elsewhere" ;;
-    *) die "RabbitMQ is missing: install RabbitMQ 3.10 or newer and set BIDE_RABBITMQ_HOME to its folder, or set BIDE_URL to a broker elsewhere" ;;
+    Darwin) die "RabbitMQ is missing: run 'brew install rabbitmq', $otherwise" ;;
+    *) die "RabbitMQ is missing: install RabbitMQ 3.10 or newer, $otherwise" ;;
     esac
 fi
 if [ "$(id -u)" -ne 0 ]; then
     command -v sudo >/dev/null && sudo -n true 2>/dev/null && exec sudo -n sh "$0"
-    die "RabbitMQ is missing: run 'sudo sh $0' once, or set BIDE_URL to a broker elsewhere"
+    die "RabbitMQ is missing: run 'sudo sh $0' once, $otherwise"
 fi
 
 # Packages that carry a service, and whether they were here before: only what this script brings is switched off.
@@ -39,7 +40,8 @@ epmd_was_here=no
 [ -e /usr/bin/epmd ] && epmd_was_here=yes
 
 # invoke-rc.d and deb-systemd-invoke ask policy-rc.d before they start anything. A policy that the machine has
-# already (containers deny everything) is its owner's: leave it. Else deny these two services until the end of the installation.
+# already (containers deny everything) is its owner's: leave it. Else deny everything until the end of the installation:
+# no service starts that comes along (cron, for one), and none that runs is touched.
 policy=/usr/sbin/policy-rc.d
 mark='# made by bide for the time of an installation'
 drop_policy() {
@@ -54,8 +56,7 @@ if [ ! -e "$policy" ]; then
     {
         echo '#!/bin/sh'
         echo "$mark"
-        echo 'case "$*" in *rabbitmq-server* | *epmd*) exit 101 ;; esac'
-        echo 'exit 104'
+        echo 'exit 101'
     } >"$policy"
     chmod 755 "$policy"
 fi
@@ -65,7 +66,7 @@ log=$(mktemp "${TMPDIR:-/tmp}/bide-apt.XXXXXX")
 apt() { DEBIAN_FRONTEND=noninteractive apt-get -q -y "$@" </dev/null >>"$log" 2>&1; }
 apt update || true # an unreachable third-party source does not matter; a missing package shows below
 apt install --no-install-recommends rabbitmq-server ||
-    die "apt-get could not install rabbitmq-server, see $log: set BIDE_URL to a broker elsewhere, or mend apt. It said: $(tail -n 1 "$log")"
+    die "apt-get could not install rabbitmq-server, see $log ('$(tail -n 1 "$log")'): mend that, $otherwise"
 rm -f "$log"
 
 services=rabbitmq-server.service

@@ -29,6 +29,7 @@ for _name in [name for name in os.environ if name.startswith("BIDE_")]:
 
 # Time limits are pytest-timeout's: on a loaded machine a single example may well be slow.
 settings.register_profile("bide", deadline=None, print_blob=True, derandomize="CI" in os.environ)
+settings.register_profile("thorough", settings.get_profile("bide"), max_examples=2000)  # --hypothesis-profile=thorough
 settings.load_profile("bide")
 
 _vhost_numbers = itertools.count(1)

@@ -154,6 +154,8 @@ class Client:
 
         Args:
             prefetch: at most this many unsettled messages, 1 to 65,535.
+            arguments: of the consumer, such as ``x-priority`` or ``x-stream-offset``.
+            exclusive: refuse to share a classic queue with other consumers; quorum queues ignore it.
 
         Raises:
             InvalidInputError: a bad name or prefetch. Errors of the broker come with the first message.

@@ -37,7 +37,8 @@ class Consumer:
     Args:
         prefetch: at most this many unsettled messages, 1 to 65,535.
         arguments: of the consumer, such as ``x-priority`` or ``x-stream-offset``.
-        exclusive: refuse to share the queue with other consumers.
+        exclusive: refuse to share a classic queue with other consumers. Quorum queues ignore it: declare them with
+            ``x-single-active-consumer``.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ def parse_delay(value: DelayLike) -> timedelta:
     else:
         raise InvalidDelayError(f"the delay {value!r} has no unit: {_WAY_OUT}")
     if delay < timedelta(0):
-        raise InvalidDelayError(f"the delay {value!s} is negative: give zero or more")
+        raise InvalidDelayError(f"the delay {format_delay(delay)} is negative: give zero or more")
     return delay
 
 

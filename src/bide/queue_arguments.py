@@ -107,6 +107,11 @@ def _combinations(arguments: Mapping[str, Argument], queue_type: str, release: R
                 f"x-delivery-limit is {limit}, which means no limit from RabbitMQ 4.0 on only, and the broker is "
                 f"{_dotted(release)}: remove it"
             )
+        if release >= (4, 3) and "x-queue-master-locator" in arguments:
+            found.append(
+                "x-queue-master-locator is deprecated, and RabbitMQ 4.3 does not permit it by default: use "
+                "x-queue-leader-locator"
+            )
         if release >= (4, 3) and arguments.get("x-queue-version") == 1:
             found.append("x-queue-version is 1, and from RabbitMQ 4.3 on only 2 is left: remove it")
     return found

@@ -179,7 +179,7 @@ async def test_a_worker_runs_what_bide_delays(client: bide.Client, app: Any, vho
 async def test_a_task_that_bide_delayed_is_retried_by_its_worker(
     client: bide.Client, app: Any, vhost_url: str, tmp_path: Path
 ) -> None:
-    """Again and again through the same levels, with the headers and the routing key that it came with."""
+    """Again and again through the same levels, by Celery's own hand, with the headers that it came with."""
     connection = await Connection.open(BrokerUrl.parse(vhost_url))
     await apply(connection, Celery().topology())
     await connection.close()
@@ -285,7 +285,7 @@ async def test_a_message_goes_round_again_and_again_with_all_its_headers(
 async def test_a_copied_x_death_stops_a_message_below_4_0_1(
     client: bide.Client, app: Any, vhost_url: str, release: tuple[int, ...]
 ) -> None:
-    """Why bide strips it: sent by kombu, which does not, the copy stays behind, and an equal message goes through."""
+    """Why bide strips it: kombu does not, and below 4.0.1 the broker takes the second hop for a circle."""
     await asyncio.to_thread(declare_as_worker, vhost_url, WORK)
     await asyncio.to_thread(app.tasks[TASK].apply_async, ("delayed",), queue=WORK, countdown=DELAY)
     (message,) = await receive(client, WORK, 1)
@@ -293,20 +293,18 @@ async def test_a_copied_x_death_stops_a_message_below_4_0_1(
 
     def send() -> None:
         with kombu_connection(vhost_url) as connection, connection.Producer() as producer:
-            for label, headers in (("copied", copied), ("clean", {})):
+            # The clean one is due last, and waits in another queue: those behind the copied one may be stopped too.
+            for label, headers, delay in (("copied", copied, DELAY), ("clean", {}, 4)):
                 producer.publish(
                     label,
                     exchange="celery_delayed_27",
-                    routing_key=kombu_delay.calculate_routing_key(DELAY, ROUTING_KEY),
+                    routing_key=kombu_delay.calculate_routing_key(delay, ROUTING_KEY),
                     headers=headers,
                 )
 
     await asyncio.to_thread(send)
-    arrived = ["clean", "last"] if release < (4, 0, 1) else ["copied", "clean", "last"]
-    before_last = await receive(client, WORK, len(arrived) - 1)
-    await client.publish("last", to=WORK)
-    received = [*before_last, *await receive(client, WORK, 1)]
-    assert [one.body.decode() for one in received] == arrived
+    arrived = ["clean"] if release < (4, 0, 1) else ["copied", "clean"]
+    assert [one.body.decode() for one in await receive(client, WORK, len(arrived))] == arrived
 
 
 # --- declaring side by side

@@ -1,35 +1,55 @@
-"""A TCP proxy in this process that breaks connections on demand."""
+"""A TCP proxy in this process that breaks connections on demand, at the byte or the frame that is asked for."""
 
 from __future__ import annotations
 
 import asyncio
+import struct
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 from urllib.parse import urlsplit, urlunsplit
+
+PUBLISH = (60, 40)
+CONSUME = (60, 20)
+QUEUE_DECLARE = (50, 10)
+QUEUE_BIND = (50, 20)
+
+_HEAD = struct.Struct(">BHI")
+_METHOD = struct.Struct(">HH")
 
 
 class Proxy:
-    """Stands between a client and a broker.
+    """Stands between clients and a broker.
 
     Attributes:
-        cut_after: break the next connection after so many bytes from the client; None for never.
-        stalled: while set, nothing passes in either direction, though the connection stands.
+        budget: asked for every new connection: break it after so many bytes from the client, or None for never.
+        on_method: what to do when a client sends this method for the next time, once: cut the connection before the
+            frame, in the middle of it, or let it pass and throw away what the broker answers from then on.
+        rewrite: changes what the broker says.
+        rate: at most so many bytes per second from each side; None is no limit.
         deaf: while set, what the broker answers is thrown away.
         refusing: while set, new connections are closed at once.
-        cuts: how many connections were broken.
+        accepted: how many connections there were.
+        cuts: how many of them the proxy broke.
+        sent: bytes that clients have sent so far.
     """
 
     def __init__(self, url: str) -> None:
         self._parts = urlsplit(url)
         self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._pairs: set[_Pair] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._moving = asyncio.Event()
-        self._moving.set()
-        self.cut_after: int | None = None
+        self.moving = asyncio.Event()
+        self.moving.set()
+        self.budget: Callable[[], int | None] = lambda: None
+        self.on_method: dict[tuple[int, int], Literal["before", "inside", "deaf"]] = {}
+        self.rewrite: Callable[[bytes], bytes] = bytes
+        self.rate: int | None = None
         self.deaf = False
         self.refusing = False
+        self.accepted = 0
         self.cuts = 0
+        self.sent = 0
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -40,9 +60,10 @@ class Proxy:
     ) -> None:
         assert self._server is not None
         self._server.close()
-        self._moving.set()
+        self.moving.set()
+        for pair in list(self._pairs):
+            pair.abort()
         while self._tasks:
-            self.cut()
             await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.wait_closed()
 
@@ -56,16 +77,33 @@ class Proxy:
 
     def cut(self) -> None:
         """Break all connections, without a goodbye."""
-        for writer in self._writers:
-            writer.transport.abort()
-        self.cuts += bool(self._writers)
-        self._writers.clear()
+        for pair in list(self._pairs):
+            self.cut_one(pair)
+
+    def cut_one(self, pair: _Pair) -> None:
+        """Break one connection."""
+        if pair in self._pairs:
+            self._pairs.discard(pair)
+            self.cuts += 1
+            pair.abort()
+
+    def strand(self) -> None:
+        """Break all connections for the clients, while the broker thinks that they stand."""
+        for pair in self._pairs:
+            pair.stranded = True
+            pair.to_client.transport.abort()
 
     def stall(self) -> None:
-        """Let nothing pass from now on."""
-        self._moving.clear()
+        """Let nothing pass from now on, though all connections stand."""
+        self.moving.clear()
+
+    def half_close(self) -> None:
+        """Tell every client that the broker will send no more, and go on listening to it."""
+        for pair in self._pairs:
+            pair.to_client.write_eof()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
         if self.refusing:
             writer.transport.abort()
             return
@@ -73,39 +111,89 @@ class Proxy:
         assert self._parts.port
         accepting = asyncio.current_task()
         assert accepting is not None
-        self._tasks.add(accepting)
-        accepting.add_done_callback(self._tasks.discard)
-        self._writers.add(writer)
+        self._keep(accepting)
         far_reader, far_writer = await asyncio.open_connection(self._parts.hostname, self._parts.port)
-        if writer.transport.is_closing():
-            # It was cut meanwhile.
-            far_writer.transport.abort()
-            return
-        self._writers.add(far_writer)
-        for source, sink, is_client in ((reader, far_writer, True), (far_reader, writer, False)):
-            task = asyncio.create_task(self._pump(source, sink, is_client=is_client))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        pair = _Pair(self, writer, far_writer, self.budget())
+        self._pairs.add(pair)
+        self._keep(asyncio.create_task(pair.from_client(reader)))
+        self._keep(asyncio.create_task(pair.from_broker(far_reader)))
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, is_client: bool) -> None:
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def forget(self, pair: _Pair) -> None:
+        """One side of it has closed the connection by itself."""
+        self._pairs.discard(pair)
+
+
+class _Pair:
+    """Two sockets with the proxy between them."""
+
+    def __init__(
+        self, proxy: Proxy, to_client: asyncio.StreamWriter, to_broker: asyncio.StreamWriter, budget: int | None
+    ) -> None:
+        self._proxy = proxy
+        self._left = budget
+        self._deaf = False
+        self.stranded = False
+        self.to_client = to_client
+        self.to_broker = to_broker
+
+    def abort(self) -> None:
+        self.to_client.transport.abort()
+        self.to_broker.transport.abort()
+
+    async def from_client(self, reader: asyncio.StreamReader) -> None:
         try:
-            while data := await source.read(4096):
-                await self._moving.wait()
-                if is_client and self.cut_after is not None:
-                    if len(data) >= self.cut_after:
-                        sink.write(data[: self.cut_after])
-                        await sink.drain()
-                        self.cut_after = None
-                        self.cut()
-                        return
-                    self.cut_after -= len(data)
-                if self.deaf and not is_client:
+            await self._pass(await reader.readexactly(8))
+            while True:
+                head = await reader.readexactly(_HEAD.size)
+                frame = head + await reader.readexactly(_HEAD.unpack(head)[2] + 1)
+                action = self._proxy.on_method.pop(_METHOD.unpack_from(frame, 7), None) if frame[0] == 1 else None
+                if action in ("before", "inside"):
+                    await self._pass(frame[: len(frame) // 2 if action == "inside" else 0])
+                    self._proxy.cut_one(self)
+                    return
+                self._deaf = self._deaf or action == "deaf"
+                if not await self._pass(frame):
+                    return
+        except (ConnectionError, asyncio.IncompleteReadError):
+            if not self.stranded:
+                self._proxy.forget(self)
+                self.abort()
+
+    async def _pass(self, data: bytes) -> bool:
+        """Send to the broker what the budget allows; False if that was the end of it."""
+        await self._proxy.moving.wait()
+        allowed = data if self._left is None else data[: self._left]
+        self._proxy.sent += len(allowed)
+        self.to_broker.write(allowed)
+        await self.to_broker.drain()
+        await self._slow_down(len(allowed))
+        if self._left is not None:
+            self._left -= len(data)
+            if self._left <= 0:
+                self._proxy.cut_one(self)
+                return False
+        return True
+
+    async def from_broker(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while data := await reader.read(4096):
+                await self._proxy.moving.wait()
+                if self._deaf or self._proxy.deaf or self.stranded:
                     continue
-                sink.write(data)
-                await sink.drain()
+                self.to_client.write(self._proxy.rewrite(data))
+                await self.to_client.drain()
+                await self._slow_down(len(data))
         except ConnectionError:
             # The other half was cut.
             return
         finally:
-            sink.transport.abort()
-            self._writers.discard(sink)
+            self._proxy.forget(self)
+            self.abort()
+
+    async def _slow_down(self, size: int) -> None:
+        if self._proxy.rate is not None:
+            await asyncio.sleep(size / self._proxy.rate)

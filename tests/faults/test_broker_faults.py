@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -40,7 +39,7 @@ LIMIT = 100_000
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
-    return trustme.CA()
+    return trustme.CA(key_type=trustme.KeyType.RSA)
 
 
 @pytest.fixture(scope="module")
@@ -58,22 +57,24 @@ def own_broker(
     rabbitmq: Rabbitmq, authority: trustme.CA, tls_port: int, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalBroker]:
     """A broker that these tests may mistreat, with TLS and a low limit for messages."""
-    certificate = authority.issue_cert("localhost", "127.0.0.1")
-    root = rabbitmq.chroot
-    # A broker in a root folder of its own sees its files only there.
-    folder = tmp_path_factory.mktemp("tls") if root is None else root / "tmp" / f"tls-{secrets.token_hex(4)}"
-    folder.mkdir(exist_ok=True)
-    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-    certificate.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
-    certificate.private_key_pem.write_to_path(str(folder / "key.pem"))
-    seen = folder if root is None else "/" / folder.relative_to(root)
+    certificate = authority.issue_cert("localhost", "127.0.0.1", key_type=trustme.KeyType.RSA)
+    folder = tmp_path_factory.mktemp("tls")
+    places = [folder]
+    if rabbitmq.chroot is not None:
+        # A broker in a root folder of its own sees its files there.
+        places.append(rabbitmq.chroot / folder.relative_to("/"))
+    for place in places:
+        place.mkdir(parents=True, exist_ok=True)
+        authority.cert_pem.write_to_path(str(place / "ca.pem"))
+        certificate.cert_chain_pems[0].write_to_path(str(place / "cert.pem"))
+        certificate.private_key_pem.write_to_path(str(place / "key.pem"))
     config = "\n".join(
         (
             f"max_message_size = {LIMIT}",
             f"listeners.ssl.default = 127.0.0.1:{tls_port}",
-            f"ssl_options.cacertfile = {seen}/ca.pem",
-            f"ssl_options.certfile = {seen}/cert.pem",
-            f"ssl_options.keyfile = {seen}/key.pem",
+            f"ssl_options.cacertfile = {folder}/ca.pem",
+            f"ssl_options.certfile = {folder}/cert.pem",
+            f"ssl_options.keyfile = {folder}/key.pem",
             "ssl_options.verify = verify_none",
         )
     )

@@ -21,7 +21,7 @@ from bide.errors import (
     PublishInDoubtError,
 )
 from tests.broker.receiving import eventually, fresh, ready, receive
-from tests.faults.proxy import Proxy
+from tests.faults.cutting import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -51,6 +51,12 @@ def test_a_named_home_is_taken(tmp_path: Path) -> None:
     assert found.command(home / "sbin" / "rabbitmqctl", "status") == [str(home / "sbin" / "rabbitmqctl"), "status"]
 
 
+def test_the_path_never_holds_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f":{tmp_path / 'bin'}::/bin")
+    found = find_installation(home=make_home(tmp_path / "unpacked", "4.1.2"))
+    assert found.path == f"{tmp_path / 'bin'}:/bin"
+
+
 def test_the_environment_names_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = make_home(tmp_path / "unpacked", "3.13.7")
     monkeypatch.setenv("BIDE_RABBITMQ_HOME", str(home))

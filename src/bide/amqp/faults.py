@@ -44,6 +44,8 @@ def channel_error(code: int, text: str) -> BrokerError:
     reason = text.partition(" - ")[2] or text
     if code == ACCESS_REFUSED and "reserved prefix" in reason:
         return AccessRefusedError(f"{reason}: choose another name", reply_code=code)
+    if code == ACCESS_REFUSED and "exclusive use" in reason:
+        return AccessRefusedError(f"{reason}: another consumer has it for itself; wait for its end", reply_code=code)
     if code == ACCESS_REFUSED:
         return AccessRefusedError(f"{reason}: give this user the permission, or use another", reply_code=code)
     if code == NOT_FOUND:

@@ -101,7 +101,9 @@ def find_installation(*, home: Path | None = None, chroot: Path | None = None) -
             f"RabbitMQ {release} in {found} is too old: bide needs {'.'.join(map(str, MINIMUM_RELEASE))} or newer; "
             f"unpack a newer one and set {HOME_VARIABLE} to its folder"
         )
-    path = os.pathsep.join(_MORE_PATH if chroot else (os.environ.get("PATH", ""), *_MORE_PATH))
+    ours = [] if chroot else os.environ.get("PATH", "").split(os.pathsep)
+    # Without empty entries: those mean the current folder.
+    path = os.pathsep.join(folder for folder in (*ours, *_MORE_PATH) if folder)
     return Installation(home=found, epmd=_find_epmd(root, path), release=release, path=path, chroot=chroot)
 
 
@@ -152,7 +154,7 @@ def _library(root: Path) -> list[Path]:
 
 
 def _find_epmd(root: Path, path: str) -> Path:
-    inside = os.pathsep.join(str(root / folder.lstrip("/")) for folder in path.split(os.pathsep) if folder)
+    inside = os.pathsep.join(str(root / folder.lstrip("/")) for folder in path.split(os.pathsep))
     if epmd := shutil.which("epmd", path=inside):
         return Path("/") / Path(epmd).relative_to(root)
     if erl := shutil.which("erl", path=inside):

@@ -47,6 +47,8 @@ def launch(state: State, *, seconds: float, outlive: bool) -> int | None:
     deadline = time.monotonic() + seconds
     state = state.with_pids(None)
     state.save()
+    # What is there later is of this start.
+    (state.folder / "log" / "server.log").unlink(missing_ok=True)
     theirs, ours = os.pipe()
     try:
         try:

@@ -39,6 +39,7 @@ class LocalBroker:
         """Attach to the broker in *folder*; use :meth:`start` or :func:`find_running` instead."""
         self._folder = folder
         self._owner_fd = owner_fd
+        self._outlives = owner_fd is None
 
     @classmethod
     def start(
@@ -220,7 +221,6 @@ class LocalBroker:
         seconds = timeout.total_seconds()
         with locked(self._folder, seconds=seconds):
             state = self._state()
-            outlive = self._owner_fd is None
             halt(state, seconds=seconds)
             self._close_owner_fd()
             if taken := state.ports.taken():
@@ -228,7 +228,7 @@ class LocalBroker:
                     f"another program listens on port {', '.join(map(str, taken))} of the broker in {self._folder} "
                     "by now: end it, or start the broker anew on other ports"
                 )
-            self._owner_fd = launch(state, seconds=seconds, outlive=outlive)
+            self._owner_fd = launch(state, seconds=seconds, outlive=self._outlives)
 
     def rabbitmqctl(self, *arguments: str, timeout: timedelta = _TOOL_TIMEOUT) -> str:
         """Run ``rabbitmqctl --quiet`` with *arguments* on this broker; return what it printed.

@@ -1,0 +1,93 @@
+"""A proxy before the shared broker, and a broker of its own for the tests that mistreat one."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import trustme
+
+import bide
+from bide.broker import LocalBroker
+from bide.broker.configuration import PLUGINS
+from tests.faults.proxy import Proxy
+from tests.quiet import quiet_loop
+from tests.support import Rabbitmq, Vhost
+
+CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(seconds=1))
+"""20 digit queues: applied in a moment."""
+
+BODY_LIMIT = 100_000
+
+
+@pytest.fixture(autouse=True)
+async def quiet() -> AsyncIterator[None]:
+    """No fault may leave a task behind, or an error that nobody took."""
+    async with quiet_loop():
+        yield
+
+
+@pytest.fixture
+async def proxy(vhost: Vhost, quiet: None) -> AsyncIterator[Proxy]:
+    """A proxy before a virtual host of its own."""
+    async with Proxy(vhost.url) as proxy:
+        yield proxy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frail:
+    """A broker that may be mistreated: it listens for TLS too, and takes bodies of up to ``BODY_LIMIT`` bytes.
+
+    Attributes:
+        authority: signed the broker's certificate, and is trusted by it.
+        folder: for certificates.
+    """
+
+    broker: LocalBroker
+    tls_port: int
+    authority: trustme.CA
+    folder: Path
+
+    def url(self, *, user: str | None = None, password: str = "", vhost: str = "/", tls: str | None = None) -> str:
+        """A URL of it; ``tls`` gives the options of one for TLS."""
+        url = self.broker.vhost_url(vhost, user=user, password=password or None)
+        if tls is None:
+            return url
+        head, _, tail = url.removeprefix("amqp://").partition("@")
+        return f"amqps://{head}@127.0.0.1:{self.tls_port}/{tail.partition('/')[2]}?{tls}"
+
+
+@pytest.fixture(scope="session")
+def frail(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frail]:
+    """A broker of their own for the tests that mistreat one."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority = trustme.CA(key_type=trustme.KeyType.RSA)
+    certificate = authority.issue_cert("localhost", "127.0.0.1", key_type=trustme.KeyType.RSA)
+    # A broker in a root folder of its own sees its files there, while what checks the configuration sees them here.
+    for place in [folder, *([rabbitmq.chroot / folder.relative_to("/")] if rabbitmq.chroot else [])]:
+        place.mkdir(parents=True, exist_ok=True)
+        authority.cert_pem.write_to_path(str(place / "ca.pem"))
+        certificate.cert_chain_pems[0].write_to_path(str(place / "cert.pem"))
+        certificate.private_key_pem.write_to_path(str(place / "key.pem"))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        tls_port = int(probe.getsockname()[1])
+    config = f"""
+        max_message_size = {BODY_LIMIT}
+        listeners.ssl.local = 127.0.0.1:{tls_port}
+        ssl_options.cacertfile = {folder}/ca.pem
+        ssl_options.certfile = {folder}/cert.pem
+        ssl_options.keyfile = {folder}/key.pem
+        ssl_options.verify = verify_peer
+        ssl_options.fail_if_no_peer_cert = false
+        ssl_cert_login_from = common_name
+        auth_mechanisms.1 = PLAIN
+        auth_mechanisms.2 = EXTERNAL
+    """
+    plugins = (*PLUGINS, "rabbitmq_auth_mechanism_ssl")
+    with rabbitmq.start(ephemeral=True, plugins=plugins, extra_config=config) as broker:
+        yield Frail(broker=broker, tls_port=tls_port, authority=authority, folder=folder)

@@ -1,0 +1,236 @@
+"""The connection breaks while messages are received: the consumer goes on, and what was not settled comes again."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+
+import bide
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.errors import (
+    AccessRefusedError,
+    BrokerUnreachableError,
+    ConnectionLostError,
+    ConsumerCancelledError,
+    DeliveryLostError,
+    TargetNotFoundError,
+)
+from tests.broker.receiving import eventually, fresh, ready
+from tests.faults.proxy import CONSUME, Proxy
+from tests.support import Vhost
+
+
+async def filled(url: str, number: int, *, kind: str = "quorum") -> str:
+    """A queue with so many messages: "0", "1", ..."""
+    queue = fresh("q")
+    async with bide.connect(url) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue(queue, arguments={"x-queue-type": kind})]))
+        await asyncio.gather(*(client.publish(str(one), to=queue, message_id=str(one)) for one in range(number)))
+    return queue
+
+
+async def test_a_message_in_hand_at_a_cut_is_lost_to_this_consumer_and_comes_again(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await filled(vhost.url, 1)
+    async with bide.connect(proxy.url) as client, asyncio.timeout(30), client.consume(queue) as messages:
+        message = await anext(messages)
+        proxy.cut()
+        await eventually(partial(_is_off, messages))
+        with pytest.raises(DeliveryLostError, match="'0' cannot be settled any more: the broker delivers it again"):
+            await message.ack()
+        again = await anext(messages)
+        assert (again.message_id, again.body, again.redelivered) == ("0", b"0", True)
+        await again.ack()
+
+
+async def test_what_was_prefetched_at_a_cut_is_not_handed_out_twice(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await filled(vhost.url, 20)
+    async with bide.connect(proxy.url) as client, asyncio.timeout(30), client.consume(queue, prefetch=10) as messages:
+        received = []
+        async for message in messages:
+            received.append(message.message_id)
+            await message.ack()
+            if len(received) == 5:
+                # 20 in all, 5 acknowledged, 10 prefetched: 5 are ready once the broker has the acknowledgements.
+                await eventually(partial(_has_ready, vhost.url, queue, 5))
+                proxy.cut()
+                await eventually(partial(_is_off, messages))
+            if len(received) == 20:
+                break
+        # Every message once, those that were prefetched at the cut too.
+        assert sorted(received, key=lambda one: int(one or -1)) == [str(one) for one in range(20)]
+
+
+async def _is_off(consumer: bide.Consumer) -> bool:
+    return not consumer.subscribed
+
+
+async def _has_ready(url: str, queue: str, number: int) -> bool:
+    connection = await Connection.open(BrokerUrl.parse(url))
+    try:
+        return await ready(connection, queue) == number
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize("where", ["before", "inside", "deaf"])
+async def test_cuts_while_it_subscribes(vhost: Vhost, proxy: Proxy, where: str) -> None:
+    queue = await filled(vhost.url, 3)
+    async with bide.connect(proxy.url) as client, asyncio.timeout(30), client.consume(queue) as messages:
+        await (await anext(messages)).ack()
+        proxy.on_method[CONSUME] = where  # type: ignore[assignment]
+        proxy.cut()
+        await eventually(partial(_is_off, messages))
+        receiving = asyncio.create_task(anext(messages))
+
+        async def tried() -> bool:
+            return CONSUME not in proxy.on_method
+
+        await eventually(tried)
+        if where == "deaf":
+            proxy.cut()
+        message = await receiving
+        await message.ack()
+        await (await anext(messages)).ack()
+    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    assert await ready(connection, queue) <= 1
+    await connection.close()
+
+
+async def test_the_first_subscription_reports_what_is_wrong(vhost: Vhost, proxy: Proxy) -> None:
+    async with bide.connect(proxy.url) as client:
+        with pytest.raises(TargetNotFoundError, match=r"'missing'.*declare it first"):
+            await anext(client.consume("missing"))
+    queue = await filled(vhost.url, 1)
+    async with bide.connect(proxy.url) as client:
+        proxy.refusing = True
+        with pytest.raises(BrokerUnreachableError, match=r"refused|handshake"):
+            await anext(client.consume(queue))
+        proxy.refusing = False
+        await (await anext(client.consume(queue))).ack()
+
+
+async def test_a_queue_that_is_gone_after_a_cut_is_an_error(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await filled(vhost.url, 1)
+    async with bide.connect(proxy.url) as client, client.consume(queue) as messages:
+        await anext(messages)
+        proxy.refusing = True
+        proxy.cut()
+        waiting = asyncio.create_task(anext(messages))
+        connection = await Connection.open(BrokerUrl.parse(vhost.url))
+        async with await connection.channel() as channel:
+            await channel.delete_queue(queue)
+        await connection.close()
+        proxy.refusing = False
+        # Cancelled by the broker before the cut was seen, or not found after it.
+        with pytest.raises((TargetNotFoundError, ConsumerCancelledError), match=queue):
+            async with asyncio.timeout(30):
+                await waiting
+
+
+async def test_an_exclusive_consumer_waits_for_the_broker_to_forget_the_connection_before(
+    vhost: Vhost, proxy: Proxy
+) -> None:
+    queue = await filled(vhost.url, 2, kind="classic")
+    async with bide.connect(f"{proxy.url}?heartbeat=1") as client, client.consume(queue, exclusive=True) as messages:
+        await (await anext(messages)).ack()
+        proxy.strand()
+        await eventually(partial(_is_off, messages))
+        async with bide.connect(vhost.url) as other:
+            with pytest.raises(AccessRefusedError, match="another consumer has it for itself"):
+                await anext(other.consume(queue, exclusive=True))
+        async with asyncio.timeout(20):
+            await (await anext(messages)).ack()
+
+
+@pytest.mark.parametrize("sending", [False, True])
+async def test_a_silent_broker_is_noticed_by_its_missing_heartbeats(vhost: Vhost, proxy: Proxy, sending: bool) -> None:
+    queue = await filled(vhost.url, 1)
+    async with bide.connect(f"{proxy.url}?heartbeat=1", timeout="20s") as client:
+        connection = await client._publisher.connection()
+        await client.publish(b"", to=queue)
+        consumer = client.consume(queue, prefetch=1)
+        first = await anext(consumer)
+        # What a client sent may wait in its socket, which then must not keep the connection open.
+        stuck = asyncio.create_task(client.publish(b"x" * 4_000_000, to=queue)) if sending else None
+        proxy.stall()
+        started = asyncio.get_running_loop().time()
+        async with asyncio.timeout(10):
+            error = await connection.lost
+        assert isinstance(error, ConnectionLostError)
+        assert "silent for" in str(error)
+        assert 1.5 <= asyncio.get_running_loop().time() - started < 5
+        await eventually(partial(_is_off, consumer))
+        proxy.moving.set()
+        if stuck is not None:
+            assert (await stuck).attempts == 2
+        async with asyncio.timeout(10):
+            again = await anext(consumer)
+        assert again.message_id == first.message_id
+        await again.ack()
+
+
+async def test_an_idle_connection_is_kept_by_heartbeats(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await filled(vhost.url, 1)
+    async with bide.connect(f"{proxy.url}?heartbeat=1") as client, client.consume(queue) as messages:
+        message = await anext(messages)
+        await asyncio.sleep(3.5)  # longer than both sides wait for a sign of life
+        await message.ack()
+        await client.publish(b"", to=queue)
+        await anext(messages)
+    assert proxy.accepted == 2
+
+
+async def test_a_half_closed_connection_is_a_lost_one(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await filled(vhost.url, 1)
+    async with bide.connect(proxy.url) as client, client.consume(queue) as messages:
+        message = await anext(messages)
+        proxy.half_close()
+        async with asyncio.timeout(10):
+            again = await anext(messages)
+            assert again.message_id == message.message_id
+            await again.ack()
+            await client.publish(b"", to=queue)
+
+
+async def test_the_broker_closes_a_connection(vhost: Vhost) -> None:
+    """As an operator does it on the management page, or a node that shuts down."""
+    queue = await filled(vhost.url, 2)
+    name = fresh("connection")
+    management = vhost.broker.management
+    async with bide.connect(f"{vhost.url}?name={name}") as client, client.consume(queue, prefetch=1) as messages:
+        first = await anext(messages)
+        lost = first._subscription.channel.connection.lost if first._subscription else None
+        assert lost is not None
+
+        async def closed() -> bool:
+            # The page knows of a connection some seconds after it was opened.
+            for one in management.call("GET", "connections"):
+                if one.get("client_properties", {}).get("connection_name", "").startswith(name):
+                    management.call("DELETE", "connections", one["name"])
+            return lost.done()
+
+        await eventually(closed, step=0.5)
+        assert "closed the connection" in str(lost.result())
+        with pytest.raises(DeliveryLostError):
+            await first.ack()
+        async with asyncio.timeout(10):
+            assert (await anext(messages)).message_id == first.message_id
+            await client.publish(b"", to=queue)
+
+
+async def test_a_consumer_that_acknowledges_too_late_is_subscribed_again(vhost: Vhost) -> None:
+    """RabbitMQ closes the channel of a consumer that keeps a message too long, as it does after a wrong settlement."""
+    queue = await filled(vhost.url, 2)
+    async with bide.connect(vhost.url) as client, client.consume(queue, prefetch=1) as messages:
+        message = await anext(messages)
+        assert message._subscription is not None
+        message._subscription.channel.ack(77)
+        async with asyncio.timeout(10):
+            again = await anext(messages)
+        assert (again.message_id, again.redelivered) == (message.message_id, True)
+        with pytest.raises(DeliveryLostError, match="unknown delivery tag 77"):
+            await message.ack()
+        await again.ack()

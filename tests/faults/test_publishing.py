@@ -1,0 +1,319 @@
+"""The connection breaks while a message is published: it is repeated or reported, never lost in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from datetime import timedelta
+from typing import Any, Literal
+
+import pytest
+
+import bide
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.amqp.writer import WRITE_BUFFER
+from bide.errors import ClosedError, ConnectionLostError, ProtocolError, PublishError, PublishInDoubtError
+from tests.broker.receiving import eventually, fresh, ready, receive
+from tests.faults.conftest import CLOCK
+from tests.faults.proxy import PUBLISH, QUEUE_BIND, QUEUE_DECLARE, Proxy
+from tests.support import Vhost
+
+
+async def declared(url: str) -> str:
+    """A queue, with the clock and a binding to it in place."""
+    queue = fresh("q")
+    async with bide.connect(url, infrastructure=CLOCK) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        await client.publish(b"", to=queue, delay="1s")
+        await receive(client, queue, 1)
+    return queue
+
+
+async def stored(url: str, queue: str, number: int) -> None:
+    """Wait until so many messages are in a queue."""
+    connection = await Connection.open(BrokerUrl.parse(url))
+
+    async def there() -> bool:
+        return await ready(connection, queue) == number
+
+    await eventually(there)
+    await connection.close()
+
+
+@pytest.mark.parametrize("delay", [None, "1s"])
+@pytest.mark.parametrize("where", ["before", "inside"])
+async def test_a_message_that_did_not_get_through_is_sent_again(
+    vhost: Vhost, proxy: Proxy, where: Literal["before", "inside"], delay: str | None
+) -> None:
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
+        proxy.on_method[PUBLISH] = where
+        receipt = await client.publish(b"once", to=queue, delay=delay)
+        assert receipt.attempts == 2
+        assert proxy.cuts == 1
+        (message,) = await receive(client, queue, 1)
+    assert message.message_id == receipt.message_id
+    if delay is not None:
+        assert message.due is not None
+        assert receipt.due is not None
+        assert timedelta(0) <= message.due - receipt.due < timedelta(milliseconds=1)
+    await stored(vhost.url, queue, 0)
+
+
+async def test_a_confirm_that_got_lost_is_waited_for_with_a_second_copy(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
+        proxy.on_method[PUBLISH] = "deaf"
+        publishing = asyncio.create_task(client.publish(b"twice", to=queue, message_id="same"))
+        await stored(vhost.url, queue, 1)
+        assert not publishing.done()
+        proxy.cut()
+        receipt = await publishing
+        assert (receipt.message_id, receipt.attempts) == ("same", 2)
+        messages = await receive(client, queue, 2)
+    assert [(one.message_id, one.body) for one in messages] == [("same", b"twice")] * 2
+
+
+async def test_a_lost_confirm_is_reported_where_that_was_asked_for(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost="raise") as client:
+        proxy.on_method[PUBLISH] = "deaf"
+        publishing = asyncio.create_task(client.publish(b"doubtful", to=queue, message_id="doubtful"))
+        await stored(vhost.url, queue, 1)
+        proxy.cut()
+        with pytest.raises(PublishInDoubtError, match=r"'doubtful'.*was lost.*send it again with the same") as caught:
+            await publishing
+        assert caught.value.message_id == "doubtful"
+        assert isinstance(caught.value.__cause__, ConnectionLostError)
+        # What was not sent is not in doubt: it waits for the connection, and the client goes on.
+        proxy.cut()
+        assert (await client.publish(b"", to=queue)).attempts == 1
+    await stored(vhost.url, queue, 2)
+
+
+async def test_a_message_that_came_back_is_unroutable_even_if_its_confirm_got_lost(vhost: Vhost, proxy: Proxy) -> None:
+    async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost="raise") as client:
+        # The return comes before the confirm. On this way they come apart.
+        proxy.rewrite = _without_confirms
+        publishing = asyncio.create_task(client.publish(b"", to="nowhere", message_id="back"))
+
+        async def returned() -> bool:
+            session = client._publisher._session
+            waiting = session._channel.confirms._waiting.values() if session and session._channel else ()
+            return any(one.returned for one in waiting)
+
+        await eventually(returned)
+        proxy.cut()
+        with pytest.raises(bide.errors.UnroutableError, match="back"):
+            await publishing
+
+
+def _without_confirms(data: bytes) -> bytes:
+    start = data.find(b"\x01\x00\x01\x00\x00\x00\x0d\x00\x3c\x00\x50")
+    return data if start < 0 else data[:start]
+
+
+@pytest.mark.parametrize("method", [QUEUE_DECLARE, QUEUE_BIND, PUBLISH])
+@pytest.mark.parametrize("where", ["before", "inside", "deaf"])
+async def test_cuts_while_the_delay_infrastructure_is_made(
+    vhost: Vhost, proxy: Proxy, method: tuple[int, int], where: Literal["before", "inside", "deaf"]
+) -> None:
+    queue = fresh("q")
+    async with bide.connect(vhost.url, infrastructure=CLOCK) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+    async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
+        proxy.on_method[method] = where
+        publishing = asyncio.create_task(client.publish(b"late", to=queue, delay="1s"))
+
+        async def seen() -> bool:
+            return method not in proxy.on_method
+
+        await eventually(seen)
+        if where == "deaf":
+            proxy.cut()
+        receipt = await publishing
+        assert proxy.cuts == 1
+        (message,) = await receive(client, queue, 1)
+    assert message.message_id == receipt.message_id
+    assert message.lateness is not None
+    assert message.lateness >= timedelta(0)
+
+
+async def test_an_infrastructure_that_was_cut_short_is_completed(vhost: Vhost, proxy: Proxy) -> None:
+    """Wherever the applying of one client ends, the next one does not take half an infrastructure for a whole one."""
+    chance = random.Random(3)
+    queue = await declared(vhost.url)
+    before = proxy.sent
+    await _apply(proxy.url, _prefixed(0), queue)
+    needed = proxy.sent - before
+    incomplete = 0
+    for number in range(1, 9):
+        clock = _prefixed(number)
+        # Mostly near the end, where all queues stand and bindings are missing.
+        proxy.budget = lambda: chance.randint(needed // 3, needed - 1)
+        async with bide.connect(proxy.url, infrastructure=clock) as client:
+            publishing = asyncio.create_task(client.publish(b"", to=queue, delay="20s"))
+
+            async def cut(number: int = number) -> bool:
+                return proxy.cuts == number
+
+            await eventually(cut, step=0.005)
+            publishing.cancel()
+            await asyncio.wait({publishing})
+        incomplete += bool(_missing(vhost, clock))
+        await _apply(vhost.url, clock, queue)
+        assert _missing(vhost, clock) == set()
+    assert incomplete > 0
+
+
+def _prefixed(number: int) -> bide.Clock:
+    return bide.Clock(prefix=f"p{number}", max_delay=CLOCK.max_delay, resolution=CLOCK.resolution)
+
+
+async def _apply(url: str, clock: bide.Clock, queue: str) -> None:
+    async with bide.connect(url, infrastructure=clock) as client:
+        await client.publish(b"", to=queue, delay="20s")
+
+
+def _missing(vhost: Vhost, clock: bide.Clock) -> set[tuple[str, str, str]]:
+    found = {
+        (one["source"], one["destination"], one["routing_key"])
+        for one in vhost.broker.management.call("GET", "bindings", vhost.name)
+    }
+    return {(one.source, one.destination, one.routing_key) for one in clock.topology().bindings} - found
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_handshakes_that_are_cut(vhost: Vhost, proxy: Proxy, seed: int) -> None:
+    """The client that was connected gets in again, whichever bytes of the handshakes the connections end at."""
+    chance = random.Random(seed)
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
+        budgets = iter([chance.randint(1, 450) for _ in range(4)])
+        proxy.budget = lambda: next(budgets, None)
+        proxy.cut()
+        await client.publish(b"", to=queue)
+    assert proxy.cuts == 5
+    assert proxy.accepted == 6
+
+
+@pytest.mark.parametrize(("on_lost", "cuts"), [("repeat", 40), ("raise", 20)])
+async def test_cuts_at_random_bytes(vhost: Vhost, proxy: Proxy, on_lost: Literal["repeat", "raise"], cuts: int) -> None:
+    """Nothing is lost. What is there twice has one id, and was sent and not confirmed at a cut."""
+    total, budget = 2_000, random.Random(7)
+    queue = await declared(vhost.url)
+    proxy.budget = lambda: budget.randint(1, 20_000) if proxy.cuts < cuts else None
+    sent, doubts = Counter[str](), list[tuple[str, str | None]]()
+
+    async def send(client: bide.Client, name: str) -> None:
+        while True:
+            try:
+                receipt = await client.publish(b"x" * 100, to=queue, delay="1s", message_id=name)
+            except PublishInDoubtError as error:
+                doubts.append((name, error.message_id))
+                sent[name] += 1
+            else:
+                sent[name] += receipt.attempts
+                return
+
+    async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost=on_lost, max_in_flight=200) as client:
+        await asyncio.gather(*(send(client, f"m{number}") for number in range(total)))
+    assert proxy.cuts == cuts
+    assert bool(doubts) == (on_lost == "raise")
+    assert all(name == reported for name, reported in doubts)
+    found = Counter[str]()
+    async with bide.connect(vhost.url, infrastructure=CLOCK) as client:
+        # Due after all others, so that what comes before it is all there is.
+        await client.publish(b"", to=queue, delay="3s", message_id="last")
+        async with asyncio.timeout(60), client.consume(queue, prefetch=1000) as messages:
+            async for message in messages:
+                await message.ack()
+                found[str(message.message_id)] += 1
+                if message.message_id == "last":
+                    break
+        assert await ready(await client._publisher.connection(), CLOCK.undeliverable) == 0
+    assert found.keys() == sent.keys() | {"last"}
+    assert all(found[name] <= attempts for name, attempts in sent.items())
+    assert any(attempts > 1 for attempts in sent.values())
+
+
+async def test_a_broker_that_stays_away_ends_the_publish_in_time(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1s") as client:
+        await client.publish(b"first", to=queue)
+        lost = (await client._publisher.connection()).lost
+        proxy.refusing = True
+        proxy.cut()
+        await lost
+        with pytest.raises(PublishError, match="'second' was not sent within 1 s: ") as caught:
+            await client.publish(b"second", to=queue, message_id="second")
+        assert caught.value.message_id == "second"
+        assert not isinstance(caught.value, PublishInDoubtError)
+        proxy.refusing = False
+        await client.publish(b"third", to=queue)
+    async with bide.connect(vhost.url) as client:
+        assert [one.body for one in await receive(client, queue, 2)] == [b"first", b"third"]
+
+
+async def test_closing_the_client_ends_what_waits_for_the_broker(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="60s") as client:
+        await client.publish(b"", to=queue)
+        proxy.rewrite = _without_confirms
+        unconfirmed = asyncio.create_task(client.publish(b"", to=queue, message_id="unconfirmed"))
+        await stored(vhost.url, queue, 2)
+        await client.close()
+        with pytest.raises(PublishInDoubtError, match=r"unconfirmed.*closed"):
+            await unconfirmed
+    proxy.rewrite = bytes
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="60s") as client:
+        lost = (await client._publisher.connection()).lost
+        proxy.refusing = True
+        proxy.cut()
+        await lost
+        waiting = [asyncio.create_task(client.publish(b"", to=queue)) for _ in range(3)]
+        accepted = proxy.accepted
+
+        async def trying() -> bool:
+            return proxy.accepted > accepted + 3
+
+        await eventually(trying)
+        async with asyncio.timeout(2):
+            await client.close()
+            results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(one) for one in results] == [ClosedError] * 3
+
+
+async def test_a_peer_that_talks_nonsense_is_given_up(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost="raise") as client:
+        await client.publish(b"", to=queue)
+        proxy.rewrite = lambda data: data[:-1] + b"\x00"
+        with pytest.raises(PublishInDoubtError) as caught:
+            await client.publish(b"", to=queue)
+        assert isinstance(caught.value.__cause__, ProtocolError)
+        proxy.rewrite = bytes
+        await client.publish(b"", to=queue)
+
+
+async def test_a_slow_line_holds_publishers_back(vhost: Vhost, proxy: Proxy) -> None:
+    """What waits for the socket stays near the limit of the write buffer, however much is published at once."""
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
+        await client.publish(b"", to=queue)
+        transport: Any = (await client._publisher.connection())._transport
+        proxy.rate = 20_000_000
+        waiting = []
+
+        async def watch() -> None:
+            while True:
+                waiting.append(transport.get_write_buffer_size())
+                await asyncio.sleep(0.005)  # a sample, again and again
+
+        watching = asyncio.create_task(watch())
+        await asyncio.gather(*(client.publish(b"x" * 100_000, to=queue) for _ in range(200)))
+        watching.cancel()
+    assert max(waiting) > 100_000
+    assert max(waiting) < 2 * WRITE_BUFFER

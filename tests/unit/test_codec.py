@@ -1,0 +1,355 @@
+"""The encoding on the wire, against pamqp's encoder and decoder, and against our own decoder."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import pamqp.frame
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pamqp import commands, decode
+from pamqp.base import Frame
+from pamqp.header import ContentHeader
+
+from bide.amqp import codec, decoding
+from bide.errors import InvalidInputError
+
+SHORT_TEXTS = (
+    *("content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id"),
+    *("type", "user_id", "app_id", "cluster_id"),
+)
+PAMQP_NAMES = {"type": "message_type"}
+
+INT32 = 1 << 31
+INT64 = 1 << 63
+FRAME_MAX = 131_072
+
+texts = st.text(max_size=20)
+names = st.text(alphabet=st.characters(codec="utf-8"), max_size=60)
+moments = st.datetimes(datetime(1970, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)).map(  # noqa: DTZ001
+    lambda moment: moment.replace(microsecond=0)
+)
+decimals = st.builds(
+    lambda unscaled, places: Decimal(unscaled).scaleb(-places), st.integers(-INT32, INT32 - 1), st.integers(0, 9)
+)
+values = st.recursive(
+    st.one_of(
+        texts,
+        st.booleans(),
+        st.integers(-INT64, INT64 - 1),
+        st.integers(-5, 5).map(lambda offset: INT32 + offset),
+        st.floats(allow_nan=False),
+        st.none(),
+        st.binary(max_size=20).map(bytearray),
+        moments,
+        decimals,
+    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4),
+    max_leaves=12,
+)
+tables = st.dictionaries(names, values, max_size=6)
+short_texts = st.text(alphabet=st.characters(codec="utf-8"), max_size=63)
+property_values = st.fixed_dictionaries(
+    {},
+    optional={
+        "headers": tables,
+        "delivery_mode": st.sampled_from([1, 2]),
+        "priority": st.integers(0, 255),
+        "timestamp": moments,
+        **dict.fromkeys(SHORT_TEXTS, short_texts),
+    },
+)
+
+
+def published(**options: Any) -> list[bytes]:
+    given_options: dict[str, Any] = {
+        "exchange": "shop",
+        "routing_key": "order.created",
+        "mandatory": True,
+        "encoded_properties": codec.properties({}),
+        "body": b"",
+        "frame_max": FRAME_MAX,
+    }
+    return codec.publish(1, **(given_options | options))
+
+
+def header_of(encoded: bytes, size: int = 0) -> bytes:
+    frames = published(encoded_properties=encoded, body=b"x" * size)
+    return frames[1]
+
+
+# -- field values
+
+
+@given(table=tables)
+@example(table={"n" * 255: 1, "ü" * 127: 2, "~h5": 3, "": 4})
+def test_tables_are_read_as_they_were_written(table: dict[str, Any]) -> None:
+    size, decoded = decode.field_table(codec.table(table))
+    assert size == len(codec.table(table))
+    assert decoded == table
+    frame = header_of(codec.properties({"headers": table}))
+    assert decoding.properties(frame)["headers"] == table
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+class Number(IntEnum):
+    SEVEN = 7
+
+
+@pytest.mark.parametrize(
+    ("value", "encoded"),
+    [
+        ("ü", b"S\x00\x00\x00\x02\xc3\xbc"),
+        ("", b"S\x00\x00\x00\x00"),
+        (Colour.RED, b"S\x00\x00\x00\x03red"),
+        (True, b"t\x01"),
+        (False, b"t\x00"),
+        (0, b"I\x00\x00\x00\x00"),
+        (10, b"I\x00\x00\x00\x0a"),
+        (-1, b"I\xff\xff\xff\xff"),
+        (Number.SEVEN, b"I\x00\x00\x00\x07"),
+        (INT32 - 1, b"I\x7f\xff\xff\xff"),
+        (-INT32, b"I\x80\x00\x00\x00"),
+        (INT32, b"l\x00\x00\x00\x00\x80\x00\x00\x00"),
+        (-INT32 - 1, b"l\xff\xff\xff\xff\x7f\xff\xff\xff"),
+        (267_840_000_000, b"l\x00\x00\x00\x3e\x5c\x82\x10\x00"),
+        (INT64 - 1, b"l\x7f" + b"\xff" * 7),
+        (1.5, b"d\x3f\xf8\x00\x00\x00\x00\x00\x00"),
+        (None, b"V"),
+        (b"\x00\xff", b"x\x00\x00\x00\x02\x00\xff"),
+        (bytearray(b"a"), b"x\x00\x00\x00\x01a"),
+        (datetime(2026, 11, 21, tzinfo=UTC), b"T\x00\x00\x00\x00\x6b\x00\xdf\x00"),
+        (datetime(1970, 1, 1, 1, tzinfo=timezone(timedelta(hours=1))), b"T" + bytes(8)),
+        ({}, b"F\x00\x00\x00\x00"),
+        ({"a": {"b": 1}}, b"F\x00\x00\x00\x0e\x01aF\x00\x00\x00\x07\x01bI\x00\x00\x00\x01"),
+        ([], b"A\x00\x00\x00\x00"),
+        ((1, "a"), b"A\x00\x00\x00\x0bI\x00\x00\x00\x01S\x00\x00\x00\x01a"),
+        (Decimal("1.50"), b"D\x02\x00\x00\x00\x96"),
+        (Decimal("-1.5"), b"D\x01\xff\xff\xff\xf1"),
+        (Decimal(0), b"D\x00\x00\x00\x00\x00"),
+    ],
+)
+def test_values_byte_by_byte(value: Any, encoded: bytes) -> None:
+    assert codec.field_value(value) == encoded
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (INT64, "'name' is 9223372036854775808, which takes more than 64 bits: send it as text"),
+        (-INT64 - 1, "more than 64 bits"),
+        (object(), "'name' is of type object, which AMQP cannot carry"),
+        ({1}, "of type set"),
+        (1j, "of type complex"),
+        (datetime(2026, 1, 1), "no time zone: give an aware datetime"),  # noqa: DTZ001
+        (datetime(1969, 12, 31, tzinfo=UTC), r"'name' is 1969-12-31T00:00:00\+00:00, .* 1970: send it as text"),
+        (Decimal("NaN"), "the AMQP decimal cannot hold"),
+        (Decimal("Infinity"), "the AMQP decimal cannot hold"),
+        (Decimal("1E+3"), "the AMQP decimal cannot hold"),
+        (Decimal(INT32), "the AMQP decimal cannot hold"),
+        (Decimal("1E-256"), "the AMQP decimal cannot hold"),
+        ("\ud800", "UTF-8 cannot carry"),
+        ({"\ud800": 1}, "UTF-8 cannot carry"),
+        ({"n" * 256: 1}, "takes 256 bytes, the limit is 255"),
+        ({5: 1}, "5 is of type int, where AMQP wants text"),
+        ([[{"deep": object()}]], "'deep' is of type object"),
+    ],
+)
+def test_values_that_amqp_cannot_carry(value: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        codec.table({"name": value})
+
+
+def test_no_table_is_an_empty_table() -> None:
+    assert codec.table(None) == codec.table({}) == b"\x00\x00\x00\x00"
+
+
+@given(st.text(max_size=300))
+def test_short_strings_hold_255_bytes(text: str) -> None:
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError:
+        raw = b"?" * 256
+    if len(raw) <= 255:
+        assert codec.short_string(text) == bytes((len(raw),)) + raw
+    else:
+        with pytest.raises(InvalidInputError):
+            codec.short_string(text)
+
+
+def test_the_limit_counts_bytes_not_characters() -> None:
+    assert len(codec.short_string("ü" * 127)) == 255
+    with pytest.raises(InvalidInputError, match="takes 256 bytes, the limit is 255: use a shorter one"):
+        codec.short_string("ü" * 128)
+
+
+# -- properties
+
+
+@given(given_values=property_values, size=st.integers(0, 50))
+def test_properties_are_read_as_they_were_written(given_values: dict[str, Any], size: int) -> None:
+    frame = header_of(codec.properties(given_values), size)
+    consumed, channel, header = pamqp.frame.unmarshal(frame)
+    assert (consumed, channel) == (len(frame), 1)
+    assert isinstance(header, ContentHeader)
+    assert header.body_size == size
+    read = {name: value for name, value in header.properties if value is not None}
+    absent = {"cluster_id": ""}  # which pamqp reads as empty where it is absent
+    assert read == absent | {PAMQP_NAMES.get(name, name): value for name, value in given_values.items()}
+    assert decoding.properties(frame) == given_values
+
+
+@given(given_values=property_values)
+def test_absent_and_none_are_the_same(given_values: dict[str, Any]) -> None:
+    nothing = dict.fromkeys(name for name, _ in codec.PROPERTY_FLAGS)
+    assert codec.properties({**nothing, **given_values}) == codec.properties(given_values)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("priority", 256, "the priority 256 is not a whole number from 0 to 255"),
+        ("priority", -1, "from 0 to 255"),
+        ("priority", "5", "the priority '5' is not a whole number"),
+        ("delivery_mode", 2.0, "the delivery_mode 2.0 is not a whole number"),
+        ("timestamp", datetime(2026, 1, 1), "no time zone"),  # noqa: DTZ001
+        ("timestamp", "now", "'timestamp' is 'now'"),
+        ("timestamp", datetime(1960, 1, 1, tzinfo=UTC), "1970"),
+        ("message_id", "m" * 256, "takes 256 bytes, the limit is 255"),
+        ("message_id", 5, "5 is of type int, where AMQP wants text"),
+        ("app_id", b"app", "of type bytes, where AMQP wants text"),
+        ("headers", {"a": object()}, "'a' is of type object"),
+    ],
+)
+def test_properties_that_cannot_be(name: str, value: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        codec.properties({name: value})
+
+
+# -- a message in frames
+
+
+def marshal(frame: Frame | ContentHeader, channel: int) -> bytes:
+    return pamqp.frame.marshal(frame, channel)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "routing_key", "mandatory", "properties"),
+    [
+        ("", "orders", True, {}),
+        ("shop", "order.created", False, {"delivery_mode": 2, "message_id": "m"}),
+        ("bide.v1.in.h", "orders", True, {"headers": {"CC": ["~h5", "~q:orders"], "bide-to": "q:orders"}}),
+        (
+            "e",
+            "k",
+            True,
+            {
+                "content_type": "application/json",
+                "priority": 9,
+                "correlation_id": "c",
+                "reply_to": "r",
+                "expiration": "5000",
+                "timestamp": datetime(2026, 11, 21, tzinfo=UTC),
+                "type": "t",
+                "user_id": "u",
+                "app_id": "a",
+            },
+        ),
+    ],
+)
+def test_a_publish_is_what_pamqp_writes(
+    exchange: str, routing_key: str, mandatory: bool, properties: dict[str, Any]
+) -> None:
+    body = b"hello"
+    theirs = commands.Basic.Properties(**{PAMQP_NAMES.get(name, name): value for name, value in properties.items()})
+    frames = codec.publish(
+        7,
+        exchange=exchange,
+        routing_key=routing_key,
+        mandatory=mandatory,
+        encoded_properties=codec.properties(properties),
+        body=body,
+        frame_max=FRAME_MAX,
+    )
+    assert frames == [
+        marshal(commands.Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=mandatory), 7),
+        marshal(ContentHeader(0, len(body), theirs), 7),
+        b"\x03\x00\x07\x00\x00\x00\x05hello\xce",
+    ]
+
+
+@pytest.mark.parametrize("name", ["n" * 128, "n" * 255, "a~b", "über", "a*#%&?", "📦" * 60])
+def test_names_that_pamqp_refuses_and_rabbitmq_takes(name: str) -> None:
+    with pytest.raises(ValueError, match="exchange"):
+        commands.Basic.Publish(exchange=name).validate()
+    _, _, method = pamqp.frame.unmarshal(published(exchange=name)[0])
+    assert isinstance(method, commands.Basic.Publish)
+    assert method.exchange == name
+
+
+@given(body=st.binary(max_size=400), frame_max=st.integers(30, 120))
+@example(body=b"", frame_max=30)
+@example(body=b"x" * 44, frame_max=30)
+def test_a_body_is_cut_to_the_frame_size(body: bytes, frame_max: int) -> None:
+    method, header, *pieces = published(body=body, frame_max=frame_max)
+    assert all(len(piece) <= frame_max for piece in pieces)
+    assert all(len(piece) == frame_max for piece in pieces[:-1])
+    assert struct.unpack_from(">Q", header, 11) == (len(body),)
+    rest = b"".join(pieces)
+    read = b""
+    while rest:
+        consumed, channel, piece = pamqp.frame.unmarshal(rest)
+        assert channel == 1
+        read += piece.value  # type: ignore[union-attr]
+        rest = rest[consumed:]
+    assert read == body
+    assert pamqp.frame.unmarshal(method)[0] == len(method)
+
+
+def test_headers_that_fit_into_no_frame_are_refused() -> None:
+    """The broker would close the connection, and with it everything that is under way on it."""
+    limit = FRAME_MAX - codec.FRAME_OVERHEAD
+    room = limit - len(codec.properties({"headers": {"a": ""}})) - 12
+    fits = published(encoded_properties=codec.properties({"headers": {"a": "x" * room}}))
+    assert len(fits[1]) == FRAME_MAX
+    with pytest.raises(
+        InvalidInputError, match=f"take {limit + 1} bytes, the limit is {limit}: put more into the body"
+    ):
+        published(encoded_properties=codec.properties({"headers": {"a": "x" * (room + 1)}}))
+
+
+@pytest.mark.parametrize(
+    ("flags", "encoded"),
+    [((), b"\0"), ((True,), b"\1"), ((False, True), b"\2"), ((True,) * 8, b"\xff"), ((False,) * 5, b"\0")],
+)
+def test_bits(flags: tuple[bool, ...], encoded: bytes) -> None:
+    assert codec.bits(*flags) == encoded
+
+
+def test_the_smallest_frames() -> None:
+    assert pamqp.frame.unmarshal(codec.HEARTBEAT_FRAME)[0] == len(codec.HEARTBEAT_FRAME)
+    assert codec.frame(codec.METHOD, 3, codec.method(20, 41)) == marshal(commands.Channel.CloseOk(), 3)
+    assert (codec.short(1), codec.long(1), codec.long_long(1)) == (b"\0\1", b"\0\0\0\1", b"\0\0\0\0\0\0\0\1")
+
+
+# -- damaged frames
+
+
+@given(given_values=property_values, data=st.data())
+def test_a_damaged_header_is_a_value_error_at_worst(given_values: dict[str, Any], data: st.DataObject) -> None:
+    frame = header_of(codec.properties(given_values))
+    place = data.draw(st.integers(19, len(frame) - 1))
+    damaged = data.draw(
+        st.sampled_from([frame[:place], frame[:place] + bytes((frame[place] ^ 0xFF,)) + frame[place + 1 :]])
+    )
+    with suppress(ValueError):
+        assert isinstance(decoding.properties(damaged), dict)
