@@ -108,7 +108,7 @@ class Session:
             if await exists(self.connection, probes):
                 await self._complete(probes)
             elif self._declare:
-                await check_streams(self.connection)
+                await check_streams(self.connection, prefix=self.infrastructure.delivery_exchange)
                 applied = await apply(self.connection, self.infrastructure.topology(), last=probes)
                 log.info("put the delay infrastructure %s on the broker: %s", self.infrastructure.name, applied)
             else:

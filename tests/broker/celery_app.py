@@ -43,8 +43,6 @@ def create(url: str | None = None) -> Any:
         task_ignore_result=True,
         broker_connection_retry_on_startup=True,
         broker_transport_options={"confirm_publish": True},
-        # Remote control needs queues that neither survive a restart nor belong to one connection: 4.3 has none.
-        worker_enable_remote_control=False,
     )
     app.task(run, bind=True, name=TASK)
     return app

@@ -8,7 +8,7 @@ import os
 import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,6 +21,8 @@ from kombu.transport import native_delayed_delivery
 
 import bide
 from bide.admin.apply import apply
+from bide.admin.infrastructure import install_guard
+from bide.admin.management import ManagementApi
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.celery import Celery
@@ -120,6 +122,14 @@ async def client(vhost_url: str) -> AsyncIterator[bide.Client]:
 
 
 @pytest.fixture
+async def connection(vhost_url: str) -> AsyncIterator[Connection]:
+    """A bare connection to the same virtual host."""
+    connection = await Connection.open(BrokerUrl.parse(vhost_url))
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
 def app(vhost_url: str) -> Iterator[Any]:
     """The Celery application as a sender has it."""
     app = celery_app.create(vhost_url)
@@ -177,12 +187,10 @@ async def test_a_worker_runs_what_bide_delays(client: bide.Client, app: Any, vho
 
 
 async def test_a_task_that_bide_delayed_is_retried_by_its_worker(
-    client: bide.Client, app: Any, vhost_url: str, tmp_path: Path
+    client: bide.Client, connection: Connection, app: Any, vhost_url: str, tmp_path: Path
 ) -> None:
     """Again and again through the same levels, by Celery's own hand, with the headers that it came with."""
-    connection = await Connection.open(BrokerUrl.parse(vhost_url))
     await apply(connection, Celery().topology())
-    await connection.close()
     retries: dict[str, int] = {"retries": 2, "countdown": DELAY}
     async with running_worker(client, vhost_url, tmp_path / "worker.log") as worker:
         sent_at = datetime.now(UTC)
@@ -211,41 +219,40 @@ def worker_queue(name: str) -> Any:
     )
 
 
-@contextmanager
-def kombu_connection(url: str) -> Iterator[Any]:
+def declare_by_kombu(url: str, queue_type: QueueType = "quorum", prefix: str | None = None) -> None:
     with KombuConnection(url) as connection:
-        yield connection
+        kombu_delay.declare_native_delayed_delivery_exchanges_and_queues(connection, queue_type, prefix)
 
 
 def declare_as_worker(url: str, queue: str) -> None:
     """What a worker does for its queue at its start."""
-    with kombu_connection(url) as connection:
-        kombu_delay.declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
+    declare_by_kombu(url)
+    with KombuConnection(url) as connection:
         worker_queue(queue)(connection.default_channel).declare()
         kombu_delay.bind_queue_to_native_delayed_delivery_exchange(connection, worker_queue(queue))
 
 
 async def test_bide_receives_what_celery_delays(client: bide.Client, app: Any, vhost_url: str) -> None:
-    """In a queue that Celery bound as in one that bide bound: once, after the delay, as it was sent."""
+    """In a queue that Celery bound, in one that bide bound, and in one that both did: once, and as it was sent."""
     await asyncio.to_thread(declare_as_worker, vhost_url, WORK)
+    await asyncio.to_thread(declare_as_worker, vhost_url, "both")
     layout = Celery()
     exact = layout.cascade.exact_key(ROUTING_KEY)
-    await client.declare(
-        layout.topology()
-        | Topology(queues=[Queue.quorum("bound")], bindings=[Binding(layout.delivery_exchange, "bound", exact)])
-    )
+    ours = [Binding(layout.delivery_exchange, queue, exact) for queue in ("bound", "both")]
+    both = Queue.quorum("both")
+    await client.declare(layout.topology() | Topology(queues=[Queue.quorum("bound"), both], bindings=ours))
     send = app.tasks[TASK].apply_async
 
     sent_at = datetime.now(UTC)
     result = await asyncio.to_thread(send, ("delayed",), queue=WORK, countdown=DELAY)
-    delayed = {queue: (await receive(client, queue, 1))[0] for queue in (WORK, "bound")}
+    delayed = [*await receive(client, WORK, 1), *await receive(client, "bound", 1), *await receive(client, "both", 1)]
     await asyncio.to_thread(send, ("at once",), queue=WORK)
-    await client.publish(b"", to="bound")
-    (at_once,) = await receive(client, WORK, 1)
-    (last,) = await receive(client, "bound", 1)
+    await client.publish("last", to="bound")
+    (at_once,), (last,) = await receive(client, WORK, 1), await receive(client, "bound", 1)
+    (again,) = await receive(client, "both", 1)
 
-    assert (at_once.json()[0], last.body) == (["at once"], b""), "a delayed message came twice"
-    for message in delayed.values():
+    assert (at_once.json()[0], again.json()[0], last.body) == (["at once"], ["at once"], b"last"), "one came twice"
+    for message in delayed:
         assert timedelta(seconds=DELAY) <= message.received_at - sent_at < timedelta(seconds=DELAY) + ON_TIME
         assert message.raw.routing_key == kombu_delay.calculate_routing_key(DELAY, ROUTING_KEY)
         assert "x-death" in message.raw.values["headers"]
@@ -259,9 +266,9 @@ async def test_bide_receives_what_celery_delays(client: bide.Client, app: Any, v
 
 
 async def test_a_message_goes_round_again_and_again_with_all_its_headers(
-    client: bide.Client, app: Any, vhost_url: str
+    client: bide.Client, app: Any, vhost_url: str, release: tuple[int, ...]
 ) -> None:
-    """Through the same levels thrice: below 4.0.1 a copied x-death would stop it at the second."""
+    """Through the same levels thrice, because bide strips x-death: below 4.0.1 a copy of it stops a message."""
     await asyncio.to_thread(declare_as_worker, vhost_url, WORK)
     await asyncio.to_thread(app.tasks[TASK].apply_async, ("delayed",), queue=WORK, countdown=DELAY)
     (message,) = await receive(client, WORK, 1)
@@ -281,28 +288,17 @@ async def test_a_message_goes_round_again_and_again_with_all_its_headers(
         assert message.lateness is not None
         assert timedelta(0) <= message.lateness < ON_TIME
 
-
-async def test_a_copied_x_death_stops_a_message_below_4_0_1(
-    client: bide.Client, app: Any, vhost_url: str, release: tuple[int, ...]
-) -> None:
-    """Why bide strips it: kombu does not, and below 4.0.1 the broker takes the second hop for a circle."""
-    await asyncio.to_thread(declare_as_worker, vhost_url, WORK)
-    await asyncio.to_thread(app.tasks[TASK].apply_async, ("delayed",), queue=WORK, countdown=DELAY)
-    (message,) = await receive(client, WORK, 1)
     copied = {"x-death": message.raw.values["headers"]["x-death"]}
 
-    def send() -> None:
-        with kombu_connection(vhost_url) as connection, connection.Producer() as producer:
-            # The clean one is due last, and waits in another queue: those behind the copied one may be stopped too.
-            for label, headers, delay in (("copied", copied, DELAY), ("clean", {}, 4)):
-                producer.publish(
-                    label,
-                    exchange="celery_delayed_27",
-                    routing_key=kombu_delay.calculate_routing_key(delay, ROUTING_KEY),
-                    headers=headers,
-                )
+    # kombu strips nothing. The clean one waits longer, and in another queue: what is behind a stopped message may be
+    # stopped with it.
+    def send_by_kombu() -> None:
+        with KombuConnection(vhost_url) as connection, connection.Producer() as producer:
+            for label, headers, delay in (("copied", copied, DELAY), ("clean", {}, DELAY + 1)):
+                key = kombu_delay.calculate_routing_key(delay, ROUTING_KEY)
+                producer.publish(label, exchange="celery_delayed_27", routing_key=key, headers=headers)
 
-    await asyncio.to_thread(send)
+    await asyncio.to_thread(send_by_kombu)
     arrived = ["clean"] if release < (4, 0, 1) else ["copied", "clean"]
     assert [one.body.decode() for one in await receive(client, WORK, len(arrived))] == arrived
 
@@ -318,25 +314,36 @@ def on_the_broker(vhost: Vhost) -> Topology:
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 @pytest.mark.parametrize("order", ["bide first", "kombu first"])
 @pytest.mark.parametrize("prefix", [None, "shop"])
-async def test_both_declare_the_same(vhost: Vhost, queue_type: QueueType, order: str, prefix: str | None) -> None:
+async def test_both_declare_the_same(
+    vhost: Vhost, connection: Connection, queue_type: QueueType, order: str, prefix: str | None
+) -> None:
     """Who comes second finds everything as he wants it, and adds nothing."""
     ours = Celery(prefix=prefix, queue_type=queue_type).topology()
 
     async def bide_declares() -> None:
-        connection = await Connection.open(BrokerUrl.parse(vhost.url))
-        try:
-            await apply(connection, ours)
-        finally:
-            await connection.close()
+        await apply(connection, ours)
 
-    def kombu_declares() -> None:
-        with kombu_connection(vhost.url) as connection:
-            kombu_delay.declare_native_delayed_delivery_exchanges_and_queues(connection, queue_type, prefix)
+    async def kombu_declares() -> None:
+        await asyncio.to_thread(declare_by_kombu, vhost.url, queue_type, prefix)
 
-    steps = [bide_declares(), asyncio.to_thread(kombu_declares)]
-    for step in steps if order == "bide first" else reversed(steps):
-        await step
+    for declare in (bide_declares, kombu_declares) if order == "bide first" else (kombu_declares, bide_declares):
+        await declare()
         assert not ours.diff(on_the_broker(vhost))
+
+
+async def test_kombu_declares_under_the_guard_and_what_celery_delays_is_guarded(
+    vhost: Vhost, connection: Connection, app: Any
+) -> None:
+    """The guard is a policy: kombu's own declare is not refused, and what matches nothing is set aside."""
+    layout = Celery()
+    await apply(connection, layout.topology())
+    async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+        await install_guard(connection, api, layout)
+    await asyncio.to_thread(declare_by_kombu, vhost.url)
+    await asyncio.to_thread(app.tasks[TASK].apply_async, ("for nobody",), queue=WORK, countdown=1)
+    async with bide.connect(vhost.url, infrastructure=layout) as client:
+        (message,) = await receive(client, layout.undeliverable, 1)
+    assert (message.json()[0], message.routing_key) == (["for nobody"], ROUTING_KEY)
 
 
 async def test_another_queue_type_than_the_workers_is_a_clear_error(client: bide.Client, vhost_url: str) -> None:

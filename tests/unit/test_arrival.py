@@ -228,6 +228,10 @@ def test_deaths_of_the_delay_go(exchange: str, queue: str) -> None:
         ("orders.v1.in.h", "orders.v1.hours"),
         ("orders.v1.x", "orders.v1.h5"),
         ("bide.v1.in.h", "bide.v1.undeliverable"),
+        # targets of delayed messages, in which these then died
+        ("bide.v1.released", "orders"),
+        ("bide.v1.released", "h5"),
+        ("bide.v1.released", "release.eu"),
         ("nsb", "nsb.v2.delay-levels"),
         ("shop", "celery"),
     ],

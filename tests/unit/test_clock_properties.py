@@ -190,17 +190,17 @@ def test_a_queue_gets_the_message_and_nobody_else_does(
 
 @st.composite
 def users_topologies(draw: st.DrawFn) -> Topology:
-    """An exchange ``shop``, with queues bound to it directly and over a second exchange, and perhaps an alternate."""
+    """An exchange ``sh.op``, with queues bound to it directly and over a second exchange, and perhaps an alternate."""
     kind = draw(st.sampled_from(["topic", "topic", "topic", "direct", "fanout", "headers"]))
     inner = draw(st.sampled_from(["topic", "direct", "headers"]))
     bindings = [
-        _users_binding(draw, source, f"u{number}", kind if source == "shop" else inner)
-        for number, source in enumerate(draw(st.lists(st.sampled_from(["shop", "shop", "inner"]), max_size=6)))
+        _users_binding(draw, source, f"u{number}", kind if source == "sh.op" else inner)
+        for number, source in enumerate(draw(st.lists(st.sampled_from(["sh.op", "sh.op", "inner"]), max_size=6)))
     ]
-    bindings.append(_users_binding(draw, "shop", "inner", kind, to_exchange=True))
+    bindings.append(_users_binding(draw, "sh.op", "inner", kind, to_exchange=True))
     alternate = {"alternate-exchange": "rest"} if draw(st.booleans()) else {}
     return Topology(
-        [Exchange("shop", kind, arguments=alternate), Exchange("inner", inner), Exchange("rest", "fanout")],
+        [Exchange("sh.op", kind, arguments=alternate), Exchange("inner", inner), Exchange("rest", "fanout")],
         [Queue(f"u{number}") for number in range(6)],
         [*bindings, Binding("rest", "the rest")],
     )
@@ -229,32 +229,32 @@ def test_an_exchange_routes_a_delayed_message_as_it_routes_a_direct_one(
     users: Topology, key: str, delay: timedelta, carrier: Carrier
 ) -> None:
     """Exactly the same queues, each once, at the due time, whatever the type, the bindings and the key."""
-    shop = users.exchange("shop")
+    shop = users.exchange("sh.op")
     assert shop is not None
     if shop.type == "topic" and not key:
         return
-    direct = Model(users).route("shop", key, HEADERS).queues
-    route = Clock(carrier=carrier).route(delay, ExchangeTarget("shop", key, shop.type))
+    direct = Model(users).route("sh.op", key, HEADERS).queues
+    route = Clock(carrier=carrier).route(delay, ExchangeTarget("sh.op", key, shop.type))
     topology = crowd() | users | route.requires
     arrivals = travel(topology, route, HEADERS)
 
     if not direct:
         # As undelivered as a direct publish; here it waits in the release queue, for that target alone.
         (arrival,) = arrivals
-        assert (arrival.queue, arrival.fate) == ("bide.v1.release.x:shop", "stuck")
+        assert (arrival.queue, arrival.fate) == ("bide.v1.release.x:sh.op", "stuck")
         return
     assert Counter(arrival.queue for arrival in arrivals) == Counter(direct)
     for arrival in arrivals:
         assert arrival.fate == "arrived"
         assert arrival.at == rounded_up(delay)
         assert len(arrival.hops) == route.hops <= 7
-        check_restored(topology, route, arrival, "shop", key)
+        check_restored(topology, route, arrival, "sh.op", key)
 
 
 @given(key=routing_keys.filter(bool), pattern=patterns)
 def test_our_keys_match_no_pattern_that_the_message_s_own_does_not(key: str, pattern: str) -> None:
     """The reason why the exchange is exact, without the rest: a pattern that matches ours has no literal word."""
-    for ours in CLOCK.route(MAX_DELAY, ExchangeTarget("shop", key)).headers["CC"]:
+    for ours in CLOCK.route(MAX_DELAY, ExchangeTarget("sh.op", key)).headers["CC"]:
         assert len(ours.split(".")) == len(key.split("."))
         if topic_matches(pattern, ours):
             assert set(pattern.split(".")) <= {"*", "#"}

@@ -76,17 +76,20 @@ def check_release(connection: Connection) -> None:
         )
 
 
-async def check_streams(connection: Connection) -> None:
+async def check_streams(connection: Connection, *, prefix: str = "bide") -> None:
     """Check that the feature flag ``stream_queue`` is on, which at-least-once dead-lettering needs.
 
     Without it RabbitMQ 3.x falls back to at-most-once in silence. From 4.0 on it is always on.
+
+    Args:
+        prefix: of a queue that is declared and deleted, for users who may not declare just any.
 
     Raises:
         UnsupportedBrokerError: it is off.
     """
     if connection.release >= (4, 0):
         return
-    name = f"bide.probe.{secrets.token_hex(8)}"
+    name = f"{prefix}.probe.{secrets.token_hex(8)}"
     # On a connection of its own, because some releases close the whole connection where the flag is off.
     probing = await Connection.open(connection.url)
     try:

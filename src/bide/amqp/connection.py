@@ -360,7 +360,14 @@ class Connection(asyncio.Protocol):
         self.give_up(
             faults.connection_error(code, text)
             if self._is_open
-            else faults.handshake_error(code, text, user=self.url.user, vhost=self.url.vhost, address=self.address),
+            else faults.handshake_error(
+                code,
+                text,
+                user=self.url.user,
+                vhost=self.url.vhost,
+                address=self.address,
+                external=self.url.external,
+            ),
             politely=True,
         )
 

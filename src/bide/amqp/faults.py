@@ -111,8 +111,20 @@ def connection_error(code: int, text: str) -> BrokerError:
     return ConnectionLostError(f"the broker closed the connection: {reason} ({code})", reply_code=code)
 
 
-def handshake_error(code: int, text: str, *, user: str, vhost: str, address: str) -> BrokerError:
-    """The error for a connection that the broker refused to open."""
+def handshake_error(
+    code: int, text: str, *, user: str, vhost: str, address: str, external: bool = False
+) -> BrokerError:
+    """The error for a connection that the broker refused to open.
+
+    Args:
+        external: the login was by certificate, and the user's name not ours to choose.
+    """
+    if code == ACCESS_REFUSED and external:
+        return AuthenticationError(
+            f"the broker at {address} knows no user by the name in our certificate, or got none: give certfile=... and "
+            "keyfile=... in the URL, and see that the user exists and logins by certificate are switched on",
+            reply_code=code,
+        )
     if code == ACCESS_REFUSED:
         return AuthenticationError(
             f"the broker at {address} does not accept the user {user!r} with this password: check both",

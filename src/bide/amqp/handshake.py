@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Mapping
 from typing import Any
@@ -67,6 +68,11 @@ def tls_reason(error: ssl.SSLError) -> str:
         )
     if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
         return "the port does not speak TLS: use amqp://, or the broker's TLS port"
+    if "ALERT" in (error.reason or "") and re.search("CERT|UNKNOWN_CA", error.reason):
+        return (
+            f"the broker does not accept our certificate ({error.reason.lower()}): give one that it trusts with "
+            "certfile=... and keyfile=... in the URL"
+        )
     return str(error.reason or error)
 
 

@@ -1,0 +1,131 @@
+"""The programs of docs/celery.md: run as they stand there, they print what the page says they print."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.topology import Queue
+from tests.broker.receiving import eventually
+
+if TYPE_CHECKING:
+    from bide.amqp.channel import Channel
+
+PAGE = Path(__file__).parents[2] / "docs" / "celery.md"
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE_NAME = re.compile(r"# (\w+\.py)\n")
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_NUMBER = re.compile(r"\d+(\.\d+)?(e-\d+)?")
+
+
+def blocks() -> tuple[dict[str, str], dict[str, list[str]]]:
+    """The programs of the page by their file names, and for each the other blocks between it and the next."""
+    programs: dict[str, str] = {}
+    others: dict[str, list[str]] = {}
+    name = ""
+    for language, text in _BLOCK.findall(PAGE.read_text()):
+        if language == "python":
+            found = _FILE_NAME.match(text)
+            assert found is not None, f"a program without a file name: {text[:40]!r}"
+            name = found[1]
+            programs[name], others[name] = text, []
+        else:
+            others[name].append(text)
+    return programs, others
+
+
+def shape(text: str) -> str:
+    """What stays the same from run to run: numbers, times and task ids do not."""
+    return _NUMBER.sub("0", _ID.sub("ID", text)).strip()
+
+
+@asynccontextmanager
+async def running(folder: Path, url: str, *arguments: str, **options: Any) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A Python process with children of its own, all ended at the end."""
+    environment = {**os.environ, "BIDE_URL": url, "CELERY_BROKER_URL": url, "PYTHONUNBUFFERED": "1"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, cwd=folder, env=environment, start_new_session=True, **options
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+async def output(folder: Path, url: str, program: str) -> str:
+    """What a program prints that ends by itself."""
+    async with asyncio.timeout(30), running(folder, url, program, stdout=asyncio.subprocess.PIPE) as process:
+        printed, _ = await process.communicate()
+        assert process.returncode == 0, f"{program} failed"
+        return printed.decode()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the programs of the page."""
+    for name, text in blocks()[0].items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+async def test_a_worker_runs_what_the_senders_delay(folder: Path, vhost_url: str) -> None:
+    _, others = blocks()
+    program, *arguments = others["tasks.py"][0].removeprefix("$ ").split()
+    assert program == "celery"
+    log = folder / "worker.log"
+    with log.open("wb") as file:
+        worker = running(folder, vhost_url, "-m", program, *arguments, stdout=file, stderr=asyncio.subprocess.STDOUT)
+        async with worker:
+
+            async def logged(text: str, times: int = 1) -> bool:
+                return log.read_text().count(text) >= times
+
+            await eventually(lambda: logged(" ready."), seconds=30)
+            senders = ("send.py", "send_signature.py")
+            printed = await asyncio.gather(*(output(folder, vhost_url, name) for name in senders))
+            await eventually(lambda: logged(" succeeded in ", 2), seconds=30)
+
+    assert [shape(one) for one in printed] == [shape(others[name][0]) for name in senders]
+    lines = [shape(line) for line in log.read_text().splitlines()]
+    for expected in others["send.py"][1].splitlines():
+        assert shape(expected) in lines
+    assert log.read_text().count(" succeeded in ") == 2
+    assert "mailed bob@example.org: welcome" in log.read_text()
+
+
+@pytest.fixture
+async def channel(vhost_url: str) -> AsyncIterator[Channel]:
+    connection = await Connection.open(BrokerUrl.parse(vhost_url))
+    yield await connection.channel()
+    await connection.close()
+
+
+async def test_the_receiver_gets_what_celery_delays(folder: Path, vhost_url: str, channel: Channel) -> None:
+    orders = Queue.quorum("orders")
+    await channel.declare_queue(orders)
+
+    async def consuming() -> bool:
+        # The program consumes when it has declared everything.
+        return bool((await channel.declare_queue(orders, passive=True)).consumer_count)
+
+    receiver = running(folder, vhost_url, "receive.py", stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(60), receiver as process:
+        await eventually(consuming)
+        assert await output(folder, vhost_url, "order.py") == "sent\n"
+        assert process.stdout is not None
+        line = (await process.stdout.readline()).decode()
+    assert shape(line) == shape(blocks()[1]["receive.py"][0])

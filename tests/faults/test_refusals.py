@@ -1,0 +1,344 @@
+"""The broker is not there, or lets us not in, or not do it: an error that says which, and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+import bide
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.broker.installation import numbers
+from bide.errors import (
+    AccessRefusedError,
+    ConnectionLostError,
+    InvalidInputError,
+    ProtocolError,
+    UnsupportedBrokerError,
+)
+from tests.broker.receiving import fresh, receive
+from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail
+from tests.faults.proxy import Proxy
+from tests.support import Rabbitmq, Vhost
+
+
+def address(vhost: Vhost) -> str:
+    (host, port) = BrokerUrl.parse(vhost.url).hosts[0]
+    return f"{host}:{port}"
+
+
+async def opening(url: str) -> str:
+    """What the error says that opening this URL ends with. Never the password."""
+    with pytest.raises(bide.BideError) as caught:
+        async with bide.connect(url):
+            pass
+    assert "secret" not in repr(caught.value)
+    kinds = " ".join(one.__name__ for one in type(caught.value).__mro__)
+    return f"{kinds}: {caught.value}"
+
+
+async def test_nobody_listens() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    said = await opening(f"amqp://guest:secret@127.0.0.1:{port}/")
+    assert said.startswith("BrokerUnreachableError ")
+    assert f"127.0.0.1:{port}" in said
+    assert "BIDE_URL" in said
+
+
+async def test_an_unknown_host() -> None:
+    said = await opening("amqp://guest:secret@no-such-host.invalid/?timeout=5")
+    assert said.startswith("BrokerUnreachableError ")
+    assert "no-such-host.invalid:5672" in said
+
+
+async def test_somebody_listens_and_says_nothing() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        said = await opening(f"amqp://guest:secret@127.0.0.1:{port}/?timeout=1")
+    assert said.startswith("BrokerUnreachableError ")
+    assert "did not answer within 1 s" in said
+
+
+async def test_somebody_else_answers() -> None:
+    async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(8)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(web, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        said = await opening(f"amqp://guest:secret@127.0.0.1:{port}/")
+    assert said.startswith("ProtocolError ")
+    assert "HTTP" in said
+    assert "not AMQP 0-9-1" in said
+
+
+async def test_the_second_host_answers(vhost: Vhost) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        dead = f"127.0.0.1:{probe.getsockname()[1]}"
+    alive = address(vhost)
+    async with bide.connect(vhost.url.replace(alive, f"{dead},{alive}")) as client:
+        assert await client.release() >= (3, 10)
+
+
+async def test_wrong_password_and_unknown_user(vhost: Vhost) -> None:
+    for user in ("bide", "nobody"):
+        said = await opening(f"amqp://{user}:secret@{address(vhost)}/{vhost.name}")
+        assert said.startswith("AuthenticationError ")
+        assert f"'{user}'" in said
+        assert "check both" in said
+
+
+async def test_unknown_and_closed_virtual_hosts(vhost: Vhost) -> None:
+    said = await opening(vhost.url.replace(f"/{vhost.name}", "/nowhere"))
+    assert said.startswith("VirtualHostError ")
+    assert "no virtual host 'nowhere'" in said
+    vhost.broker.add_user("stranger", "secret")
+    try:
+        said = await opening(f"amqp://stranger:secret@{address(vhost)}/{vhost.name}")
+        assert said.startswith("VirtualHostError ")
+        assert f"'stranger' may not enter the virtual host {vhost.name!r}" in said
+        assert "grant the permission" in said
+    finally:
+        vhost.broker.delete_user("stranger")
+    with pytest.raises(InvalidInputError, match=r"300 bytes.* 255"):
+        await Connection.open(BrokerUrl(hosts=(("127.0.0.1", 1),), vhost="v" * 300))
+
+
+async def test_a_login_that_is_taken_away_is_waited_out(vhost: Vhost, proxy: Proxy) -> None:
+    """A broker that starts again may refuse for a moment what it takes afterwards."""
+    vhost.broker.add_user("late", "secret")
+    vhost.broker.set_permissions(vhost.name, "late")
+    try:
+        url = proxy.url.replace(f"bide:{vhost.broker.password}", "late:secret")
+        async with bide.connect(url, infrastructure=CLOCK) as client:
+            await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
+            vhost.broker.add_user("late", "another")
+            proxy.cut()
+            publishing = asyncio.create_task(client.publish(b"", to="q"))
+            await asyncio.wait({publishing}, timeout=0.3)
+            assert not publishing.done()
+            vhost.broker.add_user("late", "secret")
+            await publishing
+    finally:
+        vhost.broker.delete_user("late")
+
+
+@pytest.fixture
+def limited(vhost: Vhost) -> Iterator[str]:
+    """The URL for a user without permissions but to enter."""
+    vhost.broker.add_user("limited", "secret")
+    vhost.broker.set_permissions(vhost.name, "limited", configure="^$", write="^$", read="^$")
+    yield vhost.broker.vhost_url(vhost.name, user="limited", password="secret")
+    vhost.broker.delete_user("limited")
+
+
+async def test_no_permission_to_declare(vhost: Vhost, limited: str) -> None:
+    vhost.broker.set_permissions(vhost.name, "limited", configure="^(?!bide)", write=".*", read=".*")
+    async with bide.connect(limited, infrastructure=CLOCK) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("mine")]))
+        with pytest.raises(AccessRefusedError, match=r"'bide.*' in vhost.* give this user the permission"):
+            await client.publish(b"", to="mine", delay="1s")
+        # What needs no declaring goes on.
+        await client.publish(b"", to="mine")
+    async with bide.connect(vhost.url, infrastructure=CLOCK) as administrator:
+        await administrator.publish(b"", to="mine", delay="1s")
+    async with bide.connect(limited, infrastructure=CLOCK) as client:
+        # Where the infrastructure is there already, the right to bind a target is enough.
+        receipt = await client.publish(b"", to="mine", delay="1s")
+        assert receipt.message_id in {one.message_id for one in await receive(client, "mine", 3)}
+
+
+async def test_no_permission_to_write(vhost: Vhost, limited: str) -> None:
+    async with bide.connect(vhost.url, infrastructure=CLOCK) as administrator:
+        queue, exchange = fresh("q"), fresh("x")
+        await administrator.declare(
+            bide.Topology(
+                [bide.Exchange(exchange, "topic")],
+                [bide.Queue.quorum(queue)],
+                [bide.Binding(exchange, queue, "#")],
+            )
+        )
+        await administrator.publish(b"", to=queue, delay="1s")
+    vhost.broker.set_permissions(vhost.name, "limited", configure=".*", write=f"^{queue}$", read=".*")
+    async with bide.connect(limited, infrastructure=CLOCK) as client:
+        with pytest.raises(AccessRefusedError, match=r"'amq\.default' in vhost.*give this user the permission"):
+            await client.publish(b"", to=queue)
+        with pytest.raises(AccessRefusedError, match=f"'{exchange}' in vhost"):
+            await client.publish(b"", exchange=exchange, routing_key="a.b")
+        with pytest.raises(AccessRefusedError, match=r"'bide\.v1\.in\.s' in vhost"):
+            await client.publish(b"", to=queue, delay="1s")
+
+
+async def test_one_that_may_not_be_written_to_does_not_harm_the_others(vhost: Vhost, limited: str) -> None:
+    queue = fresh("q")
+    async with bide.connect(vhost.url) as administrator:
+        await administrator.declare(bide.Topology([bide.Exchange("closed", "fanout")], [bide.Queue.quorum(queue)]))
+    vhost.broker.set_permissions(vhost.name, "limited", configure="^$", write=r"^amq\.default$", read="^$")
+    async with bide.connect(limited) as client:
+        results = await asyncio.gather(
+            *(
+                client.publish(b"", exchange="closed") if number % 50 == 25 else client.publish(b"", to=queue)
+                for number in range(200)
+            ),
+            return_exceptions=True,
+        )
+    assert [number for number, one in enumerate(results) if isinstance(one, AccessRefusedError)] == [25, 75, 125, 175]
+    assert sum(isinstance(one, bide.Receipt) for one in results) == 196
+
+
+async def test_a_routing_key_that_may_not_be_used_is_told_from_the_others(vhost: Vhost, limited: str) -> None:
+    """Topic permissions: the broker names the exchange, but only some of the messages to it are to blame."""
+    queue = fresh("q")
+    async with bide.connect(vhost.url) as administrator:
+        await administrator.declare(
+            bide.Topology(
+                [bide.Exchange("shop", "topic")], [bide.Queue.quorum(queue)], [bide.Binding("shop", queue, "#")]
+            )
+        )
+    vhost.broker.set_permissions(vhost.name, "limited", configure="^$", write=".*", read="^$")
+    vhost.broker.management.call(
+        "PUT", "topic-permissions", vhost.name, "limited",
+        body={"exchange": "shop", "write": "^order\\.", "read": ".*"},
+    )  # fmt: skip
+    async with bide.connect(limited) as client:
+        results = await asyncio.gather(
+            *(
+                client.publish(b"", exchange="shop", routing_key="invoice.a" if number in (7, 70) else "order.a")
+                for number in range(100)
+            ),
+            return_exceptions=True,
+        )
+    assert [number for number, one in enumerate(results) if isinstance(one, AccessRefusedError)] == [7, 70]
+    assert sum(isinstance(one, bide.Receipt) for one in results) == 98
+
+
+async def test_no_permission_to_read(vhost: Vhost, limited: str) -> None:
+    queue = fresh("q")
+    async with bide.connect(vhost.url) as administrator:
+        await administrator.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+    vhost.broker.set_permissions(vhost.name, "limited", configure=".*", write=".*", read="^$")
+    async with bide.connect(limited) as client:
+        with pytest.raises(AccessRefusedError, match=f"'{queue}' in vhost.*give this user the permission"):
+            await anext(client.consume(queue))
+
+
+async def test_a_release_that_is_too_old(vhost: Vhost, proxy: Proxy, release: tuple[int, ...]) -> None:
+    real = vhost.broker.release.encode()
+    old = {6: b"3.9.29", 5: b"3.9.9"}[len(real)]
+    proxy.rewrite = lambda data: data.replace(b"\x07versionS\x00\x00\x00" + bytes((len(real),)) + real,
+                                              b"\x07versionS\x00\x00\x00" + bytes((len(old),)) + old)  # fmt: skip
+    with pytest.raises(UnsupportedBrokerError, match=rf"RabbitMQ {old.decode()}, older than 3\.10: upgrade it"):
+        await bide.connect(proxy.url)
+    assert release >= (3, 10)
+
+
+async def test_another_product(vhost: Vhost, proxy: Proxy) -> None:
+    proxy.rewrite = lambda data: data.replace(b"RabbitMQ", b"LavinMQ!", 1)
+    with pytest.raises(UnsupportedBrokerError, match="is LavinMQ!, not RabbitMQ"):
+        await bide.connect(proxy.url)
+
+
+async def test_streams_switched_off(rabbitmq: Rabbitmq, broker: bide.broker.LocalBroker) -> None:
+    if numbers(broker.release) >= (4, 0):
+        # There they cannot be switched off any more: the first delayed publish asks for nothing.
+        async with bide.connect(broker.add_vhost("streams"), infrastructure=CLOCK) as client:
+            await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
+            await client.publish(b"", to="q", delay="1s")
+        broker.delete_vhost("streams")
+        return
+    flags = "quorum_queue,implicit_default_bindings,virtual_host_metadata,maintenance_mode_status,user_limits"
+    with rabbitmq.start(
+        ephemeral=True, plugins=("rabbitmq_management",), environment={"RABBITMQ_FEATURE_FLAGS": flags}
+    ) as old:
+        async with bide.connect(old.url, infrastructure=CLOCK) as client:
+            await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
+            with pytest.raises(UnsupportedBrokerError, match="enable_feature_flag stream_queue"):
+                await client.publish(b"", to="q", delay="1s")
+            await client.publish(b"", to="q")
+            assert {one["name"] for one in old.management.call("GET", "queues", "/")} == {"q"}
+            await asyncio.to_thread(old.rabbitmqctl, "enable_feature_flag", "stream_queue")
+            await client.publish(b"", to="q", delay="1s")
+            await receive(client, "q", 2)
+
+
+@pytest.mark.parametrize("mandatory", [True, False])
+async def test_a_body_over_the_brokers_limit(frail: Frail, mandatory: bool) -> None:
+    """The broker answers one with the closing of the channel; the others on it go through."""
+    queue = fresh("q")
+    async with bide.connect(frail.url(), infrastructure=CLOCK) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        await client.publish(b"", to=queue, delay="1s")
+        bodies = [b"x" * (BODY_LIMIT + number) if number in (30, 60) else b"small" for number in range(100)]
+        results = await asyncio.gather(
+            *(
+                client.publish(body, to=queue, delay="1s", message_id=str(number), mandatory=mandatory)
+                for number, body in enumerate(bodies)
+            ),
+            return_exceptions=True,
+        )
+        failed = {number: one for number, one in enumerate(results) if isinstance(one, BaseException)}
+        assert {number: type(one) for number, one in failed.items()} == {
+            30: bide.errors.MessageTooLargeError,
+            60: bide.errors.MessageTooLargeError,
+        }
+        assert f"'30' has {BODY_LIMIT + 30} bytes, the broker's limit is {BODY_LIMIT}: send less" in str(failed[30])
+        # Now that the limit is known, nothing is sent that is over it.
+        channel = client._publisher._session._channel  # type: ignore[union-attr]
+        with pytest.raises(bide.errors.MessageTooLargeError, match=str(BODY_LIMIT)):
+            await client.publish(b"x" * (BODY_LIMIT + 1), to=queue, delay="1s")
+        assert channel is not None
+        assert channel.is_open
+        await client.publish(b"x" * BODY_LIMIT, to=queue)
+        # Those that were on their way with one that is too large may be there twice.
+        expected = {str(number) for number in range(100) if number not in failed}
+        arrived = set[str]()
+        async with asyncio.timeout(20), client.consume(queue) as messages:
+            while not expected <= arrived:
+                message = await anext(messages)
+                await message.ack()
+                arrived.add(str(message.message_id))
+    assert arrived.isdisjoint({"30", "60"})
+
+
+async def test_a_user_id_that_is_not_ours_is_told_from_the_others(vhost: Vhost) -> None:
+    """Of this the broker does not say which message it means."""
+    queue = fresh("q")
+    async with bide.connect(vhost.url) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        results = await asyncio.gather(
+            *(
+                client.publish(b"", to=queue, user_id="another" if number in (10, 11) else "bide")
+                for number in range(200)
+            ),
+            return_exceptions=True,
+        )
+        failed = {number: one for number, one in enumerate(results) if isinstance(one, BaseException)}
+        assert failed.keys() == {10, 11}
+        assert all("user_id" in str(one) and "'another'" in str(one) for one in failed.values())
+        # A single one needs no second try.
+        with pytest.raises(bide.errors.BrokerError, match="user_id"):
+            await client.publish(b"", to=queue, user_id="another")
+    assert not any(isinstance(one, ConnectionLostError | ProtocolError) for one in failed.values())
+
+
+async def test_a_missing_infrastructure_that_may_not_be_declared(vhost: Vhost) -> None:
+    async with bide.connect(vhost.url, infrastructure=CLOCK, declare=False) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
+        with pytest.raises(
+            bide.errors.NotAppliedError, match=rf"'clock'.*{vhost.name}.*bide delay apply.*declare=True"
+        ):
+            await client.publish(b"", to="q", delay=timedelta(seconds=1))
+        await client.publish(b"", to="q")
+    assert {one["name"] for one in vhost.broker.management.call("GET", "queues", vhost.name)} == {"q"}

@@ -1,0 +1,109 @@
+"""TLS: trusted, not trusted, spoken to who does not, and logins by certificate."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import trustme
+
+import bide
+from bide.errors import AuthenticationError, BrokerUnreachableError, InvalidUrlError, TlsError
+from tests.faults.conftest import CLOCK, Frail
+
+
+def written(authority: trustme.CA, folder: Path, name: str) -> Path:
+    """The certificate of an authority, as a file."""
+    path = folder / f"{name}.pem"
+    authority.cert_pem.write_to_path(str(path))
+    return path
+
+
+async def test_a_trusted_broker(frail: Frail, tmp_path: Path) -> None:
+    trusted = written(frail.authority, tmp_path, "right")
+    async with bide.connect(frail.url(tls=f"cafile={trusted}"), infrastructure=CLOCK) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("tls")]))
+        body = b"x" * 90_000
+        await asyncio.gather(*(client.publish(body, to="tls") for _ in range(50)))
+        async with client.consume("tls") as messages:
+            for _ in range(50):
+                message = await anext(messages)
+                assert message.body == body
+                await message.ack()
+
+
+async def test_an_authority_that_did_not_sign(frail: Frail, tmp_path: Path) -> None:
+    wrong = written(trustme.CA(), tmp_path, "wrong")
+    with pytest.raises(TlsError, match=r"certificate is not to be trusted .*cafile=") as caught:
+        await bide.connect(frail.url(tls=f"cafile={wrong}"))
+    assert frail.broker.password not in str(caught.value)
+    # Nor do the authorities of this system know it.
+    with pytest.raises(TlsError, match="not to be trusted"):
+        await bide.connect(frail.url(tls=""))
+    client = await bide.connect(frail.url(tls="verify=false"))
+    await client.close()
+
+
+async def test_a_name_that_is_not_in_the_certificate(frail: Frail, tmp_path: Path) -> None:
+    trusted = written(frail.authority, tmp_path, "right")
+    # An old way to write 127.0.0.1: the address is right, the name is not.
+    url = frail.url(tls=f"cafile={trusted}").replace("@127.0.0.1:", "@127.1:")
+    with pytest.raises(TlsError, match=r"not to be trusted .*127\.1"):
+        await bide.connect(url)
+
+
+async def test_tls_to_a_plain_port(frail: Frail, tmp_path: Path) -> None:
+    trusted = written(frail.authority, tmp_path, "right")
+    plain = frail.url().replace("amqp://", "amqps://") + f"?cafile={trusted}&timeout=5"
+    with pytest.raises(BrokerUnreachableError, match=r"amqp://|TLS"):
+        await bide.connect(plain)
+
+
+async def test_plain_to_a_tls_port(frail: Frail) -> None:
+    url = frail.url(tls="timeout=5").replace("amqps://", "amqp://")
+    with pytest.raises(BrokerUnreachableError, match="amqps://"):
+        await bide.connect(url)
+
+
+async def test_files_that_are_not_there(frail: Frail, tmp_path: Path) -> None:
+    with pytest.raises(InvalidUrlError, match=r"missing\.pem"):
+        await bide.connect(frail.url(tls=f"cafile={tmp_path}/missing.pem"))
+    with pytest.raises(InvalidUrlError, match=r"missing\.pem"):
+        await bide.connect(frail.url(tls=f"verify=false&certfile={tmp_path}/missing.pem"))
+
+
+@pytest.fixture
+def identity(frail: Frail, tmp_path: Path) -> str:
+    """URL options of a client with a certificate in the name of ``dispatcher``."""
+    certificate = frail.authority.issue_cert("dispatcher", common_name="dispatcher", key_type=trustme.KeyType.RSA)
+    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "client.pem"))
+    certificate.private_key_pem.write_to_path(str(tmp_path / "client.key"))
+    trusted = written(frail.authority, tmp_path, "right")
+    return f"cafile={trusted}&certfile={tmp_path}/client.pem&keyfile={tmp_path}/client.key&auth=external"
+
+
+async def test_a_login_by_certificate(frail: Frail, identity: str) -> None:
+    with pytest.raises(AuthenticationError, match="certificate"):
+        await bide.connect(frail.url(tls=identity))
+    frail.broker.add_user("dispatcher", "never-used")
+    frail.broker.set_permissions("/", "dispatcher")
+    async with bide.connect(frail.url(tls=identity)) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("by-certificate")]))
+        # The broker checks this against the name that it took from the certificate.
+        await client.publish(b"", to="by-certificate", user_id="dispatcher")
+        assert (await anext(client.consume("by-certificate"))).user_id == "dispatcher"
+
+
+async def test_a_certificate_that_the_broker_does_not_trust(frail: Frail, identity: str, tmp_path: Path) -> None:
+    stranger = trustme.CA().issue_cert("dispatcher", common_name="dispatcher")
+    stranger.cert_chain_pems[0].write_to_path(str(tmp_path / "client.pem"))
+    stranger.private_key_pem.write_to_path(str(tmp_path / "client.key"))
+    with pytest.raises(TlsError, match=r"does not accept our certificate .*certfile="):
+        await bide.connect(frail.url(tls=identity))
+
+
+async def test_a_login_by_certificate_without_one(frail: Frail, tmp_path: Path) -> None:
+    trusted = written(frail.authority, tmp_path, "right")
+    with pytest.raises(AuthenticationError, match="certificate"):
+        await bide.connect(frail.url(tls=f"cafile={trusted}&auth=external"))
