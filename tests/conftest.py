@@ -24,7 +24,7 @@ _HOME_VARIABLE = "BIDE_TEST_BROKER_HOME"
 
 # What the user has set for bide itself must not lead the tests to his broker.
 for _name in [name for name in os.environ if name.startswith("BIDE_")]:
-    if _name not in {_ROOT_VARIABLE, _HOME_VARIABLE, HOME_VARIABLE, "BIDE_WRITE_SNAPSHOT"}:
+    if _name not in {_ROOT_VARIABLE, _HOME_VARIABLE, HOME_VARIABLE, "BIDE_WRITE_SNAPSHOT", "BIDE_SOAK"}:
         del os.environ[_name]
 
 # Time limits are pytest-timeout's: on a loaded machine a single example may well be slow.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bide.broker import LocalBroker
 from bide.broker.configuration import PLUGINS
+
+SOAK = os.environ.get("BIDE_SOAK", "") not in ("", "0")
+"""Whether the tests that repeat a fault should do so for minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
 from bide.amqp.url import BrokerUrl
 from bide.client import Client, connect
 from bide.consumer import Consumer
@@ -15,25 +18,85 @@ from bide.publisher import Receipt
 from bide.sync import SyncClient, connect_sync
 from bide.topology import Binding, Exchange, Queue, Topology
 
+if TYPE_CHECKING:
+    from bide.bulk import BulkPublish
+    from bide.bulk_sync import BulkPublisher
+    from bide.endpoint import Endpoint, EventStream, Observer
+    from bide.letter import Letter
+    from bide.outcome import Outcome, Report
+    from bide.recoverability.decision import Discard, Park, RetryLater, RetryNow
+    from bide.recoverability.failure import Failure
+    from bide.recoverability.policy import BrokerRetry, Retry
+    from bide.recoverability.schedule import exponential, linear
+
+# What a script that only sends has no use for is imported when it is asked for.
+_LATER: Final = {
+    "BulkPublish": "bide.bulk",
+    "BulkPublisher": "bide.bulk_sync",
+    "Endpoint": "bide.endpoint",
+    "EventStream": "bide.endpoint",
+    "Observer": "bide.endpoint",
+    "Letter": "bide.letter",
+    "Outcome": "bide.outcome",
+    "Report": "bide.outcome",
+    "Discard": "bide.recoverability.decision",
+    "Park": "bide.recoverability.decision",
+    "RetryLater": "bide.recoverability.decision",
+    "RetryNow": "bide.recoverability.decision",
+    "Failure": "bide.recoverability.failure",
+    "BrokerRetry": "bide.recoverability.policy",
+    "Retry": "bide.recoverability.policy",
+    "exponential": "bide.recoverability.schedule",
+    "linear": "bide.recoverability.schedule",
+}
+
 __all__ = [
     "BideError",
     "Binding",
+    "BrokerRetry",
     "BrokerUrl",
+    "BulkPublish",
+    "BulkPublisher",
     "Celery",
     "Client",
     "Clock",
     "Consumer",
     "DelayInfrastructure",
     "DelayRoute",
+    "Discard",
+    "Endpoint",
+    "EventStream",
     "Exchange",
     "ExchangeTarget",
+    "Failure",
+    "Letter",
     "Message",
     "NServiceBus",
+    "Observer",
+    "Outcome",
+    "Park",
     "Queue",
     "QueueTarget",
     "Receipt",
+    "Report",
+    "Retry",
+    "RetryLater",
+    "RetryNow",
     "SyncClient",
     "Topology",
     "connect",
     "connect_sync",
+    "exponential",
+    "linear",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if (module := _LATER.get(name)) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

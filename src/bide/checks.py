@@ -14,3 +14,14 @@ def whole_number(what: str, value: object, lowest: int, highest: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
         raise InvalidInputError(f"the {what} {value!r} is not a whole number from {lowest} to {highest}")
     return value
+
+
+def real_number(what: str, value: object, lowest: float, highest: float) -> float:
+    """The value, if it is a number in this range.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value <= highest:
+        raise InvalidInputError(f"the {what} {value!r} is not a number from {lowest:g} to {highest:g}")
+    return value

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from bide.admin.apply import Applied, apply
+from bide.admin.apply import Applied, apply, exists
 from bide.amqp.url import BrokerUrl
 from bide.checks import whole_number
 from bide.consumer import Consumer
 from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.duration import DelayLike, DueTimeLike, parse_delay
-from bide.errors import InvalidInputError
+from bide.letter import Letter
 from bide.link import Link
 from bide.outgoing import Outgoing
-from bide.publisher import OnLost, Publisher, Receipt
-from bide.topology import Topology
+from bide.publisher import OnLost, Publisher, Receipt, checked_on_lost
+from bide.topology import Queue, Topology
+
+if TYPE_CHECKING:
+    from bide.bulk import BulkPublish
 
 
 class Client:
@@ -117,7 +120,7 @@ class Client:
                 no time left to repeat.
             BrokerError: the broker cannot be reached, or refuses.
         """
-        message = Outgoing.make(
+        letter = Letter(
             body,
             json=json,
             to=to,
@@ -126,6 +129,7 @@ class Client:
             delay=delay,
             deliver_at=deliver_at,
             isolated=isolated,
+            mandatory=mandatory,
             headers=headers,
             message_id=message_id,
             correlation_id=correlation_id,
@@ -140,7 +144,84 @@ class Client:
             priority=priority,
             expiration=expiration,
         )
+        return await self._publisher.publish(self._publisher.letters.check(letter), mandatory=mandatory)
+
+    def publish_many(
+        self,
+        letters: Iterable[Letter] | AsyncIterable[Letter],
+        *,
+        window: int | None = None,
+        on_lost: OnLost | None = None,
+    ) -> BulkPublish:
+        """Send many messages as fast as the broker takes them, each confirmed; see :class:`bide.BulkPublish`.
+
+        ``async for outcome in client.publish_many(bide.Letter(row, to="orders", delay="5m") for row in rows): ...``
+
+        Messages go out in the order of the input, and what becomes of them is told in the order in which the broker
+        does, which may be another. A letter that cannot be sent, or that the broker refuses, is reported as an outcome
+        and holds nothing up. However long the input, memory holds the window alone.
+
+        While the broker says that it takes no publishes (an alarm), it waits; when nothing is confirmed for the
+        client's ``timeout`` otherwise, it gives up.
+
+        Args:
+            letters: taken one by one, as there is room for more. What they raise is raised again once everything
+                before it is known.
+            window: messages sent and not yet confirmed, 1 to 1,000,000; the client's ``max_in_flight`` if None. Bodies
+                count too: not more than 64 MB of them are in flight, or one.
+            on_lost: what to do with messages whose confirms were lost with the connection; the client's own if None.
+                ``"repeat"`` sends them again, ``"raise"`` ends with ``BulkInDoubtError``.
+
+        Raises:
+            InvalidInputError: an argument cannot be used. Letters that cannot be sent are outcomes.
+            BulkPublishError: awaited, and some messages were not taken; all others are on the broker.
+            BulkInDoubtError: nothing is confirmed any more, or the connection broke and ``on_lost`` is ``"raise"``. It
+                names what is in doubt, and what was taken from the input and not sent.
+            NotAppliedError: the delay infrastructure is missing and may not be declared.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        # Only here: "import bide" should not pay for what not everybody uses.
+        from bide.bulk import BulkPublish
+        from bide.bulk_run import Run
+
+        publisher = self._publisher
+        run = Run(
+            publisher,
+            letters,
+            window=publisher.max_in_flight if window is None else whole_number("window", window, 1, 1_000_000),
+            on_lost=publisher.on_lost if on_lost is None else checked_on_lost(on_lost),
+            timeout=publisher.timeout.total_seconds(),
+        )
+        return BulkPublish(run)
+
+    async def forward(self, message: Outgoing, *, mandatory: bool = True) -> Receipt:
+        """Send a message that was made from a received one, and wait until the broker has it.
+
+        Raises:
+            BideError: as :meth:`publish`.
+        """
         return await self._publisher.publish(message, mandatory=mandatory)
+
+    async def bind(self, queue: str) -> None:
+        """Bind a queue to the delay infrastructure, which is put on the broker where it is missing.
+
+        Delayed messages that others send can then be delivered to it, also if it was deleted and made again.
+
+        Raises:
+            TargetNotFoundError: the queue does not exist.
+            NotAppliedError: the infrastructure is missing and may not be declared.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        infrastructure = await self._publisher.infrastructure()
+        await self._publisher.prepare(Outgoing.make(b"", to=queue, delay=infrastructure.resolution))
+
+    async def exists(self, queue: str) -> bool:
+        """Whether a queue of this name exists.
+
+        Raises:
+            BrokerError: the broker cannot be reached, or this user may not see it.
+        """
+        return await exists(await self._publisher.connection(), Topology(queues=[Queue(queue)]))
 
     def consume(
         self,
@@ -215,8 +296,6 @@ def connect(
     Raises:
         InvalidInputError: a value cannot be used. Errors of the broker come when the client is opened.
     """
-    if on_lost not in ("repeat", "raise"):
-        raise InvalidInputError(f"on_lost={on_lost!r}: give 'repeat' or 'raise'")
     address = (
         url if isinstance(url, BrokerUrl) else BrokerUrl.from_environment() if url is None else BrokerUrl.parse(url)
     )
@@ -225,7 +304,7 @@ def connect(
         infrastructure or Clock(),
         declare=declare,
         timeout=parse_delay(timeout),
-        on_lost=on_lost,
+        on_lost=checked_on_lost(on_lost),
         max_in_flight=whole_number("max_in_flight", max_in_flight, 1, 1_000_000),
     )
     return Connecting(Client(address, publisher))

@@ -96,6 +96,13 @@ class Consumer:
             else:
                 return Message(delivery, subscription, received_at)
 
+    def stop(self) -> None:
+        """Take no more: what was received and not handed out goes back; what was handed out can still be settled."""
+        self._closed = True
+        subscription = self._let_go()
+        if subscription is not None:
+            subscription.stop()
+
     async def close(self) -> None:
         """Stop: what was not settled goes back to the queue. Who waits for a message gets none any more."""
         self._closed = True

@@ -24,6 +24,7 @@
     │   ├── InUseError                 refused to delete what others use
     │   ├── TargetNotFoundError        the exchange or queue does not exist
     │   ├── NotAppliedError            the delay infrastructure is not on this virtual host
+    │   ├── DeliveryLimitError         the queue gives a message up before the endpoint does
     │   ├── ConsumerCancelledError     the broker ended the consumer (its queue was deleted)
     │   ├── ConnectionLostError        the connection broke
     │   │   └── DeliveryLostError      settled too late: the broker delivers that message again
@@ -32,7 +33,13 @@
     │   └── PublishError: the fate of one message
     │       ├── UnroutableError        returned: no queue takes it
     │       ├── PublishRefusedError    negatively confirmed: no queue stored it
-    │       └── PublishInDoubtError    the connection broke before the confirm came
+    │       ├── PublishInDoubtError    the connection broke before the confirm came
+    │       │   └── BulkInDoubtError   the same, for all messages of a bulk publish that it concerns
+    │       └── BulkPublishError       of many messages, some were not taken
+    ├── MessageError: a received message cannot be handled
+    │   ├── UndecodableMessageError    its body is not what it should be (also a ValueError)
+    │   ├── UnknownMessageTypeError    the endpoint has no handler for its type
+    │   └── PoisonMessageError         processes die on it
     ├── ClosedError                    used after it was closed
     └── LocalBrokerError: the private broker
         └── BrokerNotFoundError        no RabbitMQ is installed where bide looks
@@ -197,6 +204,10 @@ class NotAppliedError(BrokerError):
     """The delay infrastructure is not on this virtual host."""
 
 
+class DeliveryLimitError(BrokerError):
+    """The queue drops a message before the endpoint has made all its attempts."""
+
+
 class ConsumerCancelledError(BrokerError):
     """The broker cancelled the consumer."""
 
@@ -239,6 +250,57 @@ class PublishRefusedError(PublishError):
 
 class PublishInDoubtError(PublishError):
     """The connection broke before the confirm came: the message may or may not have been stored."""
+
+
+class BulkInDoubtError(PublishInDoubtError):
+    """The connection broke before all confirms came, and the messages are not sent again.
+
+    Attributes:
+        reason: what happened.
+        in_doubt: the :class:`bide.Outcome` of every message that was sent and not confirmed: the broker may have it.
+        unsent: that of every message that was taken from the input and not sent.
+    """
+
+    def __init__(
+        self, reason: str | None = None, *, in_doubt: tuple[Any, ...] = (), unsent: tuple[Any, ...] = ()
+    ) -> None:
+        super().__init__(
+            None
+            if reason is None
+            else f"it is not known whether the broker has {len(in_doubt)} messages, and {len(unsent)} more were taken "
+            f"and not sent: {reason}; send them again with the same message ids"
+        )
+        self.reason = reason or ""
+        self.in_doubt = in_doubt
+        self.unsent = unsent
+
+
+class BulkPublishError(PublishError):
+    """Some of many messages were not taken.
+
+    Attributes:
+        report: the counts, and what became of those that were not taken: a :class:`bide.Report`.
+    """
+
+    def __init__(self, message: str | None = None, *, report: Any = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class MessageError(BideError):
+    """A received message cannot be handled."""
+
+
+class UndecodableMessageError(MessageError, ValueError):
+    """The body of the message cannot be read."""
+
+
+class UnknownMessageTypeError(MessageError):
+    """The endpoint has no handler for messages of this type."""
+
+
+class PoisonMessageError(MessageError):
+    """The message was delivered again and again, and no attempt at it came to an end."""
 
 
 class ClosedError(BideError):

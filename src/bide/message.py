@@ -9,8 +9,9 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from bide.amqp.content import Delivery
-from bide.delay.arrival import restore
-from bide.errors import BideError, DeliveryLostError, InvalidInputError
+from bide.delay.arrival import Arrival, restore
+from bide.errors import BideError, DeliveryLostError, InvalidInputError, UndecodableMessageError
+from bide.recoverability.history import HEADER_SENT_BY, History, read_nservicebus_time
 
 if TYPE_CHECKING:
     from bide.amqp.channel import Channel
@@ -37,8 +38,8 @@ class Message:
         raw: the delivery with all properties and headers, as the broker sent it.
     """
 
-    __slots__ = ("_subscription", "_values", "body", "due", "exchange", "headers", "raw", "received_at",
-                 "redelivered", "routing_key")  # fmt: skip
+    __slots__ = ("_history", "_sent_at", "_subscription", "_values", "body", "due", "exchange", "headers", "raw",
+                 "received_at", "redelivered", "routing_key")  # fmt: skip
 
     def __init__(self, delivery: Delivery, subscription: Subscription | None, received_at: datetime) -> None:
         arrival = restore(delivery.exchange, delivery.routing_key, delivery.values)
@@ -48,10 +49,27 @@ class Message:
         self.routing_key = arrival.routing_key
         self.due = arrival.due
         self.received_at = received_at
+        self._sent_at = arrival.sent_at
+        self._history: History | None = None
         self.redelivered = delivery.redelivered
         self._values = arrival.values
         self.headers: Mapping[str, Any] = arrival.values.get("headers") or {}
         self._subscription = subscription
+
+    @property
+    def sent_at(self) -> datetime | None:
+        """When it was sent, as far as its sender says; None where nothing says it.
+
+        bide tells it to the millisecond, NServiceBus to the microsecond, a ``timestamp`` to the second.
+        """
+        return self._sent_at or read_nservicebus_time(self.headers.get("NServiceBus.TimeSent")) or self.timestamp
+
+    @property
+    def history(self) -> History:
+        """The attempts behind it, where an :class:`bide.Endpoint` retried it."""
+        if self._history is None:
+            self._history = History.read(self.raw.values.get("headers") or {})
+        return self._history
 
     @property
     def lateness(self) -> timedelta | None:
@@ -64,6 +82,12 @@ class Message:
         headers = self.raw.values.get("headers") or {}
         value = headers.get("x-delivery-count", 0)
         return value if isinstance(value, int) else 0
+
+    @property
+    def counted(self) -> bool:
+        """Whether the queue counts its deliveries, as quorum queues do from the second one on."""
+        headers = self.raw.values.get("headers") or {}
+        return "x-delivery-count" in headers or "x-acquired-count" in headers
 
     @property
     def message_id(self) -> str | None:
@@ -132,8 +156,11 @@ class Message:
     def expired(self) -> bool:
         """Whether a delayed message came later than its due time plus its ``expiration``.
 
-        The broker cannot watch over the expiration of a delayed message once that waited for its due time.
+        The broker cannot watch over the expiration of a delayed message once that waited for its due time. For one
+        that is being retried, the time counts from its first arrival.
         """
+        if self.history.expires_at is not None:
+            return self.received_at > self.history.expires_at
         lateness, expiration = self.lateness, self.expiration
         return lateness is not None and expiration is not None and lateness > expiration
 
@@ -145,9 +172,36 @@ class Message:
         """The body read as JSON.
 
         Raises:
-            ValueError: it is not JSON.
+            UndecodableMessageError: it is not JSON.
         """
-        return json.loads(self.body)
+        try:
+            return json.loads(self.body)
+        except ValueError as error:
+            raise UndecodableMessageError(
+                f"the body of the message {self.message_id!r} ({len(self.body)} bytes) is not JSON: {error}"
+            ) from error
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was acknowledged, requeued or rejected."""
+        return self._subscription is None
+
+    @property
+    def sent_by(self) -> str | None:
+        """Who published it, as far as the message says: the application, or else the user name."""
+        kept = (self.raw.values.get("headers") or {}).get(HEADER_SENT_BY)
+        named = kept or self.headers.get("NServiceBus.OriginatingEndpoint") or self.app_id or self.user_id
+        return named if isinstance(named, str) else None
+
+    def as_sent(self) -> Arrival:
+        """Where it was sent to, and its properties, without its body: what copies of it are made from."""
+        return Arrival(
+            exchange=self.exchange,
+            routing_key=self.routing_key,
+            values=self._values,
+            due=self.due,
+            sent_at=self.sent_at,
+        )
 
     async def ack(self) -> None:
         """Done: the queue forgets the message.

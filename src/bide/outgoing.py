@@ -7,17 +7,18 @@ import os
 import re
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import count
 from typing import Any, Final
 
 from bide.checks import whole_number
-from bide.delay.arrival import DEATH_HEADERS
+from bide.delay.arrival import DEATH_HEADERS, OWN_PREFIX
 from bide.delay.infrastructure import (
     HEADER_DUE,
     HEADER_EXPIRATION,
     HEADER_PRIORITY,
+    HEADER_SENT,
     DelayInfrastructure,
     DelayRoute,
     ExchangeTarget,
@@ -33,9 +34,6 @@ from bide.errors import (
     InvalidNameError,
     ReservedHeaderError,
 )
-
-RESERVED_PREFIX: Final = "bide-"
-"""Headers that start so are bide's own."""
 
 _COPIED: Final = DEATH_HEADERS | {"x-delivery-count", "x-acquired-count"}
 _TEXT_PROPERTIES: Final = (
@@ -53,6 +51,7 @@ _MAX_EXPIRATION: Final = timedelta(days=3650)
 """The broker's limit; it closes the channel on a message with more, and the other messages on it fail with that one."""
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_DIFFERENT: Final = frozenset({"headers", "correlation_id", "message_id", "timestamp"})
 _MUTABLE: Final = (Mapping, list, tuple, bytearray)
 
 _id_prefix = os.urandom(10).hex()
@@ -72,6 +71,21 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+class Kind:
+    """What messages that are alike share, so that it is checked and encoded once. Equal only to itself.
+
+    Attributes:
+        values: their properties by their AMQP names, but those that differ: headers, ids and timestamp.
+    """
+
+    __slots__ = ("is_delayed", "target", "values")
+
+    def __init__(self, target: Target, values: Mapping[str, Any], *, is_delayed: bool) -> None:
+        self.target = target
+        self.values = {name: value for name, value in values.items() if name not in _DIFFERENT}
+        self.is_delayed = is_delayed
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
     """A message that was checked and can be sent.
@@ -80,6 +94,7 @@ class Outgoing:
         delay: how long after its sending it is due, or None.
         due: when it is due; for a message with a delay it is set by :meth:`starting`.
         values: properties by their AMQP names, without what the delay adds.
+        kind: what it shares with others, where that is known.
     """
 
     target: Target
@@ -88,6 +103,7 @@ class Outgoing:
     delay: timedelta | None = None
     due: datetime | None = None
     values: Mapping[str, Any] = field(repr=False)
+    kind: Kind | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def make(
@@ -132,7 +148,7 @@ class Outgoing:
             raise InvalidDueTimeError(f"both a delay ({delay}) and a due time ({deliver_at}) were given: give one")
         wait = None if delay is None else parse_delay(delay)
         due = None if deliver_at is None else parse_due_time(deliver_at)
-        values["headers"] = _headers(headers or {}, delayed=wait is not None or due is not None)
+        values["headers"] = checked_headers(headers or {}, delayed=wait is not None or due is not None)
         values["delivery_mode"] = 2 if persistent else 1
         message_id = values.setdefault("message_id", new_message_id())
         if priority is not None:
@@ -145,7 +161,7 @@ class Outgoing:
             if timestamp.tzinfo is None:
                 raise InvalidInputError(f"the timestamp {timestamp!s} has no time zone: give an aware datetime")
             values["timestamp"] = timestamp
-        return cls(target=target, body=_body(body, json), message_id=message_id, delay=wait, due=due, values=values)
+        return cls(target=target, body=body_of(body, json), message_id=message_id, delay=wait, due=due, values=values)
 
     def starting(self, now: datetime) -> Outgoing:
         """The same message with its delay counted from ``now``, unless it was counted before.
@@ -156,9 +172,19 @@ class Outgoing:
         if self.delay is None or self.due is not None:
             return self
         try:
-            return replace(self, due=now + self.delay)
+            due = now + self.delay
         except OverflowError as error:
             raise InvalidDueTimeError(f"the delay {self.delay} ends after the year 9999: give a shorter one") from error
+        # Every field by name: dataclasses.replace takes several times as long.
+        return Outgoing(
+            target=self.target,
+            body=self.body,
+            message_id=self.message_id,
+            delay=self.delay,
+            due=due,
+            values=self.values,
+            kind=self.kind,
+        )
 
     def route(self, infrastructure: DelayInfrastructure, now: datetime) -> DelayRoute | None:
         """The route from now on, or None for a message that is not delayed.
@@ -169,17 +195,21 @@ class Outgoing:
             return None
         return infrastructure.route(max(self.due - now, timedelta(0)), self.target, message_id=self.message_id)
 
-    def wire_values(self, route: DelayRoute | None, expected: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def wire_values(
+        self, route: DelayRoute | None, now: datetime, expected: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """The properties to send with this route.
 
         Args:
+            now: the time of the sending.
             expected: headers that receivers expect; the caller's own of the same names win.
 
         Expiration and priority would act on the delay queues: an expiration cuts the wait short, a priority holds
         others back on RabbitMQ 4.0 to 4.2. So they travel as headers while the message waits.
         """
         values = dict(self.values)
-        headers = {**(expected or {}), **values["headers"]}
+        # A copy of a message keeps the time at which the first one was sent.
+        headers = {**(expected or {}), HEADER_SENT: to_milliseconds(now), **values["headers"]}
         if route is not None and self.due is not None:
             headers |= {**route.headers, HEADER_DUE: to_milliseconds(self.due)}
         if route is not None and route.hops:
@@ -187,7 +217,7 @@ class Outgoing:
                 headers[HEADER_EXPIRATION] = expiration
             if (priority := values.pop("priority", None)) is not None:
                 headers[HEADER_PRIORITY] = priority
-        values["headers"] = headers or None
+        values["headers"] = headers
         return values
 
 
@@ -209,15 +239,26 @@ def _target(to: str | None, exchange: str | None, routing_key: str, isolated: bo
     return ExchangeTarget(exchange, routing_key)
 
 
-def _headers(headers: Mapping[str, Any], *, delayed: bool) -> dict[str, Any]:
+def checked_headers(headers: Mapping[str, Any], *, delayed: bool) -> dict[str, Any]:
+    """The headers to send, copied.
+
+    Args:
+        delayed: whether the message will be delayed.
+
+    Raises:
+        InvalidInputError: a name cannot be sent.
+        ReservedHeaderError: bide or the broker sets it itself.
+    """
+    if not isinstance(headers, Mapping):
+        raise InvalidInputError(f"the headers are of type {type(headers).__name__}: give a mapping")
     kept = {}
     for name, value in headers.items():
         if not isinstance(name, str):
             raise InvalidInputError(f"the header name {name!r} is not text")
         check_name("header", name)
-        if name.startswith(RESERVED_PREFIX):
+        if name.startswith(OWN_PREFIX):
             raise ReservedHeaderError(
-                f"the header {name!r} starts with {RESERVED_PREFIX!r}, which is bide's own: rename it"
+                f"the header {name!r} starts with {OWN_PREFIX!r}, which is bide's own: rename it"
             )
         if delayed and name in ("CC", "BCC"):
             raise ReservedHeaderError(
@@ -249,7 +290,12 @@ def _expiration(value: DelayLike) -> str:
     return str(milliseconds)
 
 
-def _body(body: bytes | str | None, json: Any) -> bytes:
+def body_of(body: bytes | str | None, json: Any) -> bytes:
+    """The bytes of a body.
+
+    Raises:
+        InvalidInputError: it is neither bytes nor text, or cannot be serialised.
+    """
     if json is not None:
         try:
             return json_codec.dumps(json, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -6,16 +6,18 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Final, Literal
 
 from bide.admin.apply import check_release
 from bide.amqp import faults
 from bide.amqp.channel import Channel
+from bide.amqp.confirms import Awaited
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.clock import Clock, carrier_for
-from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, ExchangeTarget, Target
-from bide.errors import BideError, BrokerError, ClosedError, PublishError, PublishInDoubtError
+from bide.delay.infrastructure import DelayInfrastructure
+from bide.errors import BideError, BrokerError, ClosedError, InvalidInputError, PublishError, PublishInDoubtError
+from bide.letter import Letters
 from bide.link import Link
 from bide.outgoing import Outgoing
 from bide.session import Session, too_large
@@ -24,6 +26,20 @@ log = logging.getLogger(__name__)
 
 OnLost = Literal["repeat", "raise"]
 """What to do with a message whose confirm was lost with the connection: send it again, or tell the caller."""
+
+
+def checked_on_lost(value: OnLost) -> OnLost:
+    """The value, if it is one.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    if value not in ("repeat", "raise"):
+        raise InvalidInputError(f"on_lost={value!r}: give 'repeat' or 'raise'")
+    return value
+
+_TIME_TO_APPLY: Final = 60.0
+"""Seconds: putting a whole infrastructure on a slow broker takes longer than a publish."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +75,7 @@ class _Sending:
     attempts: int = 0
     suspect: bool = False
     blamed: bool = False
-    route: DelayRoute | None = None
+    hops: int = 0
 
     def in_doubt(self, reason: str) -> PublishInDoubtError:
         """The error for a message that was sent and not confirmed."""
@@ -91,6 +107,10 @@ class Publisher:
         timeout: for one message, reconnecting and repeating included.
         on_lost: see ``OnLost``.
         max_in_flight: messages sent and not yet confirmed; further publishes wait.
+
+    Attributes:
+        letters: checks what is to be sent.
+        timeout, on_lost, max_in_flight: as given.
     """
 
     def __init__(
@@ -103,27 +123,37 @@ class Publisher:
         on_lost: OnLost = "repeat",
         max_in_flight: int = 10_000,
     ) -> None:
+        self.letters = Letters()
         self._link = Link(url)
         self._infrastructure = infrastructure
         self._declare = declare
-        self._timeout = timeout
-        self._on_lost = on_lost
-        self._max_in_flight = max_in_flight
+        self.timeout = timeout
+        self.on_lost = on_lost
+        self.max_in_flight = max_in_flight
         self._window = asyncio.Semaphore(max_in_flight)
         self._session: Session | None = None
         self._opening = asyncio.Lock()
 
     async def connection(self) -> Connection:
         """The publishing connection."""
-        return (await self._ready()).connection
+        return (await self.session()).connection
 
     async def infrastructure(self) -> DelayInfrastructure:
         """The delay infrastructure as it is used on this broker's release."""
-        return (await self._ready()).infrastructure
+        return (await self.session()).infrastructure
 
     async def close(self) -> None:
         """Close the connection."""
         await self._link.close()
+
+    async def prepare(self, message: Outgoing) -> None:
+        """See to it that everything stands that such a message needs on its way, without sending it.
+
+        Raises:
+            BideError: as :meth:`publish`, but for what only a sending can meet.
+        """
+        async with asyncio.timeout(max(self.timeout.total_seconds(), _TIME_TO_APPLY)):
+            await (await self.session()).prepare(message)
 
     async def publish(self, message: Outgoing, *, mandatory: bool = True) -> Receipt:
         """Send one message and wait for its confirm.
@@ -142,31 +172,32 @@ class Publisher:
             MessageTooLargeError: the body is over the broker's limit.
             BrokerError: the broker cannot be reached, or refuses.
         """
-        sending = _Sending(message, mandatory, f"{self._max_in_flight} messages before it are not confirmed yet")
+        sending = _Sending(message, mandatory, f"{self.max_in_flight} messages before it are not confirmed yet")
         try:
-            async with asyncio.timeout(self._timeout.total_seconds()), self._window:
+            async with asyncio.timeout(self.timeout.total_seconds()), self._window:
                 sending.reason = "the broker was not reached"
                 while True:
-                    session = await self._ready()
+                    session = await self.session()
                     if await self._round(session, sending):
                         return Receipt(
                             message_id=message.message_id,
                             due=sending.message.due,
-                            hops=sending.route.hops if sending.route else 0,
+                            hops=sending.hops,
                             attempts=sending.attempts,
                         )
                     log.debug("the message %s is not confirmed yet: %s", message.message_id, sending.reason)
         except TimeoutError as error:
             connection = self._session.connection if self._session is not None else None
             blocked_by = connection.blocked_by if connection is not None and connection.is_open else None
-            raise sending.out_of_time(self._timeout.total_seconds(), blocked_by) from error
+            raise sending.out_of_time(self.timeout.total_seconds(), blocked_by) from error
 
     async def _round(self, session: Session, sending: _Sending) -> bool:
         """Try to send a message once, and tell whether it was confirmed; False if it is worth another try."""
         before = sending.attempts
         try:
             sending.reason = "what it needs on its way was not there yet"
-            await session.prepare(sending.message)
+            if not session.is_prepared(sending.message):
+                await session.prepare(sending.message)
             if not sending.suspect:
                 await self._send(session, await session.channel(), sending)
                 return True
@@ -184,7 +215,7 @@ class Publisher:
                     raise
             elif sending.blamed:
                 raise
-            elif self._on_lost == "raise" or isinstance(error, ClosedError):
+            elif self.on_lost == "raise" or isinstance(error, ClosedError):
                 raise sending.in_doubt(str(error)) from error
             return False
 
@@ -192,33 +223,31 @@ class Publisher:
         # The delay counts from here: a first sending waits all of it, a repeated one the rest.
         now = datetime.now(UTC)
         message = sending.message = sending.message.starting(now)
-        route = sending.route = message.route(session.infrastructure, now)
-        exchange, routing_key = (
-            (route.exchange, route.routing_key) if route is not None else _plain_address(message.target)
+        encoded = session.encoder.encode(message, now, channel=channel.number, mandatory=sending.mandatory)
+        sending.hops = encoded.hops
+        confirm = Awaited(
+            encoded.exchange, encoded.routing_key, message.message_id, message.body, loop=session.connection.loop
         )
-        expected = session.infrastructure.sender_headers(
-            message_id=message.message_id, now=now, due=message.due, values=message.values
-        )
-        confirm = channel.publish(
-            exchange=exchange,
-            routing_key=routing_key,
-            values=message.wire_values(route, expected),
-            body=message.body,
-            mandatory=sending.mandatory,
-        )
+        channel.post(encoded.frames, confirm)
         sending.attempts += 1
         sending.reason = "the broker has not confirmed it"
         try:
-            await confirm
+            await confirm.future
         except PublishError:
             raise
         except BrokerError as error:
             if session.connection.is_open:
                 # The broker closed the channel alone: one of the messages on it is to blame.
-                _judge(session, channel, sending, exchange, error)
+                _judge(session, channel, sending, encoded.exchange, error)
             raise
 
-    async def _ready(self) -> Session:
+    async def session(self) -> Session:
+        """What is known of the broker, on an open connection.
+
+        Raises:
+            ClosedError: the publisher was closed.
+            BrokerError: the first connection could not be opened, or the broker is none that can be used.
+        """
         session = self._session
         if session is not None and session.connection.is_open:
             return session
@@ -256,7 +285,3 @@ def _judge(session: Session, channel: Channel, sending: _Sending, exchange: str,
         sending.blamed = refused == exchange
     else:
         sending.suspect = True
-
-
-def _plain_address(target: Target) -> tuple[str, str]:
-    return (target.exchange, target.routing_key) if isinstance(target, ExchangeTarget) else ("", target.queue)

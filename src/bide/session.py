@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Hashable
 from datetime import UTC, datetime, timedelta
+from math import inf
 from typing import Final, TypeVar
 
 from bide.admin.apply import apply, check_streams, exists, is_into
@@ -13,8 +14,9 @@ from bide.amqp import faults
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, ExchangeTarget, Target
+from bide.encoder import Encoder
 from bide.errors import AccessRefusedError, MessageTooLargeError, NotAppliedError, TargetNotFoundError
-from bide.outgoing import Outgoing
+from bide.outgoing import Kind, Outgoing
 from bide.topology import Exchange, Topology
 
 log = logging.getLogger(__name__)
@@ -35,12 +37,14 @@ class Session:
         declare: put it on the broker where it is missing; else its absence is an error.
 
     Attributes:
+        encoder: of the messages that go through this connection.
         suspects: held while a message is sent on a channel of its own, see :meth:`Publisher.publish`.
     """
 
     def __init__(self, connection: Connection, infrastructure: DelayInfrastructure, *, declare: bool) -> None:
         self.connection = connection
         self.infrastructure = infrastructure
+        self.encoder = Encoder(infrastructure, frame_max=connection.frame_max)
         self.suspects = asyncio.Lock()
         self._declare = declare
         self._channel: Channel | None = None
@@ -49,6 +53,7 @@ class Session:
         self._targets: dict[tuple[Target, bool], float] = {}
         self._requirements: dict[Topology, float] = {}
         self._exchanges: dict[str, float] = {}
+        self._kinds: dict[tuple[Kind, bool], float] = {}
         self._opening = asyncio.Lock()
         self._declaring = asyncio.Lock()
 
@@ -69,6 +74,16 @@ class Session:
             if channel.is_open:
                 return channel
 
+    def is_prepared(self, message: Outgoing) -> bool:
+        """Whether :meth:`prepare` would find everything as it should be, known without asking anybody."""
+        if self._largest is not None and len(message.body) > self._largest:
+            return False
+        if message.kind is None:
+            return False
+        due = message.due
+        waits = bool(message.delay) if due is None else due > datetime.now(UTC)
+        return self._is_known(self._kinds, (message.kind, waits))
+
     async def prepare(self, message: Outgoing) -> None:
         """See to it that everything stands that this message needs on its way.
 
@@ -86,10 +101,14 @@ class Session:
         if route is None:
             if isinstance(message.target, ExchangeTarget):
                 await self._expect(message.target.exchange)
+                self._remember_kind(message.kind, self._exchanges.get(message.target.exchange, 0.0), waits=False)
+            else:
+                self._remember_kind(message.kind, inf, waits=False)
             return
         if route.hops and not self._applied:
             await self._ensure_applied()
-        await self._ensure_bound(message.target, route)
+        key = await self._ensure_bound(message.target, route)
+        self._remember_kind(message.kind, self._targets.get(key, 0.0), waits=route.hops > 0)
 
     def remember_limit(self, size: int) -> None:
         """The broker takes no bodies over so many bytes."""
@@ -99,6 +118,7 @@ class Session:
         """An exchange that was there is not there any more, or not for us."""
         self._exchanges.pop(exchange, None)
         self._targets.clear()
+        self._kinds.clear()
 
     async def _ensure_applied(self) -> None:
         async with self._declaring:
@@ -130,14 +150,14 @@ class Session:
         except AccessRefusedError as error:
             log.debug("the delay infrastructure is taken as it is: %s", error)
 
-    async def _ensure_bound(self, target: Target, route: DelayRoute) -> None:
+    async def _ensure_bound(self, target: Target, route: DelayRoute) -> tuple[Target, bool]:
         # A route without delay needs less than one with, so each kind is remembered for itself.
         key = (target, bool(len(route.requires)))
         if self._is_known(self._targets, key):
-            return
+            return key
         async with self._declaring:
             if self._is_known(self._targets, key):
-                return
+                return key
             await self._check(route.expects)
             if len(route.requires) and not self._is_known(self._requirements, route.requires):
                 try:
@@ -148,6 +168,7 @@ class Session:
                     ) from error
                 self._remember(self._requirements, route.requires)
             self._remember(self._targets, key)
+            return key
 
     async def _expect(self, exchange: str) -> None:
         # A publish to a missing exchange closes the channel, and takes the confirms of others with it.
@@ -169,6 +190,13 @@ class Session:
 
     def _is_known(self, known: dict[_Key, float], key: _Key) -> bool:
         return known.get(key, 0.0) > self.connection.loop.time()
+
+    def _remember_kind(self, kind: Kind | None, until: float, *, waits: bool) -> None:
+        if kind is None:
+            return
+        if len(self._kinds) >= _REMEMBERED:
+            self._kinds.clear()
+        self._kinds[kind, waits] = until
 
     def _remember(self, known: dict[_Key, float], key: _Key) -> None:
         if len(known) >= _REMEMBERED:

@@ -13,7 +13,7 @@ from typing import Any
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.content import Delivery
-from bide.errors import BideError, ConsumerCancelledError
+from bide.errors import BideError, ClosedError, ConsumerCancelledError
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +110,11 @@ class Subscription:
     def settled(self) -> None:
         """One of the deliveries that were handed out is settled."""
         self._in_hand -= 1
+
+    def stop(self) -> None:
+        """Retire, and tell those who wait for a message that none will come."""
+        self.retire()
+        self._inbox.end(ClosedError("the consumer was stopped"))
 
     def retire(self) -> None:
         """Take no more and give back what was not handed out; what was can still be settled."""

@@ -117,14 +117,7 @@ class SyncClient:
             ClosedError: the client was closed, meanwhile or before, or belongs to another process.
             TimeoutError: it took longer than ``timeout`` seconds; it was cancelled.
         """
-        if os.getpid() != self._pid:
-            work.close()
-            raise ClosedError("this client was made before a fork: connect after it")
-        with self._gate:
-            if self._closed:
-                work.close()
-                raise ClosedError("the client was closed")
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self.submit(work)
         try:
             return future.result(timeout)
         except concurrent.futures.CancelledError:
@@ -135,6 +128,26 @@ class SyncClient:
                 with suppress(concurrent.futures.CancelledError):
                     future.exception()
             raise
+
+    def submit(self, work: Coroutine[Any, Any, _Result]) -> concurrent.futures.Future[_Result]:
+        """Start a coroutine in the client's thread.
+
+        Raises:
+            ClosedError: the client was closed, or belongs to another process.
+        """
+        if os.getpid() != self._pid:
+            work.close()
+            raise ClosedError("this client was made before a fork: connect after it")
+        with self._gate:
+            if self._closed:
+                work.close()
+                raise ClosedError("the client was closed")
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    @property
+    def client(self) -> Client:
+        """The client that does the work, for coroutines that run in its thread."""
+        return self._client
 
     def release(self) -> tuple[int, ...]:
         """The broker's release, such as ``(4, 3, 6)``."""

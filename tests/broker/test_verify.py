@@ -81,7 +81,7 @@ async def test_without_the_management_api(connection: Connection) -> None:
     await nobody.close()
     assert report.ok
     unchecked = {one.check for one in report.findings if one.status == "not checked"}
-    assert unchecked >= {"management API", "bindings", "targets", "stuck messages"}
+    assert unchecked >= {"management API", "bindings", "targets", "delivery limits", "stuck messages"}
     assert connection.url.password not in str(report.to_dict())
 
 
@@ -96,6 +96,17 @@ async def test_a_target_that_refuses_messages_when_it_is_full(
     assert (
         "'full' refuses messages once it is full (max-length 1)"
         in (await found(connection, SMALL_CLOCK, api))["targets"]
+    )
+
+
+async def test_a_target_that_gives_messages_up_before_an_endpoint_does(
+    vhost: Vhost, connection: Connection, api: ManagementApi
+) -> None:
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("low", {"x-delivery-limit": 3})]))
+        await client.bind("low")
+    assert (
+        "'low' gives a message up after 3 deliveries" in (await found(connection, SMALL_CLOCK, api))["delivery limits"]
     )
 
 

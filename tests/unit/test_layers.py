@@ -25,11 +25,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "cli": ("__main__", "cli"),
     "demo": ("demo",),
     "client": (
-        *("", "client", "consumer", "link", "message", "publisher", "session", "subscription", "sync"),
-        "undeliverable",
+        *("", "bulk", "bulk_run", "bulk_source", "bulk_sync", "client", "consumer", "encoder", "letter"),
+        *("link", "message", "publisher", "session", "subscription", "sync", "outcome", "undeliverable"),
     ),
     "admin": ("admin", "broker"),
     "amqp": ("amqp",),
+    "recoverability": ("recoverability",),
     "delay": ("delay", "layouts", "outgoing"),
     "topology": (
         *("checks", "duration", "exchange_types", "queue_arguments", "rendering", "routing", "topology"),
@@ -39,7 +40,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 }
 """Layers from the top down, each with its modules and packages. The empty name is the package itself."""
 
-PURE = ("delay", "topology", "errors")
+PURE = ("recoverability", "delay", "topology", "errors")
 """Layers of plain data and arithmetic."""
 
 INPUT_OUTPUT = frozenset(

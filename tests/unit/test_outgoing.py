@@ -35,7 +35,7 @@ NOW_STAMP = 1_795_262_400_000
 
 def wire(message: Outgoing, infrastructure: DelayInfrastructure | None = None) -> dict[str, Any]:
     message = message.starting(NOW)
-    return message.wire_values(message.route(infrastructure or Clock(), NOW))
+    return message.wire_values(message.route(infrastructure or Clock(), NOW), NOW)
 
 
 # -- on the wire
@@ -47,6 +47,7 @@ def test_a_delayed_message() -> None:
         "message_id": "m",
         "delivery_mode": 2,
         "headers": {
+            "bide-sent": NOW_STAMP,
             "mine": 1,
             "CC": ["~m1", "~s30", "~c0", "~q:orders"],
             "bide-to": "q:orders",
@@ -60,7 +61,7 @@ def test_an_undelayed_message_is_left_alone() -> None:
     message = Outgoing.make("text", to="q", message_id="m")
     assert message.starting(NOW) is message
     assert message.route(Clock(), NOW) is None
-    assert wire(message) == {"message_id": "m", "delivery_mode": 2, "headers": None}
+    assert wire(message) == {"message_id": "m", "delivery_mode": 2, "headers": {"bide-sent": NOW_STAMP}}
 
 
 def test_every_property() -> None:
@@ -84,7 +85,7 @@ def test_every_property() -> None:
         "priority": 0,
         "delivery_mode": 1,
         "expiration": "2000",
-        "headers": {"a": None},
+        "headers": {"bide-sent": NOW_STAMP, "a": None},
     }
 
 
@@ -131,8 +132,8 @@ def test_the_expiration_is_milliseconds_rounded_up(expiration: Any, text: str) -
 
 def test_what_receivers_expect_is_added_and_the_callers_own_wins() -> None:
     message = Outgoing.make(b"", to="q", headers={"mine": 1, "both": "mine"})
-    values = message.wire_values(None, {"both": "theirs", "theirs": 2})
-    assert values["headers"] == {"mine": 1, "both": "mine", "theirs": 2}
+    values = message.wire_values(None, NOW, {"both": "theirs", "theirs": 2})
+    assert values["headers"] == {"mine": 1, "both": "mine", "theirs": 2, "bide-sent": NOW_STAMP}
 
 
 def test_what_the_broker_wrote_is_not_sent_on() -> None:
@@ -171,7 +172,7 @@ def test_a_due_time_is_stamped_as_it_was_given() -> None:
     route = message.route(Clock(), NOW)
     assert route is not None
     assert route.delay == timedelta(hours=1, milliseconds=10)
-    assert message.wire_values(route)["headers"]["bide-due"] == NOW_STAMP + 3_600_001
+    assert message.wire_values(route, NOW)["headers"]["bide-due"] == NOW_STAMP + 3_600_001
 
 
 def test_a_due_time_as_text_with_an_offset() -> None:
@@ -184,7 +185,7 @@ def test_a_due_time_in_the_past_is_delivered_at_once() -> None:
     route = message.route(Clock(), NOW)
     assert route is not None
     assert (route.exchange, route.routing_key, route.hops) == ("", "q", 0)
-    assert message.wire_values(route)["headers"] == {"bide-due": NOW_STAMP - 86_400_000}
+    assert message.wire_values(route, NOW)["headers"] == {"bide-due": NOW_STAMP - 86_400_000, "bide-sent": NOW_STAMP}
 
 
 def test_a_delay_that_leaves_the_calendar() -> None:
@@ -339,7 +340,7 @@ def test_what_cannot_be_sent(options: dict[str, Any], error: type[Exception], me
 def test_the_callers_own_cc_is_kept_on_an_undelayed_message() -> None:
     for name in ("CC", "BCC"):
         values = wire(Outgoing.make(b"", exchange="x", routing_key="a", headers={name: ["b"]}))
-        assert values["headers"] == {name: ["b"]}
+        assert values["headers"] == {name: ["b"], "bide-sent": NOW_STAMP}
         assert restore("x", "a", values).values["headers"] == {name: ["b"]}
 
 
@@ -454,7 +455,7 @@ def test_a_message_comes_back_as_it_was_sent(
     """Through the encoding, the headers that a broker takes away, the decoding, and the restoring."""
     message = Outgoing.make(b"", delay=delay, **target, **given_options).starting(NOW)
     route = message.route(Clock(carrier=carrier), NOW)
-    sent = message.wire_values(route)
+    sent = message.wire_values(route, NOW)
     if sent["headers"]:
         sent["headers"].pop("BCC", None)
     frames = codec.publish(

@@ -18,6 +18,7 @@ Check = Literal[
     "policies",
     "consumers",
     "targets",
+    "delivery limits",
     "guard",
     "cross-delivery",
     "stuck messages",

@@ -67,7 +67,7 @@ class Snapshot:
         own = self.policies.get(queue.policy) if queue.policy is not None else None
         effective: dict[str, Argument] = dict(own.definition) if own is not None else {}
         # Only 4.3 tells which operator policy applies; the others leave it to us to match them.
-        matching = [one for one in self.operator_policies.values() if _matches(one, queue)]
+        matching = [one for one in self.operator_policies.values() if matches(one, queue)]
         if matching:
             for name, value in max(matching, key=lambda one: one.priority).definition.items():
                 other = effective.get(name)
@@ -75,7 +75,8 @@ class Snapshot:
         return effective
 
 
-def _matches(policy: Policy, queue: FoundQueue) -> bool:
+def matches(policy: Policy, queue: FoundQueue) -> bool:
+    """Whether a policy applies to a queue, if no other of its kind has a higher priority."""
     if policy.apply_to not in _APPLIES_TO.get(queue.type, frozenset({"all", "queues"})):
         return False
     try:

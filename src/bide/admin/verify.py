@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from bide.admin.apply import MINIMUM_RELEASE, check_release, check_streams
+from bide.admin.delivery_limit import effective_limit
 from bide.admin.management import FoundQueue, ManagementApi
 from bide.admin.private import private_broker
 from bide.admin.report import Finding, Report, judged, listed, unchecked
@@ -23,6 +24,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
+from bide.recoverability.policy import Retry, poison_limit
 from bide.topology import Binding, Exchange, Queue
 
 DEFAULT_PREFETCH: Final = 32
@@ -55,11 +57,12 @@ async def verify(connection: Connection, infrastructure: DelayInfrastructure, ap
     findings += await _flags(connection, api if snapshot else None)
     findings += await _declared(connection, infrastructure)
     if snapshot is None:
-        findings += [unchecked(check, why) for check in ("bindings", "targets", "stuck messages")]
+        findings += [unchecked(check, why) for check in ("bindings", "targets", "delivery limits", "stuck messages")]
         findings += await _undeliverable(connection, infrastructure)
     else:
         findings += _bindings(snapshot, infrastructure)
         findings += _targets(snapshot, infrastructure)
+        findings += _delivery_limits(snapshot, infrastructure, connection.release)
         findings += _guard(snapshot, infrastructure)
         findings += _cross_delivery(snapshot, infrastructure)
         assert api is not None
@@ -200,6 +203,28 @@ def _targets(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Fi
                 f"messages in the delay queues: {way_out}"
             )
     return judged("targets", problems, f"{len(targets)} queues are bound, none refuses messages")
+
+
+def _delivery_limits(
+    snapshot: Snapshot, infrastructure: DelayInfrastructure, release: tuple[int, ...]
+) -> list[Finding]:
+    least = poison_limit(Retry())
+    queues = [
+        found
+        for name in _delivered_to(snapshot, infrastructure)
+        if (found := snapshot.queues.get(name)) is not None and found.type == "quorum"
+    ]
+    problems = []
+    for found in queues:
+        given = [found.queue.arguments.get("x-delivery-limit"), snapshot.policy_of(found).get("delivery-limit")]
+        limit = effective_limit(given, release=release)
+        if limit is not None and limit < least:
+            problems.append(
+                f"the queue {found.queue.name!r} gives a message up after {limit} deliveries, and without a "
+                f"dead-letter exchange drops it; an endpoint with the usual retries needs {least}: raise the limit"
+            )
+    fine = f"{len(queues)} quorum queues are bound, all deliver a message {least} times at least"
+    return judged("delivery limits", problems, fine)
 
 
 def _delivered_to(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[str]:

@@ -14,7 +14,8 @@ from pamqp import commands
 from pamqp.base import Frame
 
 from bide.amqp import codec, faults
-from bide.amqp.confirms import Confirms, fail
+from bide.amqp.acks import Acks
+from bide.amqp.confirms import Awaited, Confirms, Unconfirmed, fail
 from bide.amqp.content import Assembly, Delivery, Return
 from bide.errors import BideError, ClosedError, ConsumerCancelledError
 from bide.topology import Binding, Exchange, Queue
@@ -56,7 +57,8 @@ class Channel:
         self.number = number
         self.closed_with: BideError | None = None
         self.close_text = ""
-        self.confirms = Confirms(connection.loop)
+        self.confirms = Confirms()
+        self._acks = Acks()
         self._calls: deque[_Call] = deque()
         self._consumers: dict[str, _Consumer] = {}
         self._consumers_made = 0
@@ -79,7 +81,7 @@ class Channel:
             raise self.closed_with
         future: asyncio.Future[Any] = self.connection.loop.create_future()
         self._calls.append(_Call(replies=replies, future=future))
-        self.connection.send(codec.frame(codec.METHOD, self.number, payload))
+        self._write(payload)
         return future
 
     async def open(self) -> None:
@@ -93,23 +95,16 @@ class Channel:
     async def close(self) -> None:
         """Close it and wait for the broker to do so: what is unacknowledged is back in its queue then."""
         self.abandon()
-        try:
-            async with asyncio.timeout(_CLOSE_GRACE):
-                await asyncio.shield(self._gone)
-        except TimeoutError:
+        done, _ = await asyncio.wait({self._gone}, timeout=_CLOSE_GRACE)
+        if not done:
             log.debug("the broker did not answer the closing of channel %s", self.number)
 
     def abandon(self) -> None:
         """Close it without waiting; unconfirmed publishes fail, unacknowledged deliveries go back to their queues."""
         if self.closed_with is not None:
             return
-        self.connection.send(
-            codec.frame(
-                codec.METHOD,
-                self.number,
-                codec.method(20, 40, codec.short(200), codec.short_string("closed"), b"\x00\x00\x00\x00"),
-            )
-        )
+        self.flush_acks()
+        self._write(codec.method(20, 40, codec.short(200), codec.short_string("closed"), b"\x00\x00\x00\x00"))
         # Its number stays taken until the broker has answered.
         self._closing = True
         self._close(ClosedError("the channel was closed"))
@@ -224,8 +219,6 @@ class Channel:
             BideError: the channel is closed; nothing was sent.
             InvalidInputError: a value cannot be encoded; nothing was sent.
         """
-        if self.closed_with is not None:
-            raise self.closed_with
         frames = codec.publish(
             self.number,
             exchange=exchange,
@@ -235,9 +228,20 @@ class Channel:
             body=body,
             frame_max=self.connection.frame_max,
         )
-        future = self.confirms.add(exchange, routing_key, values.get("message_id"), body)
-        self.connection.send(*frames)
-        return future
+        message = Awaited(exchange, routing_key, values.get("message_id"), body, loop=self.connection.loop)
+        self.post(b"".join(frames), message)
+        return message.future
+
+    def post(self, frames: bytes, message: Unconfirmed) -> None:
+        """Send a message that is encoded already; it is told what becomes of it. Confirms must be on.
+
+        Raises:
+            BideError: the channel is closed; nothing was sent.
+        """
+        if self.closed_with is not None:
+            raise self.closed_with
+        self.confirms.add(message)
+        self.connection.send(frames)
 
     # -- receiving
 
@@ -301,20 +305,42 @@ class Channel:
         return reply
 
     def ack(self, delivery_tag: int, *, multiple: bool = False) -> None:
-        """Acknowledge a delivery, or all up to this one."""
-        self._send(codec.method(60, 80, codec.long_long(delivery_tag), codec.bits(multiple)))
+        """Acknowledge a delivery, or all up to this one; what is acknowledged in one turn of the loop goes together."""
+        if self.closed_with is not None:
+            raise self.closed_with
+        if multiple:
+            self._settle(delivery_tag, 80, codec.bits(multiple), multiple=True)
+        else:
+            if not self._acks:
+                self.connection.loop.call_soon(self.flush_acks)
+            self._acks.add(delivery_tag)
 
     def nack(self, delivery_tag: int, *, multiple: bool = False, requeue: bool = True) -> None:
         """Give a delivery back to its queue, or let it be dead-lettered; a quorum queue of 4.3 counts no attempt."""
-        self._send(codec.method(60, 120, codec.long_long(delivery_tag), codec.bits(multiple, requeue)))
+        self._settle(delivery_tag, 120, codec.bits(multiple, requeue), multiple=multiple)
 
     def reject(self, delivery_tag: int, *, requeue: bool = True) -> None:
         """Give a delivery back to its queue, counted as a failed attempt, or let it be dead-lettered."""
-        self._send(codec.method(60, 90, codec.long_long(delivery_tag), codec.bits(requeue)))
+        self._settle(delivery_tag, 90, codec.bits(requeue))
+
+    def flush_acks(self) -> None:
+        """Send the acknowledgements that wait for the end of the turn."""
+        if self._acks and self.closed_with is None:
+            for payload in self._acks.take():
+                self._write(payload)
+
+    def _settle(self, delivery_tag: int, method: int, how: bytes, *, multiple: bool = False) -> None:
+        self._send(codec.method(codec.BASIC_CLASS, method, codec.long_long(delivery_tag), how))
+        self._acks.settled(delivery_tag, multiple=multiple)
 
     def _send(self, payload: bytes) -> None:
         if self.closed_with is not None:
             raise self.closed_with
+        # What was acknowledged before goes before.
+        self.flush_acks()
+        self._write(payload)
+
+    def _write(self, payload: bytes) -> None:
         self.connection.send(codec.frame(codec.METHOD, self.number, payload))
 
     # -- what the connection hands over
@@ -332,9 +358,7 @@ class Channel:
             case commands.Basic.Cancel():
                 self._on_cancel(method)
             case commands.Channel.Flow():
-                self.connection.send(
-                    codec.frame(codec.METHOD, self.number, codec.method(20, 21, codec.bits(bool(method.active))))
-                )
+                self._write(codec.method(20, 21, codec.bits(bool(method.active))))
             case _:
                 self._answer(method)
 
@@ -394,7 +418,7 @@ class Channel:
             )
 
     def _on_close(self, method: Any) -> None:
-        self.connection.send(codec.frame(codec.METHOD, self.number, codec.method(20, 41)))
+        self._write(codec.method(20, 41))
         if self._closing:
             # Both closed at once: the broker answers ours too.
             return

@@ -93,8 +93,17 @@ def table(items: Mapping[str, Any] | None) -> bytes:
     """
     if not items:
         return b"\x00\x00\x00\x00"
-    raw = b"".join(short_string(name) + field_value(value, name) for name, value in items.items())
+    raw = table_items(items)
     return _LONG.pack(len(raw)) + raw
+
+
+def table_items(items: Mapping[str, Any]) -> bytes:
+    """The names and values of a field table, without its length in front.
+
+    Raises:
+        InvalidInputError: a name is too long, or a value has no AMQP type.
+    """
+    return b"".join([short_string(name) + field_value(value, name) for name, value in items.items()])
 
 
 def field_value(value: Any, name: str = "") -> bytes:
@@ -232,14 +241,35 @@ def publish(
         InvalidInputError: the properties are too large: other than a body, they have to fit into one frame, or the
             broker closes the connection.
     """
-    start = method(BASIC_CLASS, 40, b"\x00\x00", short_string(exchange), short_string(routing_key), bits(mandatory))
+    start = start_of_publish(exchange=exchange, routing_key=routing_key, mandatory=mandatory)
     header = _BODY_HEADER.pack(BASIC_CLASS, 0, len(body)) + encoded_properties
     room = frame_max - FRAME_OVERHEAD
-    if len(header) > room:
+    check_header_size(len(header), room)
+    return [frame(METHOD, channel, start), frame(HEADER, channel, header), *body_frames(channel, body, room)]
+
+
+def start_of_publish(*, exchange: str, routing_key: str, mandatory: bool) -> bytes:
+    """The payload of the method frame of a message.
+
+    Raises:
+        InvalidInputError: a name is too long.
+    """
+    return method(BASIC_CLASS, 40, b"\x00\x00", short_string(exchange), short_string(routing_key), bits(mandatory))
+
+
+def check_header_size(size: int, room: int) -> None:
+    """Check that the payload of a content header fits into one frame.
+
+    Raises:
+        InvalidInputError: it does not.
+    """
+    if size > room:
         raise InvalidInputError(
-            f"the headers and properties take {len(header)} bytes, the limit is {room}: put more into the body, or "
+            f"the headers and properties take {size} bytes, the limit is {room}: put more into the body, or "
             "raise frame_max on the broker"
         )
-    frames = [frame(METHOD, channel, start), frame(HEADER, channel, header)]
-    frames += [frame(BODY, channel, body[place : place + room]) for place in range(0, len(body), room)]
-    return frames
+
+
+def body_frames(channel: int, body: bytes, room: int) -> list[bytes]:
+    """The body, in frames whose payloads have at most ``room`` bytes."""
+    return [frame(BODY, channel, body[place : place + room]) for place in range(0, len(body), room)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
 from typing import Any
 
 from bide.amqp.content import Return
@@ -13,20 +13,55 @@ from bide.errors import BideError, PublishRefusedError, UnroutableError
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, kw_only=True)
-class Unconfirmed:
+class Unconfirmed(ABC):
     """A message that was sent and not yet confirmed.
 
     Attributes:
         returned: reply code and text, once the broker returned it.
     """
 
-    exchange: str
-    routing_key: str
-    message_id: str | None
-    body: bytes
-    future: asyncio.Future[None]
-    returned: tuple[int, str] | None = None
+    __slots__ = ("body", "exchange", "message_id", "returned", "routing_key")
+
+    def __init__(self, exchange: str, routing_key: str, message_id: str | None, body: bytes) -> None:
+        self.exchange = exchange
+        self.routing_key = routing_key
+        self.message_id = message_id
+        self.body = body
+        self.returned: tuple[int, str] | None = None
+
+    @abstractmethod
+    def settle(self, error: BideError | None) -> None:
+        """What became of it; called once.
+
+        Args:
+            error: None for a confirm, ``PublishRefusedError`` for a negative one, ``UnroutableError`` for a message
+                that came back, and the reason when the channel closed before any of these.
+        """
+
+
+class Awaited(Unconfirmed):
+    """One whose fate is a future's."""
+
+    __slots__ = ("future",)
+
+    def __init__(
+        self,
+        exchange: str,
+        routing_key: str,
+        message_id: str | None,
+        body: bytes,
+        *,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(exchange, routing_key, message_id, body)
+        self.future: asyncio.Future[None] = loop.create_future()
+
+    def settle(self, error: BideError | None) -> None:
+        """Let the future succeed or fail."""
+        if error is not None:
+            fail(self.future, error)
+        elif not self.future.done():
+            self.future.set_result(None)
 
 
 class Confirms:
@@ -36,8 +71,7 @@ class Confirms:
         failed: messages that waited when the channel closed.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._waiting: dict[int, Unconfirmed] = {}
         self._sent = 0
         self._oldest = 1
@@ -47,23 +81,20 @@ class Confirms:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, exchange: str, routing_key: str, message_id: str | None, body: bytes) -> asyncio.Future[None]:
-        """Count a message that is being sent, and return a future of its confirm."""
+    def add(self, message: Unconfirmed) -> None:
+        """Count a message that is being sent."""
         self._sent += 1
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._waiting[self._sent] = Unconfirmed(
-            exchange=exchange, routing_key=routing_key, message_id=message_id, body=body, future=future
-        )
-        return future
+        self._waiting[self._sent] = message
 
     def settle(self, delivery_tag: int, *, multiple: bool, refused: bool) -> None:
         """The broker's answer to one message, or to all up to this one."""
         delivery_tag = min(delivery_tag, self._sent)
+        waiting = self._waiting
         for tag in range(self._oldest if multiple else delivery_tag, delivery_tag + 1):
-            entry = self._waiting.pop(tag, None)
-            if entry is not None and not entry.future.done():
-                _resolve(entry, refused=refused)
-        if multiple:
+            entry = waiting.pop(tag, None)
+            if entry is not None:
+                entry.settle(_refused(entry) if refused else _unroutable(entry) if entry.returned is not None else None)
+        if multiple or delivery_tag == self._oldest:
             self._oldest = delivery_tag + 1
 
     def returned(self, message: Return) -> None:
@@ -93,36 +124,31 @@ class Confirms:
         waiting, self._waiting = self._waiting, {}
         self.failed = len(waiting)
         for entry in waiting.values():
-            if entry.returned is not None and not entry.future.done():
-                _resolve(entry, refused=False)
-                entry.future.exception()
-            else:
-                fail(entry.future, error)
+            entry.settle(error if entry.returned is None else _unroutable(entry))
 
 
-def _resolve(entry: Unconfirmed, *, refused: bool) -> None:
-    where = (
+def _refused(entry: Unconfirmed) -> PublishRefusedError:
+    return PublishRefusedError(
+        f"no queue stored {_described(entry)}: a queue is full, or has no leader; send it again later",
+        message_id=entry.message_id,
+    )
+
+
+def _unroutable(entry: Unconfirmed) -> UnroutableError:
+    assert entry.returned is not None
+    code, text = entry.returned
+    return UnroutableError(
+        f"no queue takes {_described(entry)} ({text.lower()}): bind a queue for it",
+        message_id=entry.message_id,
+        reply_code=code,
+    )
+
+
+def _described(entry: Unconfirmed) -> str:
+    return (
         f"the message {entry.message_id!r} sent to the exchange {entry.exchange!r} with the routing key "
         f"{entry.routing_key!r}"
     )
-    if refused:
-        entry.future.set_exception(
-            PublishRefusedError(
-                f"no queue stored {where}: a queue is full, or has no leader; send it again later",
-                message_id=entry.message_id,
-            )
-        )
-    elif entry.returned is not None:
-        code, text = entry.returned
-        entry.future.set_exception(
-            UnroutableError(
-                f"no queue takes {where} ({text.lower()}): bind a queue for it",
-                message_id=entry.message_id,
-                reply_code=code,
-            )
-        )
-    else:
-        entry.future.set_result(None)
 
 
 def fail(future: asyncio.Future[Any], error: BideError) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import pamqp.frame
@@ -137,6 +137,15 @@ class Connection(asyncio.Protocol):
         """Why the broker takes no publishes at the moment (an alarm), or None."""
         return self._writer.blocked_by
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether the broker and the socket take more at once; what is sent all the same waits in memory."""
+        return self._writer.is_writable
+
+    def when_writable(self, callback: Callable[[], None]) -> None:
+        """Call back once, as soon as the broker and the socket take more, or when the connection broke."""
+        self._writer.when_writable(callback)
+
     async def writable(self) -> None:
         """Wait until the broker and the socket take more: backpressure for publishers.
 
@@ -186,6 +195,8 @@ class Connection(asyncio.Protocol):
             return
         try:
             if not self.lost.done():
+                for channel in self._channels.values():
+                    channel.flush_acks()
                 self.send(
                     codec.frame(
                         codec.METHOD,

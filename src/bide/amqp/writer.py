@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 WRITE_BUFFER: Final = 1 << 20
@@ -31,6 +32,7 @@ class Writer:
         self._drained.set()
         self._writable = asyncio.Event()
         self._writable.set()
+        self._when_writable: list[Callable[[], None]] = []
 
     def connect(self, transport: asyncio.Transport) -> None:
         """Write to this transport from now on."""
@@ -81,6 +83,16 @@ class Writer:
         self._closed = True
         self._update()
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether the broker takes publishes and the transport has room, or it is closed."""
+        return self._writable.is_set()
+
+    def when_writable(self, callback: Callable[[], None]) -> None:
+        """Call back once, as soon as it is writable."""
+        self._when_writable.append(callback)
+        self._update()
+
     async def writable(self) -> None:
         """Wait until the broker takes publishes and the transport has room, or until it is closed."""
         # All who wait wake together, and the first of them may fill the transport again.
@@ -95,6 +107,10 @@ class Writer:
     def _update(self) -> None:
         _put(self._drained, self._closed or not self._full)
         _put(self._writable, self._closed or not (self._full or self.blocked_by is not None))
+        if self._writable.is_set():
+            callbacks, self._when_writable = self._when_writable, []
+            for callback in callbacks:
+                callback()
 
 
 def _put(event: asyncio.Event, value: bool) -> None:

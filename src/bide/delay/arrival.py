@@ -14,7 +14,15 @@ from typing import Any, Final
 
 from bide.delay.cascade import original_key
 from bide.delay.clock_keys import is_transport_key
-from bide.delay.infrastructure import HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_TO
+from bide.delay.infrastructure import (
+    HEADER_DUE,
+    HEADER_EXCHANGE,
+    HEADER_EXPIRATION,
+    HEADER_PRIORITY,
+    HEADER_ROUTING_KEY,
+    HEADER_SENT,
+    HEADER_TO,
+)
 from bide.duration import from_milliseconds
 
 DEATH_HEADERS: Final = frozenset(
@@ -25,18 +33,17 @@ DEATH_HEADERS: Final = frozenset(
 )
 """What RabbitMQ adds when it dead-letters."""
 
+OWN_PREFIX: Final = "bide-"
+"""Headers that start so are bide's own."""
+
 TRANSPORT_HEADERS: Final = frozenset(
     {
-        HEADER_TO,
-        HEADER_DUE,
-        HEADER_EXPIRATION,
-        HEADER_PRIORITY,
         "NServiceBus.Transport.RabbitMQ.DelayInSeconds",
         "x-delivery-count",
         "x-acquired-count",
     }
 )
-"""Headers that belong to the way, not to the message."""
+"""Headers of others that belong to the way, not to the message."""
 
 _CASCADE_QUEUE: Final = re.compile(r"nsb(?:\.v2)?\.delay-level-\d\d|(?:.+_)?celery_delayed_\d+", re.DOTALL)
 _CLOCK_EXCHANGE: Final = re.compile(r"(.+\.v1\.)(?:(?:in\.)?[edhmsc]|released)", re.DOTALL)
@@ -51,12 +58,14 @@ class Arrival:
         exchange: the exchange that it was sent to; empty for one sent to a queue.
         values: its properties by their AMQP names, headers cleaned.
         due: its due time, or None for a message that was not delayed by bide.
+        sent_at: when bide sent it, or None for a message of others.
     """
 
     exchange: str
     routing_key: str
     values: Mapping[str, Any]
     due: datetime | None
+    sent_at: datetime | None = None
 
 
 def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> Arrival:
@@ -74,18 +83,28 @@ def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> Arriv
     if isinstance(target, str) and target[:2] in ("q:", "x:"):
         exchange = target[2:] if target[0] == "x" else ""
     routing_key = original_key(routing_key)
-    due = headers.get(HEADER_DUE)
+    # A copy, of a message that was retried or that failed, tells by itself where the first one was sent to.
+    if isinstance(first_exchange := headers.get(HEADER_EXCHANGE), str):
+        exchange = first_exchange
+    if isinstance(first_key := headers.get(HEADER_ROUTING_KEY), str):
+        routing_key = first_key
+    due, sent = headers.get(HEADER_DUE), headers.get(HEADER_SENT)
     restored["headers"] = _clean(headers)
     return Arrival(
         exchange=exchange,
         routing_key=routing_key,
         values=restored,
         due=from_milliseconds(due) if isinstance(due, int) else None,
+        sent_at=from_milliseconds(sent) if isinstance(sent, int) else None,
     )
 
 
 def _clean(headers: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in headers.items() if name not in TRANSPORT_HEADERS}
+    kept = {
+        name: value
+        for name, value in headers.items()
+        if name not in TRANSPORT_HEADERS and not name.startswith(OWN_PREFIX)
+    }
     for name in ("CC", "BCC"):
         keys = kept.get(name)
         if isinstance(keys, list):

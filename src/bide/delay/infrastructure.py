@@ -24,11 +24,20 @@ HEADER_TO: Final = "bide-to"
 HEADER_DUE: Final = "bide-due"
 """Header with the due time of a message: milliseconds since the Unix epoch."""
 
+HEADER_SENT: Final = "bide-sent"
+"""Header with the time at which a message was sent: milliseconds since the Unix epoch."""
+
 HEADER_EXPIRATION: Final = "bide-expiration"
 """Header that carries the ``expiration`` property past the delay queues: milliseconds, as text."""
 
 HEADER_PRIORITY: Final = "bide-priority"
 """Header that carries the ``priority`` property past the delay queues."""
+
+HEADER_EXCHANGE: Final = "bide-exchange"
+"""Header with the exchange that a message was first sent to; empty for a queue. Copies of the message carry it."""
+
+HEADER_ROUTING_KEY: Final = "bide-routing-key"
+"""Header with the routing key that a message was first sent with. Copies of the message carry it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,61 @@
+"""Acknowledgements of one channel, gathered for a turn of the event loop and sent in as few frames as possible."""
+
+from __future__ import annotations
+
+from bide.amqp import codec
+
+
+class Acks:
+    """Which deliveries are settled, and which acknowledgements are still to be sent.
+
+    One frame acknowledges many messages where every delivery before the last of them is settled too. The broker
+    numbers the deliveries of a channel from 1 on.
+    """
+
+    def __init__(self) -> None:
+        self._all_to = 0
+        """Up to here every delivery is settled."""
+        self._beyond: set[int] = set()
+        """Deliveries after that which are settled as well."""
+        self._unsent: list[int] = []
+        self._repeated: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._unsent or self._repeated)
+
+    def add(self, delivery_tag: int) -> None:
+        """Acknowledge a delivery with the next :meth:`take`."""
+        if delivery_tag <= self._all_to or delivery_tag in self._beyond:
+            # The broker shall have its say about a second settlement.
+            self._repeated.append(delivery_tag)
+            return
+        self._unsent.append(delivery_tag)
+        self.settled(delivery_tag)
+
+    def settled(self, delivery_tag: int, *, multiple: bool = False) -> None:
+        """A delivery, or all up to it, was settled in another way."""
+        if multiple:
+            self._all_to = max(self._all_to, delivery_tag)
+            self._beyond = {tag for tag in self._beyond if tag > self._all_to}
+        elif delivery_tag == self._all_to + 1:
+            self._all_to = delivery_tag
+        elif delivery_tag > self._all_to:
+            self._beyond.add(delivery_tag)
+            return
+        while self._beyond and self._all_to + 1 in self._beyond:
+            self._all_to += 1
+            self._beyond.remove(self._all_to)
+
+    def take(self) -> list[bytes]:
+        """The payloads of the method frames that say all that is to be said."""
+        together = [tag for tag in self._unsent if tag <= self._all_to]
+        alone = [tag for tag in self._unsent if tag > self._all_to]
+        # The broker takes a tag that it waits for only; of those together, the last is one.
+        payloads = [_ack(max(together), multiple=len(together) > 1)] if together else []
+        payloads += [_ack(tag) for tag in (*alone, *self._repeated)]
+        self._unsent, self._repeated = [], []
+        return payloads
+
+
+def _ack(delivery_tag: int, *, multiple: bool = False) -> bytes:
+    return codec.method(codec.BASIC_CLASS, 80, codec.long_long(delivery_tag), codec.bits(multiple))

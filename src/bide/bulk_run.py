@@ -1,0 +1,364 @@
+"""The sending of a bulk publish: a window of messages on a channel of its own, sent again when that breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from bide.amqp import faults
+from bide.amqp.channel import Channel
+from bide.amqp.confirms import Unconfirmed
+from bide.bulk_source import NOTHING, Source, source_of
+from bide.errors import (
+    BideError,
+    BrokerError,
+    BulkInDoubtError,
+    ClosedError,
+    InvalidInputError,
+    NotAppliedError,
+    PublishError,
+    UnsupportedBrokerError,
+)
+from bide.letter import Letter
+from bide.outcome import Outcome, with_unsent
+from bide.outgoing import Kind, Outgoing
+from bide.publisher import OnLost, Publisher
+from bide.session import Session, too_large
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES: Final = 64 << 20
+"""Bytes of bodies sent and not confirmed, above which no more are sent: they are kept to be sent again."""
+
+_TURN: Final = 256
+"""Messages that are sent in one turn of the event loop."""
+
+_HOPELESS: Final = 1.0
+"""Seconds for which a target that messages cannot reach is not asked for again."""
+
+
+class Parcel(Unconfirmed):
+    """A letter on its way.
+
+    Attributes:
+        message: what the letter stands for; None if it cannot be read.
+        attempts: how often it was sent.
+        error: why it is not on the broker, once that is known.
+        prepared_in: the session in which everything was found to be there that it needs.
+    """
+
+    __slots__ = ("attempts", "error", "letter", "message", "position", "prepared_in", "run")
+
+    def __init__(self, run: Run, letter: Any, position: int, message: Outgoing | None) -> None:
+        self.run = run
+        self.letter = letter
+        self.position = position
+        self.message = message
+        self.attempts = 0
+        self.error: BideError | None = None
+        self.prepared_in: Session | None = None
+
+    def settle(self, error: BideError | None) -> None:
+        """Tell the run what became of it."""
+        self.run.settled(self, error)
+
+    def outcome(self) -> Outcome:
+        """What became of it, for the caller."""
+        message = self.message
+        if message is None:
+            return Outcome(self.letter, self.position, None, None, 0, self.error)
+        due = message.due if self.attempts else None
+        return Outcome(self.letter, self.position, message.message_id, due, self.attempts, self.error)
+
+
+class Run:
+    """Sends letters, and tells what became of them. It is run once.
+
+    Args:
+        window: letters that were taken from the input and whose fate is not known.
+        timeout: seconds without any confirm after which it gives up. Time in which the broker says that it takes no
+            publishes does not count.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        letters: Iterable[Letter] | AsyncIterable[Letter],
+        *,
+        window: int,
+        on_lost: OnLost,
+        timeout: float,
+    ) -> None:
+        self._publisher = publisher
+        self._letters = letters
+        # Fewer while it is not known for which of them the broker closes the channel.
+        self._window = self._limit = window
+        self._on_lost = on_lost
+        self._timeout = timeout
+        self._session: Session | None = None
+        self._channel: Channel | None = None
+        self._taken = 0
+        self._in_flight = 0
+        self._bytes = 0
+        self._known: list[Parcel] = []
+        self._lost: list[Parcel] = []
+        self._again: deque[Parcel] = deque()
+        self._hopeless: dict[Kind, tuple[BideError, float]] = {}
+        self._news = asyncio.Event()
+        self._end: BideError | None = None
+        self._has_moved = True
+        self._deadline = 0.0
+
+    def count_from(self, position: int) -> None:
+        """Give the first letter this position instead of 0."""
+        self._taken = position
+
+    async def rounds(self) -> AsyncGenerator[list[Parcel], None]:
+        """Send, and hand out what became known, whenever something did.
+
+        Whatever ends it early is raised after the last of what is known was handed out; what the input raises, after
+        everything before it is known.
+        """
+        source = source_of(self._letters, self._news.set)
+        failure: Exception | None = None
+        try:
+            while failure is None and not self._is_done(source):
+                try:
+                    await self._round(source)
+                except BulkInDoubtError as error:
+                    failure = with_unsent(error, source.left(), first=self._taken)
+                except Exception as error:  # noqa: BLE001 (raised below)
+                    failure = error
+                if self._known:
+                    known, self._known = self._known, []
+                    yield known
+            for cause in (failure, self._end, source.error):
+                if cause is not None:
+                    raise cause
+        finally:
+            if self._channel is not None:
+                self._channel.abandon()
+            await source.close()
+
+    def _is_done(self, source: Source) -> bool:
+        has_input = not source.ended and self._end is None
+        return not (has_input or self._again or self._in_flight or self._lost)
+
+    def settled(self, parcel: Parcel, error: BideError | None) -> None:
+        """The broker's word on one message, or the end of its channel."""
+        self._in_flight -= 1
+        self._bytes -= len(parcel.body)
+        self._news.set()
+        if error is None or isinstance(error, PublishError):
+            self._has_moved = True
+            parcel.error = error
+            self._known.append(parcel)
+        else:
+            self._lost.append(parcel)
+
+    async def _round(self, source: Source) -> None:
+        self._postpone()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                await self._go_on(source)
+        except TimeoutError as error:
+            connection = self._session.connection if self._session is not None else None
+            if connection is not None and connection.is_open and connection.blocked_by is not None:
+                # It is there, and says that it takes messages again later.
+                self._has_moved = True
+                return
+            raise self._in_doubt(f"no confirm within {self._timeout:g} s") from error
+        except BulkInDoubtError:
+            raise
+        except BideError as error:
+            if self._session is not None and not self._session.connection.is_open and not _is_final(error):
+                log.debug("publishing goes on over another connection after: %s", error)
+                return
+            if self._in_flight or self._lost or self._again:
+                raise self._in_doubt(str(error)) from error
+            raise
+
+    def _postpone(self) -> None:
+        if self._has_moved or not (self._in_flight or self._lost or self._again):
+            self._has_moved = False
+            self._deadline = asyncio.get_running_loop().time() + self._timeout
+
+    async def _go_on(self, source: Source) -> None:
+        if self._lost:
+            self._sort()
+        if not self._again and not self._in_flight:
+            self._limit = self._window
+        session = self._session = await self._publisher.session()
+        channel = self._channel
+        if channel is None or not channel.is_open or channel.connection is not session.connection:
+            if self._lost:
+                return
+            channel = self._channel = await session.connection.channel(confirms=True)
+        unprepared, is_interrupted = self._send(source, session, channel)
+        if unprepared is not None:
+            await self._prepare(session, unprepared)
+        elif is_interrupted:
+            # So that confirms, and other tasks, get their turn.
+            await asyncio.sleep(0)
+        elif not self._known and not self._lost and not self._is_done(source):
+            self._news.clear()
+            if not session.connection.is_writable:
+                session.connection.when_writable(self._has_room)
+            await self._news.wait()
+
+    def _has_room(self) -> None:
+        self._has_moved = True
+        self._news.set()
+
+    def _send(self, source: Source, session: Session, channel: Channel) -> tuple[Parcel | None, bool]:
+        """Send what may be sent now.
+
+        Returns:
+            The first message for which not everything is there yet; and whether there may be more to send at once.
+        """
+        connection, encoder = session.connection, session.encoder
+        for _ in range(_TURN):
+            if self._in_flight >= self._limit or self._bytes >= MAX_BYTES or not connection.is_writable:
+                return None, False
+            parcel = self._again.popleft() if self._again else self._take(source)
+            if parcel is None:
+                return None, False
+            message = parcel.message
+            if message is None:
+                continue
+            if parcel.prepared_in is not session and not session.is_prepared(message):
+                if not self._is_hopeless(parcel, message):
+                    self._again.appendleft(parcel)
+                    return parcel, False
+                continue
+            # The delay counts from here: a first sending waits all of it, a repeated one the rest.
+            now = datetime.now(UTC)
+            try:
+                message = parcel.message = message.starting(now)
+                encoded = encoder.encode(message, now, channel=channel.number, mandatory=parcel.letter.mandatory)
+            except InvalidInputError as error:
+                self._failed(parcel, error)
+                continue
+            Unconfirmed.__init__(parcel, encoded.exchange, encoded.routing_key, message.message_id, message.body)
+            channel.post(encoded.frames, parcel)
+            parcel.attempts += 1
+            self._in_flight += 1
+            self._bytes += len(message.body)
+        return None, True
+
+    def _take(self, source: Source) -> Parcel | None:
+        """The next letter of the input, checked; None where there is none, or it is not the time for new ones."""
+        if self._limit < self._window or self._end is not None:
+            return None
+        letter = source.take()
+        if letter is NOTHING:
+            return None
+        position = self._taken
+        self._taken += 1
+        try:
+            if not isinstance(letter, Letter):
+                raise InvalidInputError(f"the item {position} is of type {type(letter).__name__}: give a bide.Letter")
+            return Parcel(self, letter, position, self._publisher.letters.check(letter))
+        except InvalidInputError as error:
+            parcel = Parcel(self, letter, position, None)
+            self._failed(parcel, error)
+            return parcel
+
+    def _failed(self, parcel: Parcel, error: BideError) -> None:
+        parcel.error = error
+        self._known.append(parcel)
+
+    def _is_hopeless(self, parcel: Parcel, message: Outgoing) -> bool:
+        """Whether it cannot reach its target, as others could not a moment ago; then that is its fate."""
+        if message.kind is None or message.kind not in self._hopeless:
+            return False
+        error, until = self._hopeless[message.kind]
+        if asyncio.get_running_loop().time() >= until:
+            del self._hopeless[message.kind]
+            return False
+        self._failed(parcel, error)
+        return True
+
+    async def _prepare(self, session: Session, parcel: Parcel) -> None:
+        message = parcel.message
+        assert message is not None
+        try:
+            await session.prepare(message)
+        except (BrokerError, InvalidInputError) as error:
+            if isinstance(error, BrokerError) and not session.connection.is_open:
+                raise
+            self._again.remove(parcel)
+            self._failed(parcel, error)
+            if isinstance(error, NotAppliedError | UnsupportedBrokerError):
+                # The next message would fare no better.
+                self._end = error
+            if message.kind is not None and isinstance(error, BrokerError):
+                if len(self._hopeless) >= self._window:
+                    self._hopeless.clear()
+                self._hopeless[message.kind] = error, asyncio.get_running_loop().time() + _HOPELESS
+        else:
+            parcel.prepared_in = session
+
+    def _sort(self) -> None:
+        """Find out what becomes of the messages that were not confirmed when their channel closed."""
+        lost, self._lost = self._lost, []
+        session, channel = self._session, self._channel
+        assert session is not None
+        assert channel is not None
+        assert channel.closed_with is not None
+        error = channel.closed_with
+        if session.connection.is_open and not isinstance(error, ClosedError):
+            # The broker closed the channel alone: one of the messages on it is to blame.
+            lost = self._without_blamed(session, channel, lost)
+        self._again = deque(sorted((*lost, *self._again), key=lambda one: one.position))
+        if lost and (self._on_lost == "raise" or isinstance(error, ClosedError)):
+            raise self._in_doubt(str(error)) from error
+
+    def _without_blamed(self, session: Session, channel: Channel, lost: list[Parcel]) -> list[Parcel]:
+        """Settle those that certainly made the broker close the channel, and return the others.
+
+        Where the broker does not say which it was, fewer and fewer are sent at once, until it is alone.
+        """
+        assert channel.closed_with is not None
+        size = faults.size_limit(channel.close_text)
+        if size is not None:
+            _, limit = size
+            session.remember_limit(limit)
+            blamed = [one for one in lost if len(one.body) > limit]
+            for one in blamed:
+                assert one.message is not None
+                self._failed(one, too_large(one.message, limit))
+        else:
+            refused = faults.subject(channel.close_text)
+            blamed = [] if refused is None else [one for one in lost if one.exchange == refused]
+            if refused is not None and blamed:
+                session.forget(refused)
+            if not blamed and len(lost) == 1:
+                blamed = lost
+            for one in blamed:
+                self._failed(one, channel.closed_with)
+        self._has_moved = self._has_moved or bool(blamed)
+        self._limit = self._window if blamed else max(1, len(lost) // 4)
+        settled = set(map(id, blamed))
+        return [one for one in lost if id(one) not in settled]
+
+    def _in_doubt(self, reason: str) -> BulkInDoubtError:
+        """The error that says what is in doubt: what was sent and is not confirmed."""
+        if self._channel is not None and self._channel.is_open:
+            # What is in flight is given up: its fate comes back with the end of the channel.
+            self._channel.abandon()
+        waiting = sorted((*self._lost, *self._again), key=lambda one: one.position)
+        self._lost, self._again = [], deque()
+        return BulkInDoubtError(
+            reason,
+            in_doubt=tuple(one.outcome() for one in waiting if one.attempts),
+            unsent=tuple(one.outcome() for one in waiting if not one.attempts),
+        )
+
+
+def _is_final(error: BideError) -> bool:
+    return isinstance(error, ClosedError) or not isinstance(error, BrokerError)

@@ -1,0 +1,149 @@
+"""Bulk publishing for code without an event loop: scripts, and the executors of Spark."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterable
+from datetime import timedelta
+from types import TracebackType
+from typing import Final, Self
+
+from bide.amqp.url import BrokerUrl
+from bide.bulk import KEPT_FAILURES
+from bide.checks import whole_number
+from bide.client import connect
+from bide.delay.infrastructure import DelayInfrastructure
+from bide.duration import DelayLike
+from bide.errors import BulkInDoubtError, ClosedError
+from bide.letter import Letter
+from bide.outcome import Report, Tally, not_taken, with_unsent
+from bide.publisher import OnLost
+from bide.sync import SyncClient
+
+_BATCH: Final = 5_000
+
+
+class BulkPublisher:
+    """Publishes many messages, each confirmed, while the caller makes the next ones.
+
+    ``with bide.BulkPublisher("amqp://localhost") as publisher: publisher.put(bide.Letter(b"...", to="orders"))``
+
+    Messages go out in batches, from a thread of its own; at the end of the block, the rest. It holds at most two
+    batches in memory. What cannot be sent, and what the broker does not take, is reported by :meth:`flush` and at the
+    end of the block; a block that is left by an exception abandons what is not confirmed.
+
+    For one thread. A process that forks makes it after the fork. The arguments are those of :func:`bide.connect`, and:
+
+    Args:
+        window: messages sent and not yet confirmed.
+
+    Raises:
+        InvalidInputError: a value cannot be used.
+        BrokerError: the broker cannot be reached, or refuses.
+    """
+
+    def __init__(
+        self,
+        url: str | BrokerUrl | None = None,
+        *,
+        infrastructure: DelayInfrastructure | None = None,
+        declare: bool = True,
+        timeout: DelayLike = timedelta(seconds=30),
+        on_lost: OnLost = "repeat",
+        window: int = 10_000,
+    ) -> None:
+        connecting = connect(
+            url,
+            infrastructure=infrastructure,
+            declare=declare,
+            timeout=timeout,
+            on_lost=on_lost,
+            max_in_flight=whole_number("window", window, 1, 1_000_000),
+        )
+        self._client = SyncClient(connecting)
+        self._batch: list[Letter] = []
+        self._sending: concurrent.futures.Future[None] | None = None
+        self._taken = 0
+        self._tally = Tally(keep=KEPT_FAILURES)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self.flush()
+        finally:
+            self.close()
+
+    def put(self, letter: Letter) -> None:
+        """Publish a message, some time before the end of the next :meth:`flush`. Waits while the batch before is sent.
+
+        Raises:
+            BulkInDoubtError: the batch before is in doubt. This letter and those in the batch with it are among the
+                unsent that it names.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        self._batch.append(letter)
+        if len(self._batch) >= _BATCH:
+            self._send()
+
+    def publish_many(self, letters: Iterable[Letter]) -> Report:
+        """Publish messages and wait until all of them are confirmed; :meth:`put` for each, then :meth:`flush`."""
+        for letter in letters:
+            self.put(letter)
+        return self.flush()
+
+    def flush(self) -> Report:
+        """Wait until every message is confirmed that was put since the last flush.
+
+        Raises:
+            BulkPublishError: some were not taken. It has the report; all others are on the broker.
+            BulkInDoubtError: it is not known of some whether the broker has them, and nothing more was sent.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        if self._batch:
+            self._send()
+        self._wait()
+        report, self._tally = self._tally.report(), Tally(keep=KEPT_FAILURES)
+        if report.failures:
+            raise not_taken(report)
+        return report
+
+    def close(self) -> None:
+        """Close the connection; what is not confirmed is abandoned."""
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+        self._client.close()
+
+    def _send(self) -> None:
+        self._wait()
+        batch, self._batch = self._batch, []
+        self._sending = self._client.submit(self._publish(batch, self._taken))
+        self._taken += len(batch)
+
+    def _wait(self) -> None:
+        """Wait for the batch before."""
+        sending, self._sending = self._sending, None
+        if sending is None:
+            return
+        try:
+            sending.result()
+        except BulkInDoubtError as error:
+            batch, self._batch = self._batch, []
+            raise with_unsent(error, batch, first=self._taken) from error.__cause__
+        except concurrent.futures.CancelledError:
+            raise ClosedError("the publisher was closed") from None
+
+    async def _publish(self, batch: list[Letter], first: int) -> None:
+        rest = iter(batch)
+        publishing = self._client.client.publish_many(rest).count_from(first)
+        try:
+            async for report in publishing.batches():
+                self._tally.add(report)
+        except BulkInDoubtError as error:
+            left = list(rest)
+            raise with_unsent(error, left, first=first + len(batch) - len(left)) from error.__cause__

@@ -1,0 +1,348 @@
+"""The endpoint: receives, hands to handlers, and drains when it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from typing import Any, Final, TypeVar, overload
+
+from bide.amqp.url import BrokerUrl
+from bide.checks import whole_number
+from bide.client import Client, connect
+from bide.consumer import MAX_PREFETCH, Consumer
+from bide.delay.infrastructure import DelayInfrastructure, check_name
+from bide.duration import DelayLike, parse_delay
+from bide.endpoint.gate import Gate
+from bide.endpoint.handlers import Handlers
+from bide.endpoint.observer import Observer
+from bide.endpoint.startup import prepare
+from bide.endpoint.worker import Rules, Worker
+from bide.errors import InvalidInputError
+from bide.message import Message
+from bide.recoverability.policy import Retry, RetryPolicy, poison_limit, retries_at_once
+
+log = logging.getLogger(__name__)
+
+AnyHandler = TypeVar("AnyHandler", bound=Callable[[Message], Any])
+
+_PREFETCH_FACTOR: Final = 3
+"""Messages that are fetched ahead for each that is handled at once (NServiceBus's default)."""
+
+_UNKNOWN_PLACES: Final = 32
+"""Room for times of attempts where the policy does not say how many there will be."""
+
+_SLOW_PAUSE: Final = 1.0
+
+
+class Endpoint:
+    """Handles the messages of a queue.
+
+    A message whose handler returns is acknowledged. One whose handler raises is retried, parked or discarded as the
+    retry policy says; it is acknowledged only after the broker has confirmed what takes its place. Handlers run at
+    least once: make them idempotent, or see ``deduplicate``.
+
+    It starts with one message at a time, and goes to full speed with the first that was never delivered before: what a
+    process that died gave back is handled alone, so that the message which kills processes is found out by itself.
+
+    Args:
+        queue: the queue that it handles; a quorum queue is declared if there is none.
+        name: its own name, for headers, events and logs; the queue's if None.
+        retry: a :class:`bide.Retry`, a :class:`bide.BrokerRetry`, or any pure function from a
+            :class:`bide.Failure` to a decision.
+        error_queue: where messages go that failed for good.
+        concurrency: messages handled at once, 1 to 10,000; plain functions run in as many threads.
+        prefetch: messages fetched ahead; three times the concurrency if None.
+        declare: declare queues that are missing; else their absence is an error.
+        poison_after: a message that was delivered so often since its last delayed retry, and still is not done with, is
+            parked without another attempt: processes die on it. If None, 5 more than the policy's immediate retries,
+            and at least 10. The queue's delivery limit must not be lower, which is checked at the start.
+        slow_down_after: after so many failures in a row it handles one message at a time, until one succeeds; None
+            never slows down.
+        deduplicate: messages with an id that this process has handled within this time are acknowledged unhandled;
+            None, the default, handles every delivery.
+        observers: told of everything; see :class:`bide.EventStream`, ``bide.metrics`` and ``bide.tracing``.
+        management_url: of the broker's management API, which the delivery limit is read from; None takes
+            ``BIDE_MANAGEMENT_URL``, or the broker's host and RabbitMQ's default port. Where it does not answer, a
+            warning says that the limit was not checked.
+        drain: how long handlers may take to end when the endpoint stops; after that they are cancelled, and their
+            messages go back.
+
+    Raises:
+        InvalidInputError: in one of its kinds.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        error_queue: str = "error",
+        concurrency: int = 10,
+        prefetch: int | None = None,
+        declare: bool = True,
+        poison_after: int | None = None,
+        slow_down_after: int | None = 20,
+        deduplicate: DelayLike | None = None,
+        observers: Sequence[Observer] = (),
+        management_url: str | None = None,
+        drain: DelayLike = timedelta(seconds=30),
+    ) -> None:
+        check_name("queue", queue)
+        check_name("queue", error_queue)
+        if error_queue == queue:
+            raise InvalidInputError(f"the error queue {queue!r} is the endpoint's own queue: name another")
+        self.queue = queue
+        self.name = name or queue
+        self._policy: RetryPolicy = Retry() if retry is None else retry
+        if not callable(self._policy):
+            raise InvalidInputError(f"retry={retry!r}: give a bide.Retry, or a function from a failure to a decision")
+        self._error_queue = error_queue
+        self._concurrency = whole_number("concurrency", concurrency, 1, 10_000)
+        ahead = min(self._concurrency * _PREFETCH_FACTOR, MAX_PREFETCH) if prefetch is None else prefetch
+        self._prefetch = whole_number("prefetch", ahead, self._concurrency, MAX_PREFETCH)
+        self._declare = declare
+        self._poison_after = (
+            poison_limit(self._policy)
+            if poison_after is None
+            else whole_number("poison_after", poison_after, retries_at_once(self._policy) + 1, 1_000_000)
+        )
+        self._slow_down_after = (
+            None if slow_down_after is None else whole_number("slow_down_after", slow_down_after, 1, 1_000_000)
+        )
+        self._deduplicate = None if deduplicate is None else parse_delay(deduplicate)
+        self._observers = tuple(observers)
+        self._management_url = management_url
+        self._drain = parse_delay(drain).total_seconds()
+        self._handlers = Handlers(self._concurrency)
+        self._stopping: asyncio.Event | None = None
+        self._gate: Gate | None = None
+
+    @overload
+    def handler(self, function: AnyHandler, /, *, type: str | None = None) -> AnyHandler: ...
+
+    @overload
+    def handler(self, /, *, type: str | None = None) -> Callable[[AnyHandler], AnyHandler]: ...
+
+    def handler(self, function: Callable[[Message], Any] | None = None, /, *, type: str | None = None) -> Any:
+        """Register a handler: ``@app.handler``, or ``@app.handler(type="OrderPlaced")`` for one type of message.
+
+        It may be an ``async def`` function or a plain one, which runs in a thread. A message of a type that nobody
+        handles is parked.
+
+        Args:
+            type: the message's ``type`` property, or the first of NServiceBus's enclosed message types; None takes
+                every type that has no handler of its own.
+
+        Raises:
+            InvalidInputError: there is a handler for that type already.
+        """
+        if function is not None:
+            return self._handlers.add(function, type)
+        return lambda one: self._handlers.add(one, type)
+
+    @property
+    def in_flight(self) -> int:
+        """Messages that are being handled."""
+        return 0 if self._gate is None else self._gate.inside
+
+    @property
+    def slow(self) -> bool:
+        """Whether it handles one message at a time because of failures in a row."""
+        return self._gate is not None and self._gate.slow
+
+    def stop(self) -> None:
+        """Take no more messages; :meth:`run` returns when those in hand are done with."""
+        if self._stopping is not None:
+            self._stopping.set()
+
+    async def run(self, client: Client) -> None:
+        """Handle messages until :meth:`stop` is called or this call is cancelled; both drain.
+
+        Args:
+            client: opened; the endpoint does not close it.
+
+        Raises:
+            InvalidInputError: no handler is registered, or it runs already.
+            TargetNotFoundError: a queue is missing and may not be declared.
+            DeliveryLimitError: the queue would give a message up before the endpoint does.
+            UnsupportedBrokerError: the retry policy needs a newer broker.
+            ConsumerCancelledError: the queue was deleted.
+            BrokerError: the broker cannot be reached at the start, or refuses.
+        """
+        if not len(self._handlers):
+            raise InvalidInputError(f"the endpoint {self.name!r} has no handler: register one with @endpoint.handler")
+        if self._stopping is not None:
+            raise InvalidInputError(f"the endpoint {self.name!r} runs already")
+        self._stopping = asyncio.Event()
+        try:
+            await prepare(
+                client,
+                queue=self.queue,
+                error_queue=self._error_queue,
+                declare=self._declare,
+                policy=self._policy,
+                least_limit=self._poison_after,
+                management_url=self._management_url,
+            )
+            for observer in self._observers:
+                await observer.started(client)
+            await self._work(client)
+        finally:
+            self._stopping = None
+            self._handlers.close()
+
+    def serve(self, url: str | BrokerUrl | None = None, *, infrastructure: DelayInfrastructure | None = None) -> None:
+        """Connect and :meth:`run` until SIGTERM or Ctrl-C, for a program that does nothing else.
+
+        The first signal drains; a second one ends the process at once.
+
+        Args:
+            url: of the broker; None takes ``BIDE_URL``, or RabbitMQ's default on this machine.
+            infrastructure: how delays are made; ``Clock()`` if None.
+
+        Raises:
+            BideError: as :meth:`run`, and if the broker cannot be reached.
+        """
+        asyncio.run(self._serve(url, infrastructure))
+
+    async def _serve(self, url: str | BrokerUrl | None, infrastructure: DelayInfrastructure | None) -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        told: list[signal.Signals] = []
+
+        def stop(number: signal.Signals) -> None:
+            log.info("%s: %s: draining", self.name, number.name)
+            told.append(number)
+            loop.remove_signal_handler(number)
+            if self._stopping is not None:
+                self.stop()
+            else:
+                task.cancel()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop, number)
+        try:
+            async with connect(url, infrastructure=infrastructure) as client:
+                await self.run(client)
+        except asyncio.CancelledError:
+            if not told:
+                raise
+
+    async def _work(self, client: Client) -> None:
+        gate = self._gate = Gate(self.name, self._concurrency, slow_down_after=self._slow_down_after, pause=_SLOW_PAUSE)
+        infrastructure = await client.infrastructure()
+        rules = Rules(
+            endpoint=self.name,
+            queue=self.queue,
+            error_queue=self._error_queue,
+            policy=self._policy,
+            poison_after=self._poison_after,
+            places=getattr(self._policy, "attempts", _UNKNOWN_PLACES),
+            nservicebus=infrastructure.name.startswith("nservicebus"),
+        )
+        worker = Worker(
+            rules,
+            handlers=self._handlers,
+            gate=gate,
+            forward=client.forward,
+            observers=self._observers,
+            deduplicate=self._deduplicate,
+        )
+        hands: set[asyncio.Task[None]] = set()
+        receiving = asyncio.create_task(self._receive(client, worker, gate, hands))
+        assert self._stopping is not None
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({receiving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if receiving.done():
+                await receiving
+        finally:
+            stopping.cancel()
+            receiving.cancel()
+            await _ended(receiving)
+            await self._drained(hands)
+
+    async def _receive(self, client: Client, worker: Worker, gate: Gate, hands: set[asyncio.Task[None]]) -> None:
+        async with _taking(client, self.queue, 1) as careful:
+            first = await self._one_by_one(careful, worker, gate)
+        # What the careful consumer gave is still in hand, and can be settled.
+        async with _taking(client, self.queue, self._prefetch) as messages:
+            await gate.enter()
+            self._start(first, worker, gate, hands)
+            del first
+            while True:
+                # The place first: what is not handed out yet goes back at once when we stop.
+                await gate.enter()
+                try:
+                    message = await anext(messages)
+                except BaseException:
+                    await gate.leave()
+                    raise
+                self._start(message, worker, gate, hands)
+                del message
+
+    async def _one_by_one(self, messages: Consumer, worker: Worker, gate: Gate) -> Message:
+        """Handle what comes back from others alone, and return the first message that was never delivered before."""
+        async for message in messages:
+            if not message.redelivered:
+                return message
+            await gate.enter()
+            one = asyncio.create_task(worker.take(message))
+            try:
+                await asyncio.shield(one)
+            except asyncio.CancelledError:
+                await self._drained({one})
+                raise
+            finally:
+                await gate.leave()
+        raise asyncio.CancelledError
+
+    def _start(self, message: Message, worker: Worker, gate: Gate, hands: set[asyncio.Task[None]]) -> None:
+        async def take() -> None:
+            try:
+                await worker.take(message)
+            finally:
+                await gate.leave()
+
+        task = asyncio.create_task(take())
+        hands.add(task)
+        task.add_done_callback(hands.discard)
+        task.add_done_callback(self._report)
+
+    def _report(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s: a message could not be settled, and will come again: %s", self.name, error, exc_info=error)
+
+    async def _drained(self, hands: set[asyncio.Task[None]]) -> None:
+        """Let handlers end, and cancel those that take too long."""
+        if not hands:
+            return
+        _, late = await asyncio.wait(set(hands), timeout=self._drain)
+        for task in late:
+            log.warning("%s: a handler did not end within %g s: its message goes back", self.name, self._drain)
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+
+
+@asynccontextmanager
+async def _taking(client: Client, queue: str, prefetch: int) -> AsyncIterator[Consumer]:
+    """A consumer that at the end gives back what it had not handed out; what it had can still be settled."""
+    consumer = client.consume(queue, prefetch=prefetch)
+    try:
+        yield consumer
+    finally:
+        consumer.stop()
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    with suppress(asyncio.CancelledError):
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()

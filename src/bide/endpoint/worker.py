@@ -1,0 +1,374 @@
+"""One message in the endpoint's hands: handled, and settled by what its handler and the retry policy say."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from bide.endpoint.event import Event, Kind
+from bide.endpoint.gate import Gate
+from bide.endpoint.handlers import Handlers, beyond_us
+from bide.endpoint.memory import FailedAttempts, Handled
+from bide.endpoint.observer import Observer
+from bide.errors import BrokerError, ClosedError, DeliveryLostError, InvalidInputError, PoisonMessageError
+from bide.recoverability import successor
+from bide.recoverability.decision import Decision, Discard, Park, RetryLater, RetryNow
+from bide.recoverability.explanation import MESSAGE_BYTES, STACK_BYTES, Explanation
+from bide.recoverability.failed import group_of, message_type
+from bide.recoverability.failure import Failure
+from bide.recoverability.history import History, expiry_of
+from bide.recoverability.report import Report
+
+if TYPE_CHECKING:
+    from bide.message import Message
+    from bide.outgoing import Outgoing
+    from bide.recoverability.policy import RetryPolicy
+
+log = logging.getLogger(__name__)
+
+HOST: Final = socket.gethostname()
+
+_FIRST_PAUSE: Final = 0.5
+_LONGEST_PAUSE: Final = 15.0
+_BOUNDS: Final = ((MESSAGE_BYTES, STACK_BYTES), (1024, 2048), (256, 0))
+"""How much of an exception is kept: less where the message's own headers leave no room in a frame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How an endpoint treats its messages.
+
+    Attributes:
+        poison_after: a message that was delivered so often is parked without another attempt.
+        places: room for so many times of attempts in the headers of a retry.
+        nservicebus: use the header names of NServiceBus.
+    """
+
+    endpoint: str
+    queue: str
+    error_queue: str
+    policy: RetryPolicy
+    poison_after: int
+    places: int
+    nservicebus: bool
+
+
+class Worker:
+    """Takes one message at a time to its end; many of its calls run at once.
+
+    Args:
+        forward: publishes a message, confirmed.
+        deduplicate: how long a handled message's id is remembered; None does not look for duplicates.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        handlers: Handlers,
+        gate: Gate,
+        forward: Callable[[Outgoing], Awaitable[Any]],
+        observers: Sequence[Observer],
+        deduplicate: timedelta | None,
+    ) -> None:
+        self._rules = rules
+        self._handlers = handlers
+        self._gate = gate
+        self._forward = forward
+        self._observers = observers
+        self._attempts = FailedAttempts()
+        self._handled = Handled(deduplicate) if deduplicate is not None else None
+        # Messages that were handled, or replaced, and whose acknowledgement was lost: the broker delivers them again.
+        self._unacknowledged = Handled(timedelta(hours=1))
+
+    async def take(self, message: Message) -> None:
+        """Handle a message and settle it."""
+        key = (message.message_id, message.history.retries, message.history.deliveries)
+        if message.message_id is not None and message.redelivered and key in self._unacknowledged:
+            await self._settle(message.ack, key)
+            return
+        if message.expired:
+            await self._expire(message)
+            return
+        seen = self._attempts.of(key)
+        if message.redelivered and not message.counted and not seen:
+            # The queue does not count, and we do not know why it comes back: perhaps a process died with it. The copy
+            # counts, so that a message which kills its process does not do so for ever.
+            await self._replace(message, key)
+            return
+        attempt = _attempt(message, len(seen))
+        if attempt > self._rules.poison_after:
+            await self._give_up(message, key, attempt)
+            return
+        if self._handled is None or message.message_id is None:
+            await self._handle(message, key, attempt)
+            return
+        if not await self._handled.begin(message.message_id):
+            await self._tell(self._event("duplicate", message, attempt))
+            await self._settle(message.ack, key)
+            return
+        try:
+            if await self._handle(message, key, attempt):
+                self._handled.add(message.message_id)
+        finally:
+            self._handled.end(message.message_id)
+
+    async def _handle(self, message: Message, key: Any, attempt: int) -> bool:
+        """Call the handler; True if the message was handled."""
+        started = datetime.now(UTC)
+        try:
+            with ExitStack() as around:
+                for observer in self._observers:
+                    around.enter_context(observer.handling(message, self._rules.endpoint))
+                await self._handlers.handle(message)
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                # We are stopping: the message returns to its queue when the channel closes.
+                raise
+            error: Exception = RuntimeError("the handler was cancelled from within")
+            await self._failed(message, key, attempt, started, error)
+            return False
+        except Exception as error:  # noqa: BLE001 (whatever a handler raises is its failure)
+            error.__traceback__ = beyond_us(error.__traceback__)
+            await self._failed(message, key, attempt, started, error)
+            return False
+        self._gate.succeeded()
+        self._attempts.forget(key)
+        await self._tell(self._event("processed", message, attempt, started=started))
+        await self._settle(message.ack, key)
+        return True
+
+    async def _failed(self, message: Message, key: Any, attempt: int, started: datetime, error: Exception) -> None:
+        now = datetime.now(UTC)
+        times = self._attempts.add(key, now) if message.message_id is not None else (now,)
+        history = message.history.with_failures(times, attempts=attempt, expires_at=_expiry(message))
+        failure = Failure(
+            endpoint=self._rules.endpoint,
+            queue=self._rules.queue,
+            message_id=message.message_id,
+            message_type=message_type(message.raw.values),
+            headers=message.headers,
+            error=error,
+            attempt=attempt,
+            delayed_retries=history.retries,
+            first_failed_at=history.first_failed_at or now,
+            failed_at=now,
+            expires_at=history.expires_at,
+        )
+        decision = self._decide(failure)
+        explanation = Explanation.of(error)
+        event = replace(
+            self._event("failed", message, attempt, started=started),
+            exception=explanation.type,
+            text=explanation.message,
+            group=group_of(explanation.type, explanation.frame),
+        )
+        wait = decision.delay if isinstance(decision, RetryLater) else timedelta(0)
+        if history.expires_at is not None and now + wait > history.expires_at and not isinstance(decision, Park):
+            await self._expire(message, event)
+        elif isinstance(decision, RetryNow):
+            log.info("%s: %s failed (attempt %d): %s", self._rules.endpoint, message.message_id, attempt, error)
+            await self._tell(event)
+            await self._settle(message.requeue, None)
+        elif isinstance(decision, RetryLater):
+            await self._retry_later(message, key, history, decision, event)
+        elif isinstance(decision, Discard):
+            log.warning("%s: %s is discarded: %s", self._rules.endpoint, message.message_id, decision.reason)
+            await self._tell(replace(event, kind="discarded"))
+            await self._settle(message.ack, key)
+        else:
+            await self._park(message, key, history, error, event, decision.queue)
+        await self._gate.failed()
+
+    def _decide(self, failure: Failure) -> Decision:
+        try:
+            decision: object = self._rules.policy(failure)
+        except Exception:
+            log.exception("%s: the retry policy itself failed: the message is parked", self._rules.endpoint)
+            return Park()
+        if isinstance(decision, RetryNow | RetryLater | Park | Discard):
+            return decision
+        log.error("%s: the retry policy returned %r: the message is parked", self._rules.endpoint, decision)
+        return Park()
+
+    async def _retry_later(
+        self, message: Message, key: Any, history: History, decision: RetryLater, event: Event
+    ) -> None:
+        copy = successor.later(
+            message.as_sent(),
+            message.body,
+            queue=self._rules.queue,
+            history=history,
+            places=self._rules.places,
+            delay=decision.delay,
+            now=event.ended_at,
+            nservicebus=self._rules.nservicebus,
+            sent_by=message.sent_by,
+        )
+        log.warning(
+            "%s: %s failed, and is tried again in %s: %s",
+            event.endpoint,
+            message.message_id,
+            decision.delay,
+            event.text,
+        )
+        try:
+            await self._send(copy)
+        except InvalidInputError as error:
+            # Longer than the infrastructure holds, or no room for more headers.
+            log.error("%s: %s cannot be retried later: %s", event.endpoint, message.message_id, error)
+            await self._park(message, key, history, error, event, None)
+            return
+        await self._tell(replace(event, kind="retried", delay=decision.delay, to=self._rules.queue))
+        await self._settle(message.ack, key)
+
+    async def _park(
+        self, message: Message, key: Any, history: History, error: Exception, event: Event, queue: str | None
+    ) -> None:
+        queue = queue or self._rules.error_queue
+        history = replace(history, first_due=successor.senders_due(message.as_sent(), history))
+        for message_bytes, stack_bytes in _BOUNDS:
+            report = Report(
+                endpoint=self._rules.endpoint,
+                queue=self._rules.queue,
+                failed_at=event.ended_at,
+                explanation=Explanation.of(error, message_bytes=message_bytes, stack_bytes=stack_bytes),
+                history=history,
+                host=HOST,
+                process=os.getpid(),
+            )
+            copy = successor.parked(
+                message.as_sent(),
+                message.body,
+                queue=queue,
+                headers=report.headers(nservicebus=self._rules.nservicebus),
+                sent_by=message.sent_by,
+            )
+            try:
+                await self._send(copy)
+            except InvalidInputError as refused:
+                log.warning("%s: %s is parked with less of its story: %s", event.endpoint, message.message_id, refused)
+            else:
+                break
+        else:
+            log.critical("%s: %s cannot be parked: it stays in %s", event.endpoint, message.message_id, event.queue)
+            return
+        log.error("%s: %s failed for good, and is parked in %s: %s", event.endpoint, message.message_id, queue, error)
+        await self._tell(replace(event, kind="parked", to=queue))
+        await self._settle(message.ack, key)
+
+    async def _give_up(self, message: Message, key: Any, attempt: int) -> None:
+        now = datetime.now(UTC)
+        error = PoisonMessageError(
+            f"the message was delivered {attempt - 1} times without an end: the processes that had it died, or were "
+            f"stopped (limit: {self._rules.poison_after})"
+        )
+        # It was not raised here: a stack trace of this place would say nothing.
+        history = message.history.with_failures((), attempts=attempt - 1, expires_at=_expiry(message))
+        explanation = Explanation.of(error)
+        event = replace(
+            self._event("parked", message, attempt - 1),
+            ended_at=now,
+            exception=explanation.type,
+            text=explanation.message,
+            group=group_of(explanation.type, ""),
+        )
+        await self._park(message, key, history, error, event, None)
+
+    async def _replace(self, message: Message, key: Any) -> None:
+        history = replace(message.history, deliveries=message.history.deliveries + 1)
+        copy = successor.counted(
+            message.as_sent(),
+            message.body,
+            queue=self._rules.queue,
+            history=history,
+            places=self._rules.places,
+            sent_by=message.sent_by,
+        )
+        await self._send(copy)
+        await self._settle(message.ack, key)
+
+    async def _expire(self, message: Message, event: Event | None = None) -> None:
+        event = event or self._event("expired", message, message.delivery_count + 1)
+        log.info("%s: %s is past its expiration, and not tried again", event.endpoint, message.message_id)
+        await self._tell(replace(event, kind="expired"))
+        # As the broker does with an expired message: dead-lettered where the queue says so, else dropped.
+        await self._settle(message.reject, None)
+
+    async def _send(self, copy: Outgoing) -> None:
+        """Publish until the broker has it: the message stays in hand meanwhile, so nothing is lost.
+
+        Raises:
+            InvalidInputError: it can never be sent.
+        """
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                await self._forward(copy)
+            except ClosedError:
+                raise
+            except BrokerError as error:
+                log.error("%s: cannot pass on %s yet: %s", self._rules.endpoint, copy.message_id, error)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+            else:
+                return
+
+    async def _settle(self, how: Callable[[], Awaitable[None]], key: Any | None) -> None:
+        """Settle the message; what is done with is remembered by its key where the broker will deliver it again."""
+        try:
+            await how()
+        except DeliveryLostError as error:
+            log.info("%s: %s", self._rules.endpoint, error)
+            if key is not None:
+                self._unacknowledged.add(key)
+        except InvalidInputError:
+            log.debug("%s: the handler settled its message itself", self._rules.endpoint)
+        if key is not None:
+            self._attempts.forget(key)
+
+    async def _tell(self, event: Event) -> None:
+        for observer in self._observers:
+            try:
+                await observer.happened(event)
+            except Exception as error:  # noqa: BLE001 (an observer must not stop messages)
+                log.error("%s: %s was not told of %s: %s", event.endpoint, type(observer).__name__, event.kind, error)
+
+    def _event(self, kind: Kind, message: Message, attempt: int, *, started: datetime | None = None) -> Event:
+        return Event(
+            kind=kind,
+            endpoint=self._rules.endpoint,
+            queue=self._rules.queue,
+            host=HOST,
+            process=os.getpid(),
+            message_id=message.message_id,
+            message_type=message_type(message.raw.values),
+            attempt=attempt,
+            retries=message.history.retries,
+            sent_at=message.sent_at,
+            due_at=successor.senders_due(message.as_sent(), message.history),
+            delivered_at=message.received_at,
+            started_at=started,
+            ended_at=datetime.now(UTC),
+        )
+
+
+def _attempt(message: Message, failed_here: int) -> int:
+    """The number of the attempt that comes now, since the last delayed retry."""
+    if message.counted:
+        return message.delivery_count + 1
+    return message.history.deliveries + failed_here + 1
+
+
+def _expiry(message: Message) -> datetime | None:
+    return message.history.expires_at or expiry_of(
+        expiration=message.expiration, due=message.due, sent_at=message.sent_at, received_at=message.received_at
+    )

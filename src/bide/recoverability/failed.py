@@ -1,0 +1,219 @@
+"""A message in an error or dead-letter queue, whoever put it there."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, Self
+
+from bide.delay.arrival import restore
+from bide.delay.infrastructure import HEADER_TO
+from bide.duration import from_milliseconds
+from bide.recoverability import report as names
+from bide.recoverability.history import HEADER_SENT_BY, History, read_nservicebus_time
+
+HEADER_ARCHIVED_AT: Final = "bide-archived-at"
+HEADER_EDIT_OF: Final = "bide-edit-of"
+HEADER_RETRIED_BY: Final = "bide-operator-retries"
+"""Header with how often an operator sent a message back."""
+
+_FRAME: Final = re.compile(r'File "(?:[^"]*[/\\])?([^"/\\]+)", line (\d+), in (\S+)')
+_NET_FRAME: Final = re.compile(r"^\s*at ([^(\n]+)\(", re.MULTILINE)
+_ID_LENGTH: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedMessage:
+    """One message of an error or dead-letter queue.
+
+    Attributes:
+        id: names it among the messages of its queue: the same whoever reads it, and however often.
+        message_id: its sender's id, or None.
+        message_type: its sender's name for this kind of message, or None.
+        queue: the queue that it failed on, or None where nothing tells.
+        reason: ``failed`` for a handler's failure; ``rejected``, ``expired``, ``maxlen`` or ``delivery_limit`` as the
+            broker tells it; ``undeliverable`` for a delayed message without a target; ``unknown``.
+        endpoint: the endpoint that failed on it, or None.
+        failed_at: when, or None.
+        exception: the type of the exception, or None.
+        text: what the exception says, or None.
+        stack: its stack trace, or None.
+        frame: where it was raised, or None: the first stack frame.
+        host: the machine that it failed on, or None.
+        process: the id of the process that it failed in, or None.
+        sent_by: who published it, or None.
+        exchange: the exchange that it was first sent to; empty for a queue.
+        routing_key: the routing key that it was first sent with.
+        history: the attempts behind it.
+        deaths: what the broker's ``x-death`` tells, newest first.
+        headers: its sender's headers.
+        values: all its properties as they are in the queue.
+    """
+
+    id: str
+    message_id: str | None
+    message_type: str | None
+    queue: str | None
+    reason: str
+    endpoint: str | None
+    failed_at: datetime | None
+    exception: str | None
+    text: str | None
+    stack: str | None
+    frame: str | None
+    inner_exception: str | None
+    inner_text: str | None
+    host: str | None
+    process: int | None
+    sent_by: str | None
+    exchange: str
+    routing_key: str
+    history: History
+    deaths: tuple[Mapping[str, Any], ...]
+    headers: Mapping[str, Any]
+    values: Mapping[str, Any] = field(repr=False)
+    body: bytes = field(repr=False)
+
+    @classmethod
+    def read(cls, exchange: str, routing_key: str, values: Mapping[str, Any], body: bytes) -> Self:
+        """The message as a delivery from such a queue shows it."""
+        arrival = restore(exchange, routing_key, values)
+        raw: Mapping[str, Any] = values.get("headers") or {}
+        found = _deaths(arrival.values.get("headers") or {})
+        death = found[0] if found else {}
+        queue = _text(raw, names.HEADER_FAILED_QUEUE) or _address(_text(raw, names.NSB_FAILED_QUEUE))
+        to = _text(raw, HEADER_TO) if queue is None and not death else None
+        if to is not None and to.startswith("q:"):
+            queue = to[2:]
+        reason = "failed" if queue is not None and to is None else _text(death, "reason") or "unknown"
+        if to is not None:
+            reason = "undeliverable"
+        stack = _text(raw, names.HEADER_ERROR_STACK) or _text(raw, f"{names.NSB_EXCEPTION}StackTrace")
+        message_id = _text(values, "message_id") or _text(raw, "NServiceBus.MessageId")
+        exchange, routing_key = _first_address(arrival.exchange, arrival.routing_key, found, raw)
+        queue = queue or _text(death, "queue")
+        process = raw.get(names.HEADER_PROCESS)
+        return cls(
+            id=_identity(message_id, queue, values, body),
+            message_id=message_id,
+            message_type=message_type(values),
+            queue=queue,
+            reason=reason,
+            endpoint=_text(raw, names.HEADER_ENDPOINT) or _text(raw, names.NSB_ENDPOINT),
+            failed_at=_failed_at(raw, death),
+            exception=_text(raw, names.HEADER_ERROR_TYPE) or _text(raw, f"{names.NSB_EXCEPTION}ExceptionType"),
+            text=_text(raw, names.HEADER_ERROR_MESSAGE) or _text(raw, f"{names.NSB_EXCEPTION}Message"),
+            stack=stack,
+            frame=_text(raw, names.HEADER_ERROR_FRAME) or first_frame(stack),
+            inner_exception=_text(raw, names.HEADER_INNER_TYPE)
+            or _text(raw, f"{names.NSB_EXCEPTION}InnerExceptionType"),
+            inner_text=_text(raw, names.HEADER_INNER_MESSAGE),
+            host=_text(raw, names.HEADER_HOST) or _text(raw, names.NSB_MACHINE),
+            process=process if isinstance(process, int) else None,
+            sent_by=_text(raw, HEADER_SENT_BY)
+            or _text(raw, "NServiceBus.OriginatingEndpoint")
+            or _text(values, "app_id")
+            or _text(values, "user_id"),
+            exchange=exchange,
+            routing_key=routing_key,
+            history=History.read(raw),
+            deaths=found,
+            headers=names.without_failure(arrival.values.get("headers") or {}),
+            values=values,
+            body=body,
+        )
+
+    @property
+    def group(self) -> str:
+        """What failures of one cause have in common: the exception's type and its first stack frame, without the line.
+
+        Where no exception is known, the broker's reason and the queue.
+        """
+        if self.exception is None:
+            return f"{self.reason} on {self.queue or 'an unknown queue'}"
+        return group_of(self.exception, self.frame)
+
+
+def group_of(exception: str, frame: str | None) -> str:
+    """The name of a group of failures, from an exception's type and the frame that raised it."""
+    # Lines move with every change of the file; the function stays.
+    place = re.sub(r":\d+ in ", " in ", frame or "", count=1)
+    return f"{exception} at {place}" if place else exception
+
+
+def message_type(values: Mapping[str, Any]) -> str | None:
+    """The sender's name for this kind of message: the ``type`` property, or the first of NServiceBus's types."""
+    if found := _text(values, "type"):
+        return found
+    enclosed = _text(values.get("headers") or {}, "NServiceBus.EnclosedMessageTypes")
+    if enclosed is None:
+        return None
+    # "Shop.OrderPlaced, Shop.Messages, Version=1.0.0.0;..." names an assembly after the type.
+    return enclosed.partition(";")[0].partition(",")[0].strip() or None
+
+
+def first_frame(stack: str | None) -> str | None:
+    """The frame that raised, from a stack trace of Python or .NET, or None."""
+    if stack is None:
+        return None
+    if frames := _FRAME.findall(stack):
+        file, line, function = frames[-1]
+        return f"{file}:{line} in {function}"
+    found = _NET_FRAME.search(stack)
+    return found[1].strip() if found else None
+
+
+def _deaths(headers: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    found = headers.get("x-death")
+    return tuple(one for one in found if isinstance(one, Mapping)) if isinstance(found, list) else ()
+
+
+def _first_address(
+    exchange: str, routing_key: str, deaths: tuple[Mapping[str, Any], ...], headers: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Where it was first sent to: the oldest death knows, where no copy of ours says it."""
+    if not deaths or "bide-exchange" in headers:
+        return exchange, routing_key
+    oldest = deaths[-1]
+    keys = oldest.get("routing-keys")
+    key = keys[0] if isinstance(keys, list) and keys and isinstance(keys[0], str) else routing_key
+    return _text(oldest, "exchange") or "", key
+
+
+def _failed_at(headers: Mapping[str, Any], death: Mapping[str, Any]) -> datetime | None:
+    value = headers.get(names.HEADER_FAILED_AT)
+    if isinstance(value, int):
+        return from_milliseconds(value)
+    time = death.get("time")
+    return read_nservicebus_time(headers.get(names.NSB_FAILED_AT)) or (time if isinstance(time, datetime) else None)
+
+
+def _identity(message_id: str | None, queue: str | None, values: Mapping[str, Any], body: bytes) -> str:
+    """A short hash of the message id and the queue; of the whole message where it has no id.
+
+    The queue is part of it because one event may fail in several queues and end in one error queue.
+    """
+    digest = hashlib.sha256(f"{message_id or ''}\n{queue or ''}".encode(errors="surrogatepass"))
+    if message_id is None:
+        # Deliveries are counted in headers, which must not give the message another name.
+        kept = {
+            name: {key: one for key, one in value.items() if not key.startswith("x-")} if name == "headers" else value
+            for name, value in values.items()
+            if value is not None
+        }
+        digest.update(repr(sorted(kept.items(), key=lambda item: item[0])).encode(errors="surrogatepass"))
+        digest.update(body)
+    return digest.hexdigest()[:_ID_LENGTH]
+
+
+def _address(value: str | None) -> str | None:
+    # NServiceBus may write the machine after the queue: orders@machine.
+    return value.partition("@")[0] if value is not None else None
+
+
+def _text(values: Mapping[str, Any], name: str) -> str | None:
+    value = values.get(name)
+    return value if isinstance(value, str) and value else None

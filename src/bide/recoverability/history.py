@@ -1,0 +1,150 @@
+"""What a message's headers tell of the attempts behind it, and how the next copy of it says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Self
+
+from bide.duration import from_milliseconds, to_milliseconds
+
+HEADER_RETRIES: Final = "bide-retries"
+"""Header with the number of delayed retries behind a message."""
+
+HEADER_ATTEMPTS: Final = "bide-attempts"
+"""Header with the number of attempts behind a message, immediate ones included."""
+
+HEADER_ATTEMPT_TIMES: Final = "bide-attempt-times"
+"""Header with the times at which attempts failed: milliseconds since the Unix epoch, 0 for places not used yet."""
+
+HEADER_FIRST_FAILURE: Final = "bide-first-failure"
+"""Header with the time of the first failure: milliseconds since the Unix epoch."""
+
+HEADER_EXPIRES: Final = "bide-expires"
+"""Header with the moment at which the sender's ``expiration`` is over: milliseconds since the Unix epoch."""
+
+HEADER_DELIVERIES: Final = "bide-deliveries"
+"""Header that counts deliveries of a message in a queue that does not count them itself."""
+
+HEADER_FIRST_DUE: Final = "bide-first-due"
+"""Header with the due time that the sender gave, on copies of the message."""
+
+HEADER_SENT_BY: Final = "bide-sent-by"
+"""Header with who published a message, on its copies: the broker refuses the name of another user in ``user_id``."""
+
+NSERVICEBUS_RETRIES: Final = "NServiceBus.Retries"
+NSERVICEBUS_RETRIED_AT: Final = "NServiceBus.Retries.Timestamp"
+
+MOST_TIMES: Final = 100
+"""No message carries the times of more attempts; the oldest are left out."""
+
+_NSERVICEBUS_TIME: Final = "%Y-%m-%d %H:%M:%S:%f Z"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The attempts behind a message, as its headers tell them.
+
+    Attributes:
+        retries: delayed retries.
+        attempts: attempts that are known to have ended, immediate ones included.
+        times: when they failed; without those that failed in other processes since the last delayed retry.
+        first_failed_at: when the first failed, or None.
+        expires_at: when the sender loses interest, or None.
+        deliveries: deliveries that a queue which does not count them was seen to make.
+        first_due: the due time that the sender gave, or None where the message was not retried later.
+    """
+
+    retries: int = 0
+    attempts: int = 0
+    times: tuple[datetime, ...] = ()
+    first_failed_at: datetime | None = None
+    expires_at: datetime | None = None
+    deliveries: int = 0
+    first_due: datetime | None = None
+
+    @classmethod
+    def read(cls, headers: Mapping[str, Any]) -> Self:
+        """The history in these headers, of which anybody may have written anything."""
+        times = headers.get(HEADER_ATTEMPT_TIMES)
+        return cls(
+            retries=_count(headers.get(HEADER_RETRIES, headers.get(NSERVICEBUS_RETRIES))),
+            attempts=_count(headers.get(HEADER_ATTEMPTS)),
+            times=tuple(one for value in (times if isinstance(times, list) else ()) if (one := _moment(value))),
+            first_failed_at=_moment(headers.get(HEADER_FIRST_FAILURE)),
+            expires_at=_moment(headers.get(HEADER_EXPIRES)),
+            deliveries=_count(headers.get(HEADER_DELIVERIES)),
+            first_due=_moment(headers.get(HEADER_FIRST_DUE)),
+        )
+
+    def with_failures(self, times: tuple[datetime, ...], *, attempts: int, expires_at: datetime | None) -> History:
+        """The history after more attempts failed.
+
+        Args:
+            times: when they failed, as far as this process knows.
+            attempts: how many there were.
+        """
+        return replace(
+            self,
+            attempts=self.attempts + attempts,
+            times=(self.times + times)[-MOST_TIMES:],
+            first_failed_at=self.first_failed_at or (times[0] if times else None),
+            expires_at=expires_at,
+        )
+
+    def headers(self, *, places: int) -> dict[str, Any]:
+        """The headers of a copy that will be tried again. Their size does not depend on how often that was.
+
+        Args:
+            places: for so many times of attempts there is room: those of the oldest attempts give way.
+        """
+        places = min(places, MOST_TIMES)
+        times = [to_milliseconds(one) for one in self.times[-places:]]
+        headers: dict[str, Any] = {
+            HEADER_RETRIES: self.retries,
+            HEADER_ATTEMPTS: self.attempts,
+            HEADER_ATTEMPT_TIMES: times + [0] * (places - len(times)),
+        }
+        for name, moment in (
+            (HEADER_FIRST_FAILURE, self.first_failed_at),
+            (HEADER_EXPIRES, self.expires_at),
+            (HEADER_FIRST_DUE, self.first_due),
+        ):
+            if moment is not None:
+                headers[name] = to_milliseconds(moment)
+        if self.deliveries:
+            headers[HEADER_DELIVERIES] = self.deliveries
+        return headers
+
+
+def nservicebus_time(moment: datetime) -> str:
+    """A moment as NServiceBus writes it: ``2026-12-24 18:00:00:000000 Z``, with a colon before the microseconds."""
+    return moment.astimezone(UTC).strftime(_NSERVICEBUS_TIME)
+
+
+def read_nservicebus_time(value: Any) -> datetime | None:
+    """The moment in a header of NServiceBus, or None where there is none."""
+    if not isinstance(value, str):
+        return None
+    try:
+        return datetime.strptime(value, _NSERVICEBUS_TIME).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def expiry_of(
+    *, expiration: timedelta | None, due: datetime | None, sent_at: datetime | None, received_at: datetime
+) -> datetime | None:
+    """When a sender's ``expiration`` is over: counted from the due time, or the sending, or else the first receipt."""
+    return None if expiration is None else (due or sent_at or received_at) + expiration
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, str) and value.isdecimal() and len(value) < 10:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _moment(value: Any) -> datetime | None:
+    return from_milliseconds(value) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -1,0 +1,114 @@
+"""What is written on a message that is parked, and how that is read again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from bide.duration import to_milliseconds
+from bide.recoverability.explanation import Explanation
+from bide.recoverability.history import HEADER_ATTEMPT_TIMES, History, nservicebus_time
+
+HEADER_ENDPOINT: Final = "bide-endpoint"
+HEADER_FAILED_QUEUE: Final = "bide-failed-queue"
+HEADER_FAILED_AT: Final = "bide-failed-at"
+HEADER_ERROR_TYPE: Final = "bide-error-type"
+HEADER_ERROR_MESSAGE: Final = "bide-error-message"
+HEADER_ERROR_STACK: Final = "bide-error-stack"
+HEADER_ERROR_FRAME: Final = "bide-error-frame"
+HEADER_INNER_TYPE: Final = "bide-inner-error-type"
+HEADER_INNER_MESSAGE: Final = "bide-inner-error-message"
+HEADER_HOST: Final = "bide-host"
+HEADER_PROCESS: Final = "bide-process"
+
+NSB_ENDPOINT: Final = "NServiceBus.ProcessingEndpoint"
+NSB_MACHINE: Final = "NServiceBus.ProcessingMachine"
+NSB_FAILED_QUEUE: Final = "NServiceBus.FailedQ"
+NSB_FAILED_AT: Final = "NServiceBus.TimeOfFailure"
+NSB_EXCEPTION: Final = "NServiceBus.ExceptionInfo."
+
+FAILURE_HEADERS: Final = frozenset(
+    {
+        *(HEADER_ENDPOINT, HEADER_FAILED_QUEUE, HEADER_FAILED_AT, HEADER_HOST, HEADER_PROCESS),
+        *(HEADER_ERROR_TYPE, HEADER_ERROR_MESSAGE, HEADER_ERROR_STACK, HEADER_ERROR_FRAME),
+        *(HEADER_INNER_TYPE, HEADER_INNER_MESSAGE),
+        *(NSB_ENDPOINT, NSB_MACHINE, NSB_FAILED_QUEUE, NSB_FAILED_AT, "NServiceBus.FLRetries"),
+    }
+)
+"""Headers that tell of a failure; so do all that start with :data:`NSB_EXCEPTION`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything that is needed to understand why a message was parked.
+
+    Attributes:
+        queue: the queue that it failed on.
+        history: with the last attempt counted.
+        host: the machine that it failed on.
+        process: the id of the process that it failed in.
+    """
+
+    endpoint: str
+    queue: str
+    failed_at: datetime
+    explanation: Explanation
+    history: History
+    host: str
+    process: int
+
+    def headers(self, *, nservicebus: bool) -> dict[str, Any]:
+        """The headers to park it with.
+
+        Args:
+            nservicebus: under the names that ServiceControl reads; what has no such name stays under ours.
+        """
+        history = self.history.headers(places=len(self.history.times))
+        # Attempts that nobody knows the time of have no place in a message that is not tried again.
+        history[HEADER_ATTEMPT_TIMES] = [to_milliseconds(one) for one in self.history.times]
+        what = self.explanation
+        headers: dict[str, Any] = {
+            **history,
+            HEADER_PROCESS: self.process,
+            HEADER_ERROR_FRAME: what.frame,
+        }
+        if what.inner_message is not None:
+            headers[HEADER_INNER_MESSAGE] = what.inner_message
+        names: Mapping[str, Any] = self._nservicebus() if nservicebus else self._own()
+        return headers | {name: value for name, value in names.items() if value is not None}
+
+    def _own(self) -> Mapping[str, Any]:
+        return {
+            HEADER_ENDPOINT: self.endpoint,
+            HEADER_FAILED_QUEUE: self.queue,
+            HEADER_FAILED_AT: to_milliseconds(self.failed_at),
+            HEADER_HOST: self.host,
+            HEADER_ERROR_TYPE: self.explanation.type,
+            HEADER_ERROR_MESSAGE: self.explanation.message,
+            HEADER_ERROR_STACK: self.explanation.stack,
+            HEADER_INNER_TYPE: self.explanation.inner_type,
+        }
+
+    def _nservicebus(self) -> Mapping[str, Any]:
+        return {
+            NSB_ENDPOINT: self.endpoint,
+            NSB_MACHINE: self.host,
+            NSB_FAILED_QUEUE: self.queue,
+            NSB_FAILED_AT: nservicebus_time(self.failed_at),
+            f"{NSB_EXCEPTION}ExceptionType": self.explanation.type,
+            f"{NSB_EXCEPTION}InnerExceptionType": self.explanation.inner_type,
+            f"{NSB_EXCEPTION}Message": self.explanation.message,
+            f"{NSB_EXCEPTION}Source": self.explanation.frame,
+            f"{NSB_EXCEPTION}StackTrace": self.explanation.stack,
+        }
+
+
+def without_failure(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Headers without what tells of a failure."""
+    return {
+        name: value
+        for name, value in headers.items()
+        if name not in FAILURE_HEADERS and not name.startswith(NSB_EXCEPTION)
+    }

@@ -1,0 +1,105 @@
+"""Copies of a received message: the one that is tried again later, and the one that is parked.
+
+What a copy must not do is told here once: wake the broker's cycle detection by an old ``x-death``, reach others by an
+old ``CC``, be refused for another user's ``user_id``, or expire in an error queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from bide.delay.arrival import DEATH_HEADERS, Arrival
+from bide.delay.infrastructure import (
+    HEADER_EXCHANGE,
+    HEADER_EXPIRATION,
+    HEADER_ROUTING_KEY,
+    HEADER_SENT,
+    QueueTarget,
+)
+from bide.duration import to_milliseconds
+from bide.outgoing import Outgoing, new_message_id
+from bide.recoverability.history import (
+    HEADER_SENT_BY,
+    NSERVICEBUS_RETRIED_AT,
+    NSERVICEBUS_RETRIES,
+    History,
+    nservicebus_time,
+)
+
+_NOT_COPIED: Final = DEATH_HEADERS | {"CC", "BCC", NSERVICEBUS_RETRIES, NSERVICEBUS_RETRIED_AT}
+
+
+def later(
+    sent: Arrival,
+    body: bytes,
+    *,
+    queue: str,
+    history: History,
+    places: int,
+    delay: timedelta,
+    now: datetime,
+    nservicebus: bool,
+    sent_by: str | None,
+) -> Outgoing:
+    """The copy that comes back to its queue after a delay, with the same message id.
+
+    Args:
+        history: without this retry.
+        places: room for so many times of attempts.
+        nservicebus: count under the names of NServiceBus too, so that it goes on counting where we end.
+    """
+    retried = replace(history, retries=history.retries + 1, first_due=senders_due(sent, history))
+    headers = retried.headers(places=places)
+    if nservicebus:
+        headers |= {NSERVICEBUS_RETRIES: str(retried.retries), NSERVICEBUS_RETRIED_AT: nservicebus_time(now)}
+    return _copy(sent, body, queue=queue, headers=headers, sent_by=sent_by, delay=delay)
+
+
+def counted(sent: Arrival, body: bytes, *, queue: str, history: History, places: int, sent_by: str | None) -> Outgoing:
+    """The copy that goes to the end of its queue at once, with its deliveries counted."""
+    headers = history.headers(places=places)
+    return _copy(sent, body, queue=queue, headers=headers, sent_by=sent_by)
+
+
+def parked(sent: Arrival, body: bytes, *, queue: str, headers: Mapping[str, Any], sent_by: str | None) -> Outgoing:
+    """The copy for an error queue.
+
+    Args:
+        headers: what tells of the failure.
+    """
+    return _copy(sent, body, queue=queue, headers=headers, sent_by=sent_by)
+
+
+def senders_due(sent: Arrival, history: History) -> datetime | None:
+    """The due time that the sender gave, or None: after a delayed retry, the message's own is that of the retry."""
+    return history.first_due if history.retries else sent.due
+
+
+def _copy(
+    sent: Arrival,
+    body: bytes,
+    *,
+    queue: str,
+    headers: Mapping[str, Any],
+    sent_by: str | None,
+    delay: timedelta | None = None,
+) -> Outgoing:
+    values = dict(sent.values)
+    values.pop("user_id", None)
+    expiration = values.pop("expiration", None)
+    message_id = values.setdefault("message_id", new_message_id())
+    merged = {name: value for name, value in (values.get("headers") or {}).items() if name not in _NOT_COPIED}
+    merged |= headers
+    merged[HEADER_EXCHANGE] = sent.exchange
+    merged[HEADER_ROUTING_KEY] = sent.routing_key
+    if expiration is not None:
+        merged[HEADER_EXPIRATION] = expiration
+    if sent.sent_at is not None:
+        merged[HEADER_SENT] = to_milliseconds(sent.sent_at)
+    if sent_by is not None:
+        merged[HEADER_SENT_BY] = sent_by
+    values["headers"] = merged
+    return Outgoing(target=QueueTarget(queue), body=body, message_id=str(message_id), delay=delay, values=values)

@@ -1,0 +1,319 @@
+"""Many messages at once: each arrives, or is reported as what became of it, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import bide
+from bide.bulk import BulkPublish
+from bide.delay.infrastructure import DelayInfrastructure
+from bide.errors import (
+    BulkPublishError,
+    ClosedError,
+    InvalidDelayError,
+    InvalidInputError,
+    NotAppliedError,
+    PublishRefusedError,
+    TargetNotFoundError,
+    UnroutableError,
+)
+from bide.letter import Letter
+from bide.outcome import Outcome, Report
+from tests.broker.conftest import SMALL_CLOCK
+from tests.broker.receiving import fresh, receive
+from tests.quiet import quiet_loop
+from tests.support import Vhost
+
+
+@pytest.fixture(autouse=True)
+async def quiet() -> AsyncIterator[None]:
+    """Nothing is left behind, however a publishing ends."""
+    async with quiet_loop():
+        yield
+
+
+@pytest.fixture
+async def queue(client: bide.Client) -> str:
+    name = fresh("q")
+    await client.declare(bide.Topology(queues=[bide.Queue.quorum(name)]))
+    return name
+
+
+async def outcomes(publishing: BulkPublish) -> list[Outcome]:
+    """All of them, in the order of the input."""
+    return sorted([one async for one in publishing], key=lambda one: one.position)
+
+
+async def drained(publishing: BulkPublish) -> tuple[list[Outcome], Exception | None]:
+    """The outcomes in the order in which they came, and what was raised in the end."""
+    seen = []
+    try:
+        async for one in publishing:
+            seen.append(one)  # noqa: PERF401 (those before an error count)
+    except (bide.BideError, OSError) as error:
+        return seen, error
+    return seen, None
+
+
+async def test_everything_arrives_in_order(client: bide.Client, queue: str) -> None:
+    report = await client.publish_many(Letter(str(number), to=queue) for number in range(3_000))
+    assert (report.confirmed, report.total, report.failures) == (3_000, 3_000, ())
+    assert [int(one.body) for one in await receive(client, queue, 3_000)] == list(range(3_000))
+
+
+async def test_outcomes_and_batches_say_the_same(client: bide.Client, queue: str) -> None:
+    def letters() -> Iterator[Letter]:
+        for number in range(700):
+            yield Letter(b"", to=queue if number % 7 else "nowhere", message_id=f"m{number}")
+
+    each = await outcomes(client.publish_many(letters()))
+    assert [one.message_id for one in each] == [f"m{number}" for number in range(700)]
+    assert [one.position for one in each] == list(range(700))
+    assert [one.position for one in each if one.status == "returned"] == list(range(0, 700, 7))
+    assert {one.attempts for one in each} == {1}
+    reports = [one async for one in client.publish_many(letters()).batches()]
+    assert sum(one.confirmed for one in reports) == 600
+    assert sum(one.returned for one in reports) == 100
+    assert sorted(one.position for report in reports for one in report.failures) == list(range(0, 700, 7))
+    with pytest.raises(
+        BulkPublishError, match=r"of 700 messages 100 were not taken \(600 confirmed, 100 ret"
+    ) as caught:
+        await client.publish_many(letters())
+    assert caught.value.report.returned == 100
+
+
+async def test_every_fate_is_told_of_exactly_the_right_message(client: bide.Client, queue: str) -> None:
+    full, missing = fresh("full"), fresh("missing")
+    arguments: dict[str, Any] = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
+    await client.declare(bide.Topology(queues=[bide.Queue(full, arguments=arguments)]))
+    await client.publish(b"fills it", to=full)
+    kinds: list[tuple[Any, str, type[Exception] | None]] = [
+        (Letter(b"", to=queue), "confirmed", None),
+        (Letter(b"", to=full), "refused", PublishRefusedError),
+        (Letter(b"", to=missing), "returned", UnroutableError),
+        (Letter(b"", to=missing, mandatory=False), "confirmed", None),
+        (Letter(b"", to=queue, delay="-1s"), "invalid", InvalidInputError),
+        (Letter(b"", to=queue, delay="1d"), "invalid", InvalidDelayError),
+        (Letter(b"", to=missing, delay="20s"), "failed", TargetNotFoundError),
+        (Letter(b"", exchange=missing, routing_key="k"), "failed", TargetNotFoundError),
+        ({"to": queue}, "invalid", InvalidInputError),
+        (None, "invalid", InvalidInputError),
+        (Letter(b"", to=queue, delay="20s"), "confirmed", None),
+        (Letter(b"", to=queue, headers={"x": object()}), "invalid", InvalidInputError),
+        (Letter(b"", to=queue, headers={"x": "y" * 200_000}), "invalid", InvalidInputError),
+    ]
+    each = await outcomes(client.publish_many(kinds[number % len(kinds)][0] for number in range(40 * len(kinds))))
+    assert len(each) == 40 * len(kinds)
+    for one in each:
+        letter, status, error = kinds[one.position % len(kinds)]
+        assert one.letter is letter
+        assert one.status == status, one.error
+        assert isinstance(one.error, error or type(None))
+        assert (one.due is not None) == (status == "confirmed" and letter.delay is not None)
+    assert len(await receive(client, queue, 40)) == 40
+    # The client goes on as if nothing had been.
+    await client.publish(b"", to=queue)
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+async def test_a_queue_at_its_limit_refuses_what_is_not_in_it(client: bide.Client, queue: str, kind: str) -> None:
+    full = fresh("full")
+    arguments: dict[str, Any] = {"x-queue-type": kind, "x-max-length": 100, "x-overflow": "reject-publish"}
+    await client.declare(bide.Topology(queues=[bide.Queue(full, arguments=arguments)]))
+    each = await outcomes(
+        client.publish_many(
+            Letter(b"", to=(queue, full)[number % 2], message_id=f"{number}") for number in range(2_000)
+        )
+    )
+    statuses = Counter((one.letter.to, one.status) for one in each)
+    confirmed = statuses[full, "confirmed"]
+    assert statuses == {
+        (queue, "confirmed"): 1_000,
+        (full, "confirmed"): confirmed,
+        (full, "refused"): 1000 - confirmed,
+    }
+    assert 100 <= confirmed < 1_000
+    found = {one.message_id for one in await receive(client, full, confirmed)}
+    assert found == {one.message_id for one in each if one.letter.to == full and one.error is None}
+
+
+async def test_delayed_messages_are_on_time(client: bide.Client, queue: str) -> None:
+    delays = [timedelta(milliseconds=10 * number) for number in range(150)]
+    started = datetime.now(UTC)
+    letters = [Letter(f"{number}", to=queue, delay=delay) for number, delay in enumerate(delays)]
+    letters += [Letter(f"{150 + number}", to=queue, deliver_at=started + delay) for number, delay in enumerate(delays)]
+    each = await outcomes(client.publish_many(letters))
+    received = {int(one.body): one for one in await receive(client, queue, 300)}
+    for one in each:
+        message = received[one.position]
+        assert message.message_id == one.message_id
+        assert one.due is not None
+        assert message.due is not None
+        assert timedelta(0) <= message.due - one.due < timedelta(milliseconds=1)
+        assert message.lateness is not None
+        assert timedelta(0) <= message.lateness < timedelta(seconds=5)
+        if one.position < 150:
+            assert one.due - started >= delays[one.position]
+        else:
+            assert one.due == one.letter.deliver_at
+
+
+@pytest.mark.parametrize(
+    "infrastructure", [bide.NServiceBus(routing="direct"), bide.Celery()], ids=lambda one: one.name
+)
+async def test_other_infrastructures(vhost: Vhost, infrastructure: DelayInfrastructure) -> None:
+    async with bide.connect(vhost.url, infrastructure=infrastructure) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
+        letters = [Letter(str(number), to="q", delay=("1s", None)[number % 2]) for number in range(200)]
+        assert (await client.publish_many(letters)).confirmed == 200
+        received = await receive(client, "q", 200)
+        assert sorted(int(one.body) for one in received) == list(range(200))
+        assert all(one.lateness is None or one.lateness >= timedelta(0) for one in received)
+
+
+async def test_bodies_larger_than_a_frame(client: bide.Client, queue: str) -> None:
+    bodies = [bytes([number]) * size for number, size in enumerate((0, 131_063, 131_064, 131_065, 400_000, 3_000_000))]
+    await client.publish_many(Letter(body, to=queue) for body in bodies * 3)
+    assert [one.body for one in await receive(client, queue, 18)] == bodies * 3
+
+
+async def test_one_message_that_the_broker_closes_the_channel_for(client: bide.Client, queue: str) -> None:
+    """It says no more than that it was one of them. All others arrive."""
+
+    def letters() -> Iterator[Letter]:
+        for number in range(3_000):
+            yield Letter(b"", to=queue, message_id=f"{number}", user_id="stranger" if number in (700, 2_900) else None)
+
+    each = await outcomes(client.publish_many(letters()))
+    failed = [one for one in each if one.error is not None]
+    assert [(one.position, one.status) for one in failed] == [(700, "failed"), (2_900, "failed")]
+    assert all("user_id" in str(one.error) for one in failed)
+    repeated = sum(one.attempts - 1 for one in each if one.error is None)
+    found = Counter(
+        one.message_id for one in await receive(client, queue, 2_998) if one.message_id not in ("700", "2900")
+    )
+    assert repeated > 0
+    assert len(found) == 2_998 or found.total() > len(found)
+
+
+async def test_an_asynchronous_input_is_not_waited_for_with_what_is_there(client: bide.Client, queue: str) -> None:
+    more = asyncio.Event()
+
+    async def letters() -> AsyncIterator[Letter]:
+        for number in range(5_000):
+            if number == 3:
+                await more.wait()
+            yield Letter(b"", to=queue, message_id=f"{number}")
+
+    seen = 0
+    async for one in client.publish_many(letters(), window=500):
+        assert one.status == "confirmed"
+        seen += 1
+        if seen == 3:
+            # The three are confirmed although the fourth is not there yet.
+            assert not more.is_set()
+            more.set()
+    assert seen == 5_000
+
+
+async def test_memory_holds_a_window(client: bide.Client, queue: str) -> None:
+    """However long the input, letters are taken only as others are done with."""
+    taken = known = most = 0
+
+    def letters() -> Iterator[Letter]:
+        nonlocal taken, most
+        for _ in range(20_000):
+            taken += 1
+            most = max(most, taken - known)
+            yield Letter(b"x" * 200, to=queue)
+
+    async for _ in client.publish_many(letters(), window=500):
+        known += 1
+    assert taken == known == 20_000
+    assert 400 < most <= 500 + 1
+
+
+async def test_bytes_in_flight_are_limited_too(
+    client: bide.Client, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bide.bulk_run.MAX_BYTES", 100_000)
+    taken = known = most = 0
+
+    def letters() -> Iterator[Letter]:
+        nonlocal taken, most
+        for _ in range(300):
+            taken += 1
+            most = max(most, taken - known)
+            yield Letter(b"x" * 30_000, to=queue)
+
+    async for _ in client.publish_many(letters()):
+        known += 1
+    assert taken == known == 300
+    assert most == 4
+
+
+async def test_an_input_that_fails(client: bide.Client, queue: str) -> None:
+    def letters() -> Iterator[Letter]:
+        for _ in range(300):
+            yield Letter(b"", to=queue)
+        raise OSError("the file is gone")
+
+    async def later() -> AsyncIterator[Letter]:
+        for letter in [Letter(b"", to=queue)] * 300:
+            yield letter
+        raise OSError("the file is gone")
+
+    for source in (letters(), later()):
+        seen, error = await drained(client.publish_many(source))
+        assert [one.status for one in seen] == ["confirmed"] * 300
+        assert isinstance(error, OSError)
+
+
+async def test_leaving_early(client: bide.Client, queue: str) -> None:
+    publishing = aiter(client.publish_many(Letter(b"", to=queue) for _ in range(100_000)))
+    assert (await anext(publishing)).status == "confirmed"
+    await publishing.aclose()  # type: ignore[attr-defined]
+    await client.publish(b"", to=queue)
+
+
+async def test_it_is_used_once(client: bide.Client, queue: str) -> None:
+    publishing = client.publish_many([Letter(b"", to=queue)])
+    assert (await publishing).confirmed == 1
+    with pytest.raises(ClosedError, match="published already"):
+        await publishing
+    with pytest.raises(ClosedError):
+        publishing.batches()
+    assert (await client.publish_many([])).total == 0
+
+
+async def test_arguments_that_cannot_be_used(client: bide.Client) -> None:
+    with pytest.raises(InvalidInputError, match="window"):
+        client.publish_many([], window=0)
+    with pytest.raises(InvalidInputError, match="on_lost"):
+        client.publish_many([], on_lost="never")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="iterable"):
+        await client.publish_many(3)  # type: ignore[arg-type]
+
+
+async def test_an_infrastructure_that_is_missing_ends_it(vhost: Vhost) -> None:
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK, declare=False) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
+        letters = (Letter(b"", to="q", delay=(None, "1s")[number // 5]) for number in range(10))
+        seen, error = await drained(client.publish_many(letters))
+        assert isinstance(error, NotAppliedError)
+        assert Counter(one.status for one in seen) == {"confirmed": 5, "failed": 1}
+
+
+async def test_publishing_several_at_once(client: bide.Client, queue: str) -> None:
+    reports = await asyncio.gather(
+        *(client.publish_many(Letter(b"", to=queue, delay="100ms") for _ in range(500)) for _ in range(4)),
+        *(client.publish(b"", to=queue) for _ in range(500)),
+    )
+    assert [one.confirmed for one in reports[:4] if isinstance(one, Report)] == [500] * 4
+    assert len(await receive(client, queue, 2_500)) == 2_500

@@ -1,0 +1,86 @@
+"""Bulk publishing without an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import bide
+from bide.bulk_sync import BulkPublisher
+from bide.errors import BulkPublishError, ClosedError, InvalidInputError
+from bide.letter import Letter
+from tests.broker.conftest import SMALL_CLOCK
+from tests.broker.receiving import fresh
+
+
+@pytest.fixture
+def queue(clock_url: str) -> str:
+    name = fresh("q")
+    with bide.connect_sync(clock_url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue.quorum(name)]))
+    return name
+
+
+def received(url: str, queue: str, number: int) -> list[bide.Message]:
+    """Exactly so many messages."""
+    found = []
+    with bide.connect_sync(url) as client, client.consume(queue, timeout="10s", prefetch=2_000) as messages:
+        for message in messages:
+            found.append(message._message)
+            message.ack()
+            if len(found) == number:
+                break
+    assert len(found) == number
+    return found
+
+
+def test_everything_arrives_in_order(clock_url: str, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several batches, and the end of the block sends the rest."""
+    monkeypatch.setattr("bide.bulk_sync._BATCH", 300)
+    with BulkPublisher(clock_url) as publisher:
+        for number in range(1_000):
+            publisher.put(Letter(str(number), to=queue))
+    assert [int(one.body) for one in received(clock_url, queue, 1_000)] == list(range(1_000))
+
+
+def test_a_flush_says_what_became_of_all_since_the_last(clock_url: str, queue: str) -> None:
+    with BulkPublisher(clock_url, infrastructure=SMALL_CLOCK) as publisher:
+        assert publisher.flush().total == 0
+        publisher.put(Letter(b"", to=queue, delay="100ms"))
+        assert publisher.flush().confirmed == 1
+        assert publisher.publish_many(Letter(b"", to=queue) for _ in range(6_000)).confirmed == 6_000
+        for number in range(5_500):
+            publisher.put(Letter(b"", to="nowhere" if number in (2, 5_400) else queue))
+        with pytest.raises(BulkPublishError, match="of 5500 messages 2 were not taken") as caught:
+            publisher.flush()
+        # Counted from the first letter of the publisher on.
+        assert [one.position for one in caught.value.report.failures] == [6_003, 11_401]
+        assert publisher.flush().total == 0
+
+
+def test_failures_are_not_passed_over_at_the_end(clock_url: str, queue: str) -> None:
+    def block() -> None:
+        with BulkPublisher(clock_url) as publisher:
+            publisher.put(Letter(b"", to="nowhere"))
+
+    with pytest.raises(BulkPublishError, match="1 returned"):
+        block()
+
+
+def test_an_exception_in_the_block_abandons_the_rest(clock_url: str, queue: str) -> None:
+    def rows() -> Iterator[Letter]:
+        yield Letter(b"", to=queue)
+        raise OSError("the file is gone")
+
+    publisher = BulkPublisher(clock_url)
+    with pytest.raises(OSError, match="file is gone"), publisher:
+        publisher.publish_many(rows())
+    publisher.put(Letter(b"", to=queue))
+    with pytest.raises(ClosedError):
+        publisher.flush()
+
+
+def test_arguments_that_cannot_be_used() -> None:
+    with pytest.raises(InvalidInputError, match="window"):
+        BulkPublisher("amqp://localhost", window=0)

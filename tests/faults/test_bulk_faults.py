@@ -1,0 +1,345 @@
+"""The connection breaks, or the broker stops to take messages, in the middle of a bulk publish.
+
+``BIDE_SOAK=1`` cuts 200 connections rather than a few.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+import bide
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.amqp.writer import WRITE_BUFFER
+from bide.bulk import BulkPublish
+from bide.bulk_sync import BulkPublisher
+from bide.errors import BulkInDoubtError, ClosedError, ConnectionLostError, MessageTooLargeError, PublishInDoubtError
+from bide.letter import Letter
+from bide.outcome import Outcome
+from tests.broker.receiving import eventually, fresh, ready
+from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail
+from tests.faults.proxy import PUBLISH, Proxy
+from tests.support import SOAK, Vhost
+
+CUTS = 200 if SOAK else 6
+MESSAGES = 5_000
+LAST = "last"
+
+
+async def declared(url: str) -> str:
+    """A new queue."""
+    queue = fresh("q")
+    async with bide.connect(url) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+    return queue
+
+
+async def found(url: str, queue: str) -> Counter[str]:
+    """How often each message is in a queue, the last one included.
+
+    Read a queue once: of thousands of acknowledgements at once, the broker forgets some when the channel closes.
+    """
+    ids = Counter[str]()
+    async with bide.connect(url) as client, asyncio.timeout(60), client.consume(queue, prefetch=2_000) as messages:
+        async for message in messages:
+            await message.ack()
+            ids[str(message.message_id)] += 1
+            if message.message_id == LAST:
+                return ids
+    raise AssertionError("the consumer ended")
+
+
+def letters(queue: str, number: int = MESSAGES, **options: Any) -> Iterator[Letter]:
+    for place in range(number):
+        yield Letter(b"x" * 200, to=queue, message_id=f"m{place}", **options)
+
+
+async def told(publishing: BulkPublish) -> tuple[dict[str, Outcome], BulkInDoubtError | None]:
+    """The outcomes by message id, and what was raised in the end."""
+    known: dict[str, Outcome] = {}
+    try:
+        async for one in publishing:
+            assert one.message_id is not None
+            assert one.message_id not in known
+            known[one.message_id] = one
+    except BulkInDoubtError as error:
+        return known, error
+    return known, None
+
+
+@pytest.mark.timeout(20 * CUTS + 60)
+async def test_cuts_at_random_bytes(vhost: Vhost, proxy: Proxy) -> None:
+    """Nothing is lost. What is there more than once was sent and not confirmed when the connection broke."""
+    chance = random.Random(11)
+    repeated = 0
+    for number in range(CUTS):
+        queue = await declared(vhost.url)
+        # From the first bytes of the handshake to the last message, and the connections after the first as well.
+        budgets = iter([chance.randint(1, MESSAGES * 300), chance.randint(1, 20_000), chance.randint(1, 500_000)])
+        delay = "1s" if number % 3 == 0 else None
+        async with bide.connect(proxy.url, infrastructure=CLOCK, max_in_flight=1_000) as client:
+            proxy.budget = partial(next, budgets, None)
+            proxy.cut()
+            known, error = await told(client.publish_many(letters(queue, delay=delay)))
+            await client.publish(b"", to=queue, delay=None if delay is None else "3s", message_id=LAST)
+        proxy.budget = lambda: None
+        assert error is None
+        assert len(known) == MESSAGES
+        assert {one.status for one in known.values()} == {"confirmed"}
+        there = await found(vhost.url, queue)
+        assert there.keys() == known.keys() | {LAST}
+        assert all(there[name] <= one.attempts for name, one in known.items())
+        repeated += sum(one.attempts > 1 for one in known.values())
+    assert proxy.cuts >= 3 * CUTS
+    assert repeated > 0
+
+
+@pytest.mark.timeout(20 * CUTS + 60)
+async def test_cuts_at_random_bytes_that_are_reported(vhost: Vhost, proxy: Proxy) -> None:
+    """What the error names, and nothing else, is in doubt; what was not sent is not there."""
+    chance = random.Random(13)
+    doubts = 0
+    for _ in range(max(3, CUTS // 4)):
+        queue = await declared(vhost.url)
+        source = letters(queue)
+        confirmed, doubtful, unsent, rounds = set[str](), set[str](), set[str](), 0
+        async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost="raise", max_in_flight=500) as client:
+            proxy.budget = lambda: chance.randint(20_000, 600_000)
+            proxy.cut()
+            while True:
+                known, error = await told(client.publish_many(source))
+                confirmed |= known.keys()
+                assert {one.status for one in known.values()} <= {"confirmed"}
+                if error is None:
+                    break
+                rounds += 1
+                assert isinstance(error.__cause__, ConnectionLostError)
+                assert all(one.attempts == 1 for one in error.in_doubt)
+                assert all(one.attempts == 0 for one in error.unsent)
+                assert len(error.in_doubt) + len(error.unsent) <= 500
+                doubtful |= {str(one.message_id) for one in error.in_doubt}
+                unsent |= {str(one.message_id) for one in error.unsent}
+            proxy.budget = lambda: None
+            await client.publish(b"", to=queue, message_id=LAST)
+        # Every message has one fate.
+        assert len(confirmed) + len(doubtful) + len(unsent) == MESSAGES
+        there = await found(vhost.url, queue)
+        assert confirmed | {LAST} <= there.keys() <= confirmed | doubtful | {LAST}
+        assert there.total() == len(there)
+        assert rounds > 0
+        doubts += len(doubtful)
+    assert doubts > 0
+
+
+async def test_what_is_in_doubt_can_be_sent_again(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await declared(vhost.url)
+    source = letters(queue, 1_000, delay="1s")
+    async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost="raise", max_in_flight=100) as client:
+        proxy.on_method[PUBLISH] = "deaf"
+        publishing = asyncio.create_task(told(client.publish_many(source)))
+
+        async def sent() -> bool:
+            return PUBLISH not in proxy.on_method
+
+        await eventually(sent)
+        proxy.cut()
+        known, error = await publishing
+        assert known == {}
+        assert error is not None
+        assert error.unsent == ()
+        assert [one.position for one in error.in_doubt] == list(range(100))
+        again = [one.again() for one in error.in_doubt]
+        assert [one.deliver_at for one in again] == [one.due for one in error.in_doubt]
+        assert (await client.publish_many(again)).confirmed == 100
+        assert (await client.publish_many(source)).confirmed == 900
+        await client.publish(b"", to=queue, delay="3s", message_id=LAST)
+    there = await found(vhost.url, queue)
+    assert there.keys() == {LAST, *(f"m{number}" for number in range(1_000))}
+
+
+async def test_confirms_that_got_lost_are_waited_for_with_second_copies(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
+        proxy.on_method[PUBLISH] = "deaf"
+        publishing = asyncio.create_task(told(client.publish_many(letters(queue, 300))))
+        connection = await Connection.open(BrokerUrl.parse(vhost.url))
+
+        async def stored() -> bool:
+            return await ready(connection, queue) == 300
+
+        await eventually(stored)
+        await connection.close()
+        assert not publishing.done()
+        proxy.cut()
+        known, error = await publishing
+        assert error is None
+        assert {one.attempts for one in known.values()} == {2}
+        await client.publish(b"", to=queue, message_id=LAST)
+    there = await found(vhost.url, queue)
+    assert there == {LAST: 1, **{f"m{number}": 2 for number in range(300)}}
+
+
+async def test_a_broker_that_answers_no_more(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1s") as client:
+        await client.publish(b"", to=queue)
+        proxy.stall()
+        async with asyncio.timeout(10):
+            known, error = await told(client.publish_many(letters(queue, 300), window=100))
+        assert known == {}
+        assert error is not None
+        assert "no confirm within 1 s" in str(error)
+        assert len(error.in_doubt) + len(error.unsent) <= 100
+        assert isinstance(error, PublishInDoubtError)
+        proxy.moving.set()
+
+
+async def test_the_client_is_closed_meanwhile(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
+        proxy.rewrite = _without_confirms
+        publishing = asyncio.create_task(told(client.publish_many(letters(queue, 300))))
+        connection = await Connection.open(BrokerUrl.parse(vhost.url))
+
+        async def stored() -> bool:
+            return await ready(connection, queue) == 300
+
+        await eventually(stored)
+        await connection.close()
+        await client.close()
+        known, error = await publishing
+    assert known == {}
+    assert error is not None
+    assert len(error.in_doubt) == 300
+    assert isinstance(error.__cause__, ClosedError)
+
+
+def _without_confirms(data: bytes) -> bytes:
+    # An ack of 13 bytes on a channel of one digit.
+    start = data.find(b"\x00\x00\x00\x0d\x00\x3c\x00\x50")
+    return data if start < 0 else data[: start - 3]
+
+
+async def test_what_a_batch_leaves_in_doubt_without_an_event_loop(vhost: Vhost, proxy: Proxy) -> None:
+    """All that was put has one fate: confirmed in an earlier flush, in doubt, or unsent."""
+    queue = await declared(vhost.url)
+    proxy.budget = lambda: 100_000
+
+    def publish() -> BulkInDoubtError:
+        with BulkPublisher(proxy.url, on_lost="raise", window=300) as publisher:
+            with pytest.raises(BulkInDoubtError) as caught:
+                publisher.publish_many(letters(queue, 12_000))
+            return caught.value
+
+    error = await asyncio.to_thread(publish)
+    proxy.budget = lambda: None
+    assert isinstance(error.__cause__, ConnectionLostError)
+    positions = [one.position for one in (*error.in_doubt, *error.unsent)]
+    assert sorted(positions) == list(range(positions[0], positions[0] + len(positions)))
+    assert 0 < len(error.in_doubt) <= 300
+    assert len(error.unsent) > 5_000
+    async with bide.connect(vhost.url) as client:
+        await client.publish(b"", to=queue, message_id=LAST)
+    there = await found(vhost.url, queue)
+    assert not there.keys() & {one.message_id for one in error.unsent}
+    assert {f"m{number}" for number in range(positions[0])} <= there.keys()
+
+
+async def test_another_host_takes_over(vhost: Vhost, proxy: Proxy) -> None:
+    """A URL of several hosts: where the first refuses, the second goes on."""
+    queue = await declared(vhost.url)
+    hosts = ",".join(f"{host}:{port}" for url in (proxy.url, vhost.url) for host, port in BrokerUrl.parse(url).hosts)
+    credentials, _, rest = vhost.url.rpartition("@")
+    url = f"{credentials}@{hosts}/{rest.partition('/')[2]}"
+    async with bide.connect(url, infrastructure=CLOCK) as client:
+        proxy.budget = lambda: None
+        source = letters(queue)
+        known = {}
+        async for one in client.publish_many(source, window=500):
+            known[one.message_id] = one
+            if len(known) == 1_000:
+                proxy.refusing = True
+                proxy.cut()
+        await client.publish(b"", to=queue, message_id=LAST)
+    assert len(known) == MESSAGES
+    assert {one.status for one in known.values()} == {"confirmed"}
+    assert (await found(vhost.url, queue)).keys() == known.keys() | {LAST}
+
+
+async def test_a_slow_line_holds_it_back(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
+        transport: Any = (await client._publisher.connection())._transport
+        proxy.rate = 20_000_000
+        most = 0
+        async for _ in client.publish_many(Letter(b"x" * 50_000, to=queue) for _ in range(300)):
+            most = max(most, transport.get_write_buffer_size())
+    assert 50_000 < most < 2 * WRITE_BUFFER
+
+
+async def test_tls(frail: Frail) -> None:
+    queue = await declared(frail.url())
+    async with bide.connect(frail.url(tls=f"cafile={frail.folder}/ca.pem"), infrastructure=CLOCK) as client:
+        assert (await client.publish_many(letters(queue))).confirmed == MESSAGES
+        await client.publish(b"", to=queue, message_id=LAST)
+    assert (await found(frail.url(), queue)).total() == MESSAGES + 1
+
+
+async def test_bodies_over_the_brokers_limit(frail: Frail) -> None:
+    """The broker closes the channel for each of them; all others arrive."""
+    queue = await declared(frail.url())
+    async with bide.connect(frail.url(), infrastructure=CLOCK) as client:
+        sizes = [BODY_LIMIT + 1 if number in (3, 700, 701) else 100 for number in range(1_000)]
+        source = (Letter(b"x" * size, to=queue, message_id=f"m{number}") for number, size in enumerate(sizes))
+        known, error = await told(client.publish_many(source))
+        await client.publish(b"", to=queue, message_id=LAST)
+    assert error is None
+    assert {one.position for one in known.values() if one.error is not None} == {3, 700, 701}
+    assert all(isinstance(known[f"m{number}"].error, MessageTooLargeError) for number in (3, 700, 701))
+    assert len(await found(frail.url(), queue)) == 998
+
+
+async def test_an_alarm_is_waited_out(frail: Frail) -> None:
+    """However long it takes: the client's time limit is for brokers that say nothing."""
+    queue = await declared(frail.url())
+    names: list[str] = []
+    seen = asyncio.Event()
+
+    def source() -> Iterator[Letter]:
+        # The broker looks at its memory now and then, and tells a connection when that publishes next.
+        more = 1_000
+        while more:
+            more -= seen.is_set()
+            names.append(f"m{len(names)}")
+            yield Letter(b"", to=queue, message_id=names[-1])
+
+    async with bide.connect(frail.url(), infrastructure=CLOCK, timeout="2s") as client:
+        connection = await client._publisher.connection()
+        await asyncio.to_thread(frail.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
+        try:
+            publishing = asyncio.create_task(told(client.publish_many(source(), window=50)))
+
+            async def blocked() -> bool:
+                return connection.blocked_by is not None
+
+            await eventually(blocked)
+            seen.set()
+            # Longer than the time limit.
+            done, _ = await asyncio.wait({publishing}, timeout=3)
+            assert not done
+            assert connection.blocked_by is not None
+        finally:
+            await asyncio.to_thread(frail.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.6")
+        known, error = await publishing
+        await client.publish(b"", to=queue, message_id=LAST)
+    assert error is None
+    assert list(known) == names
+    assert {(one.status, one.attempts) for one in known.values()} == {("confirmed", 1)}
+    assert await found(frail.url(), queue) == Counter([*names, LAST])

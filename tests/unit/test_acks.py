@@ -1,0 +1,83 @@
+"""Gathered acknowledgements, against a broker that settles what each frame says and refuses what RabbitMQ refuses."""
+
+from __future__ import annotations
+
+import struct
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bide.amqp.acks import Acks
+
+
+def frames(acks: Acks) -> list[tuple[int, bool]]:
+    """Tag and the flag for many, of each frame."""
+    return [struct.unpack(">QB", payload[4:]) for payload in acks.take()]
+
+
+@given(st.integers(1, 30), st.data())
+def test_what_is_said_is_what_was_meant(deliveries: int, data: st.DataObject) -> None:
+    """Whatever is acknowledged and otherwise settled, in whatever order, nothing else is, and nothing is left out."""
+    acks = Acks()
+    order = data.draw(st.permutations(range(1, deliveries + 1)))
+    unsettled, acknowledged = set(order), set[int]()
+    for tag in order:
+        match data.draw(st.sampled_from(["ack", "ack", "ack", "other", "keep", "send"])):
+            case "ack":
+                acks.add(tag)
+                acknowledged.add(tag)
+            case "other":
+                acks.settled(tag)
+                unsettled.remove(tag)
+            case "send":
+                _apply(acks, unsettled, acknowledged)
+            case _:
+                pass
+    _apply(acks, unsettled, acknowledged)
+    assert not acks
+
+
+def _apply(acks: Acks, unsettled: set[int], acknowledged: set[int]) -> None:
+    for tag, multiple in frames(acks):
+        # RabbitMQ closes the channel for a tag that it does not wait for, that of many included.
+        assert tag in unsettled
+        settled = {one for one in unsettled if one <= tag} if multiple else {tag}
+        assert settled <= acknowledged
+        unsettled -= settled
+    assert not unsettled & acknowledged
+
+
+def test_in_order_it_is_one_frame() -> None:
+    acks = Acks()
+    for tag in range(1, 1_001):
+        acks.add(tag)
+    assert frames(acks) == [(1_000, True)]
+    acks.add(1_001)
+    assert frames(acks) == [(1_001, False)]
+
+
+def test_a_gap_holds_back_what_comes_after_it_and_no_more() -> None:
+    acks = Acks()
+    for tag in (1, 2, 4, 5):
+        acks.add(tag)
+    assert frames(acks) == [(2, True), (4, False), (5, False)]
+    acks.add(6)
+    acks.add(3)
+    assert frames(acks) == [(6, True)]
+
+
+def test_all_up_to_one() -> None:
+    acks = Acks()
+    acks.add(5)
+    acks.settled(4, multiple=True)
+    acks.add(6)
+    assert frames(acks) == [(6, True)]
+
+
+def test_a_second_settlement_is_the_brokers_to_refuse() -> None:
+    acks = Acks()
+    acks.add(1)
+    acks.add(1)
+    assert frames(acks) == [(1, False), (1, False)]
+    acks.add(77)
+    assert frames(acks) == [(77, False)]

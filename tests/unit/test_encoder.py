@@ -1,0 +1,198 @@
+"""The quick way to encode a message against the one that encodes every value anew: not a bit differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import bide
+from bide.delay.infrastructure import DelayInfrastructure
+from bide.duration import DelayLike, parse_delay
+from bide.encoder import Encoder
+from bide.errors import InvalidInputError
+from bide.letter import Letter, Letters
+from bide.outgoing import Outgoing
+
+NOW = datetime(2026, 7, 1, 12, 0, 0, 123456, tzinfo=UTC)
+FRAME_MAX = 600
+CLOCKS = (
+    bide.Clock(carrier="CC"),
+    bide.Clock(carrier="BCC", lanes=5),
+    bide.Clock(max_delay=timedelta(seconds=30), resolution=timedelta(milliseconds=50)),
+    bide.Clock(prefix="other", resolution=timedelta(seconds=15)),
+    bide.NServiceBus(),
+    bide.Celery(),
+)
+
+words = st.text(alphabet="ab.é", max_size=12)
+names = st.text(alphabet="abc-é", min_size=1, max_size=12)
+optional_words = st.none() | words
+moments = st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
+addresses = st.one_of(
+    st.fixed_dictionaries({"to": names}, optional={"isolated": st.booleans()}),
+    st.fixed_dictionaries({"exchange": names, "routing_key": words}),
+)
+times: st.SearchStrategy[dict[str, Any]] = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"delay": st.timedeltas(timedelta(0), timedelta(days=3500))}),
+    st.fixed_dictionaries({"delay": st.integers(0, 400).map(lambda seconds: f"{seconds}s")}),
+    st.fixed_dictionaries({"deliver_at": st.timedeltas(timedelta(0), timedelta(days=400)).map(NOW.__add__)}),
+    st.fixed_dictionaries({"deliver_at": moments}),
+)
+headers = st.dictionaries(
+    st.text(alphabet="xyzé", min_size=1, max_size=8),
+    st.one_of(words, st.integers(-(1 << 40), 1 << 40), st.booleans(), st.none(), st.floats(allow_nan=False)),
+    max_size=4,
+)
+bodies: st.SearchStrategy[dict[str, Any]] = st.one_of(
+    st.fixed_dictionaries({"body": st.binary(max_size=40) | words}),
+    st.fixed_dictionaries({"body": st.integers(FRAME_MAX - 10, 3 * FRAME_MAX).map(bytes)}),
+    st.fixed_dictionaries({"json": st.dictionaries(words, st.integers(), max_size=3)}),
+)
+properties = st.fixed_dictionaries(
+    {},
+    optional={
+        "mandatory": st.booleans(),
+        "headers": st.none() | headers,
+        "message_id": optional_words,
+        "correlation_id": optional_words,
+        "reply_to": optional_words,
+        "content_type": optional_words,
+        "content_encoding": optional_words,
+        "type": optional_words,
+        "user_id": optional_words,
+        "app_id": optional_words,
+        "timestamp": st.none() | moments,
+        "persistent": st.booleans(),
+        "priority": st.none() | st.integers(0, 255),
+        "expiration": st.none() | st.timedeltas(timedelta(0), timedelta(days=30)),
+    },
+)
+letters = st.tuples(addresses, times, bodies, properties).map(
+    lambda parts: Letter(**{name: value for part in parts for name, value in part.items()})
+)
+
+
+def made(letter: Letter) -> Outgoing:
+    """The same message, by the full check alone."""
+    return Outgoing.make(**{name: getattr(letter, name) for name in Letter.__slots__ if name != "mandatory"})
+
+
+@given(st.sampled_from(CLOCKS), st.lists(letters, min_size=1, max_size=4))
+@example(CLOCKS[0], [Letter(b"", to="q", delay="90s", priority=3, expiration=timedelta(seconds=1))])
+@example(CLOCKS[0], [Letter(b"", to="q", delay="1d", expiration="77", reply_to="r", correlation_id="c", timestamp=NOW)])
+@example(CLOCKS[1], [Letter(b"", exchange="x", routing_key="a.b.c", delay="3199d", message_id="m")])
+@example(CLOCKS[0], [Letter(b"", to="q", deliver_at=datetime(1970, 1, 5, tzinfo=UTC))])
+@example(CLOCKS[2], [Letter(b"", to="q", delay="31s")])
+@example(CLOCKS[0], [Letter(b"", to="q", headers={"big": "x" * FRAME_MAX})])
+@example(CLOCKS[0], [Letter(b"", exchange="x", routing_key="." * 130, delay="1s")])
+@example(CLOCKS[0], [Letter(b"", exchange="x", routing_key="." * 130, deliver_at=NOW)])
+def test_not_a_bit_differs(infrastructure: DelayInfrastructure, several: list[Letter]) -> None:
+    check = Letters()
+    encoder = Encoder(infrastructure, frame_max=FRAME_MAX)
+    # The second time the kind of each letter is known.
+    for letter in several + several:
+        quick = check.check(letter).starting(NOW)
+        slow = made(letter).starting(NOW)
+        if letter.message_id is None:
+            slow = _with_id(letter, quick.message_id).starting(NOW)
+        assert quick == slow
+        assert quick.kind is not None
+        try:
+            expected = encoder.encode(slow, NOW, channel=7, mandatory=letter.mandatory)
+        except InvalidInputError as error:
+            with pytest.raises(type(error), match=r".*") as caught:
+                encoder.encode(quick, NOW, channel=7, mandatory=letter.mandatory)
+            assert str(caught.value) == str(error)
+        else:
+            assert encoder.encode(quick, NOW, channel=7, mandatory=letter.mandatory) == expected
+
+
+def _with_id(letter: Letter, message_id: str) -> Outgoing:
+    values = {name: getattr(letter, name) for name in Letter.__slots__ if name not in ("mandatory", "message_id")}
+    return Outgoing.make(**values, message_id=message_id)
+
+
+def wrong_letters() -> Iterator[Letter]:
+    """Letters that differ from right ones of their kind in what is wrong."""
+    yield Letter(b"")
+    yield Letter(b"", to="q", exchange="x")
+    yield Letter(b"", to="q", routing_key="k")
+    yield Letter(b"", to=["q"])  # type: ignore[arg-type]
+    yield Letter(3, to="q")  # type: ignore[arg-type]
+    yield Letter(b"", json=1, to="q")
+    yield Letter("text", json=1, to="q")
+    yield Letter("\ud800", to="q")
+    yield Letter(b"", to="q", delay=3)  # type: ignore[arg-type]
+    yield Letter(b"", to="q", delay="later")
+    yield Letter(b"", to="q", delay=timedelta(seconds=-1))
+    yield Letter(b"", to="q", delay="1s", deliver_at=NOW)
+    yield Letter(b"", to="q", deliver_at=NOW.replace(tzinfo=None))
+    yield Letter(b"", to="q", priority=True)
+    yield Letter(b"", to="q", priority=256)
+    yield Letter(b"", to="q", message_id="x" * 256)
+    yield Letter(b"", to="q", message_id="é" * 128)
+    yield Letter(b"", to="q", message_id=7)  # type: ignore[arg-type]
+    yield Letter(b"", to="q", correlation_id="\ud800")
+    yield Letter(b"", to="q", reply_to="x" * 256)
+    yield Letter(b"", to="q", timestamp=NOW.replace(tzinfo=None))
+    yield Letter(b"", to="q", timestamp="now")  # type: ignore[arg-type]
+    yield Letter(b"", to="q", headers={"bide-x": 1})
+    yield Letter(b"", to="q", headers={"CC": ["a"]}, delay="1s")
+    yield Letter(b"", to="q", headers={1: 1})  # type: ignore[dict-item]
+    yield Letter(b"", to="q", headers=["a"])  # type: ignore[arg-type]
+    yield Letter(b"", to="q", expiration="-1s")
+    yield Letter(json=object(), to="q")
+
+
+RIGHT = tuple(
+    Letter(body, to="q", json=json, delay=delay, priority=priority)
+    for body, json in ((b"", None), (None, {"a": 1}))
+    for delay in (None, "1s")
+    for priority in (None, 1)
+)
+
+
+@pytest.mark.parametrize("letter", list(wrong_letters()), ids=repr)
+def test_a_wrong_letter_is_refused_whatever_was_right_before(letter: Letter) -> None:
+    with pytest.raises(InvalidInputError) as expected:
+        made(letter)
+    check = Letters()
+    for right in RIGHT:
+        check.check(right)
+    with pytest.raises(type(expected.value)) as caught:
+        check.check(letter)
+    assert str(caught.value) == str(expected.value)
+
+
+def test_kinds_are_not_remembered_without_end() -> None:
+    check = Letters()
+    for number in range(25_000):
+        check.check(Letter(b"", to=f"q{number}"))
+    assert len(check._kinds) <= 10_000
+    encoder = Encoder(CLOCKS[0], frame_max=FRAME_MAX)
+    for number in range(25_000):
+        encoder.encode(check.check(Letter(b"", to=f"q{number}")), NOW, channel=1, mandatory=True)
+    assert len(encoder._prepared) <= 10_000
+
+
+def test_every_digit_of_every_level() -> None:
+    """Each wait of one digit, and a wait of all digits at their highest."""
+    check = Letters()
+    for clock in CLOCKS[:2]:
+        encoder = Encoder(clock, frame_max=FRAME_MAX)
+        waits: list[DelayLike] = [clock.max_delay]
+        for unit, highest in (("10ms", 99), ("1s", 59), ("1m", 59), ("1h", 23), ("1d", 99), ("100d", 31)):
+            step = parse_delay(unit)
+            waits += [step * digit for digit in range(1, highest + 1)]
+        for wait in waits:
+            letter = Letter(b"x", to="q", delay=wait, message_id=f"m{wait}")
+            check.check(letter)
+            quick = check.check(letter).starting(NOW)
+            found = encoder.encode(quick, NOW, channel=1, mandatory=True)
+            assert found == encoder.encode(made(letter).starting(NOW), NOW, channel=1, mandatory=True)
