@@ -3,7 +3,7 @@
 PYTHON_BIN := .venv/bin/python
 BROKER_TESTS := $(wildcard tests/broker tests/faults) tests/acceptance/test_local_broker.py
 
-.PHONY: help demo test test-brokers lint format lock setup rabbitmq clean
+.PHONY: help demo test test-brokers test-soak lint format lock setup rabbitmq clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,6 +22,9 @@ test-brokers: setup ## run the broker tests on RabbitMQ 4.0 and 4.3 too (Linux, 
 		BIDE_TEST_BROKER_ROOT=$$root $(PYTHON_BIN) -m pytest $(BROKER_TESTS) || failed="$$failed $$suite"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
+
+test-soak: setup ## cut 200 connections in the middle of bulk publishes rather than a few (ten minutes)
+	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest tests/faults/test_bulk_faults.py -k random_bytes
 
 lint: setup ## ruff and mypy
 	@.venv/bin/ruff check

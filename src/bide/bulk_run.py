@@ -37,6 +37,8 @@ MAX_BYTES: Final = 64 << 20
 _TURN: Final = 256
 """Messages that are sent in one turn of the event loop."""
 
+_REMEMBERED: Final = 10_000
+
 _HOPELESS: Final = 1.0
 """Seconds for which a target that messages cannot reach is not asked for again."""
 
@@ -126,16 +128,21 @@ class Run:
         source = source_of(self._letters, self._news.set)
         failure: Exception | None = None
         try:
-            while failure is None and not self._is_done(source):
+            while True:
+                if self._known:
+                    known, self._known = self._known, []
+                    yield known
+                    # How long the caller took is no silence of the broker.
+                    self._has_moved = True
+                    continue
+                if failure is not None or self._is_done(source):
+                    break
                 try:
                     await self._round(source)
                 except BulkInDoubtError as error:
                     failure = with_unsent(error, source.left(), first=self._taken)
                 except Exception as error:  # noqa: BLE001 (raised below)
                     failure = error
-                if self._known:
-                    known, self._known = self._known, []
-                    yield known
             for cause in (failure, self._end, source.error):
                 if cause is not None:
                     raise cause
@@ -145,8 +152,7 @@ class Run:
             await source.close()
 
     def _is_done(self, source: Source) -> bool:
-        has_input = not source.ended and self._end is None
-        return not (has_input or self._again or self._in_flight or self._lost)
+        return (source.ended or self._end is not None) and not self._is_waiting()
 
     def settled(self, parcel: Parcel, error: BideError | None) -> None:
         """The broker's word on one message, or the end of its channel."""
@@ -161,46 +167,46 @@ class Run:
             self._lost.append(parcel)
 
     async def _round(self, source: Source) -> None:
-        self._postpone()
+        """One turn: send what may be sent, or wait for whatever comes first."""
         try:
-            async with asyncio.timeout_at(self._deadline):
-                await self._go_on(source)
+            await self._go_on(source)
         except TimeoutError as error:
             connection = self._session.connection if self._session is not None else None
             if connection is not None and connection.is_open and connection.blocked_by is not None:
                 # It is there, and says that it takes messages again later.
                 self._has_moved = True
-                return
-            raise self._in_doubt(f"no confirm within {self._timeout:g} s") from error
+            elif self._is_waiting():
+                raise self._in_doubt(f"no confirm within {self._timeout:g} s") from error
+            else:
+                raise PublishError(f"the broker was not reached within {self._timeout:g} s: is it up?") from error
         except BulkInDoubtError:
             raise
         except BideError as error:
             if self._session is not None and not self._session.connection.is_open and not _is_final(error):
                 log.debug("publishing goes on over another connection after: %s", error)
-                return
-            if self._in_flight or self._lost or self._again:
+            elif self._is_waiting():
                 raise self._in_doubt(str(error)) from error
-            raise
-
-    def _postpone(self) -> None:
-        if self._has_moved or not (self._in_flight or self._lost or self._again):
-            self._has_moved = False
-            self._deadline = asyncio.get_running_loop().time() + self._timeout
+            else:
+                raise
 
     async def _go_on(self, source: Source) -> None:
         if self._lost:
             self._sort()
         if not self._again and not self._in_flight:
             self._limit = self._window
-        session = self._session = await self._publisher.session()
-        channel = self._channel
-        if channel is None or not channel.is_open or channel.connection is not session.connection:
-            if self._lost:
-                return
-            channel = self._channel = await session.connection.channel(confirms=True)
+        session, channel = self._session, self._channel
+        if session is None or channel is None or not session.connection.is_open or not channel.is_open:
+            async with self._patience():
+                session = self._session = await self._publisher.session()
+                channel = self._channel = await session.connection.channel(confirms=True)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         unprepared, is_interrupted = self._send(source, session, channel)
+        # The broker cannot be heard while the input takes its time.
+        self._deadline += loop.time() - started
         if unprepared is not None:
-            await self._prepare(session, unprepared)
+            async with self._patience():
+                await self._prepare(session, unprepared)
         elif is_interrupted:
             # So that confirms, and other tasks, get their turn.
             await asyncio.sleep(0)
@@ -208,7 +214,24 @@ class Run:
             self._news.clear()
             if not session.connection.is_writable:
                 session.connection.when_writable(self._has_room)
-            await self._news.wait()
+            if self._is_waiting():
+                async with self._patience():
+                    await self._news.wait()
+            else:
+                # It is the input's turn, which may take as long as it likes.
+                await self._news.wait()
+                self._has_moved = True
+
+    def _is_waiting(self) -> bool:
+        """Whether there are messages whose fate is not known."""
+        return bool(self._in_flight or self._lost or self._again)
+
+    def _patience(self) -> asyncio.Timeout:
+        """The time that the broker has left to confirm something."""
+        if self._has_moved:
+            self._has_moved = False
+            self._deadline = asyncio.get_running_loop().time() + self._timeout
+        return asyncio.timeout_at(self._deadline)
 
     def _has_room(self) -> None:
         self._has_moved = True
@@ -297,7 +320,7 @@ class Run:
                 # The next message would fare no better.
                 self._end = error
             if message.kind is not None and isinstance(error, BrokerError):
-                if len(self._hopeless) >= self._window:
+                if len(self._hopeless) >= _REMEMBERED:
                     self._hopeless.clear()
                 self._hopeless[message.kind] = error, asyncio.get_running_loop().time() + _HOPELESS
         else:
@@ -311,7 +334,7 @@ class Run:
         assert channel is not None
         assert channel.closed_with is not None
         error = channel.closed_with
-        if session.connection.is_open and not isinstance(error, ClosedError):
+        if channel.connection.is_open and not isinstance(error, ClosedError):
             # The broker closed the channel alone: one of the messages on it is to blame.
             lost = self._without_blamed(session, channel, lost)
         self._again = deque(sorted((*lost, *self._again), key=lambda one: one.position))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bide.client import Client
-from bide.delay.infrastructure import HEADER_TO
+from bide.delay.arrival import OWN_PREFIX
+from bide.delay.infrastructure import HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_TO
 from bide.errors import InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
 from bide.message import Message
+from bide.outgoing import Outgoing
 
 QUIET: Final = 1.0
 """Seconds without a message after which the queue counts as worked through."""
@@ -32,6 +34,9 @@ _PROPERTIES: Final = (
     "priority",
     "expiration",
 )
+
+_RENEWED: Final = frozenset({HEADER_TO, HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY})
+"""Headers that are written anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +72,7 @@ async def resend(client: Client) -> Resent:
             except TimeoutError:
                 break
             try:
-                await client.publish(message.body, **_options(message))
+                await client.forward(_again(message))
             except (TargetNotFoundError, UnroutableError, PublishRefusedError, InvalidInputError) as error:
                 kept[f"{_target(message)}: {type(error).__name__}"] += 1
                 # Unsettled until the consumer closes, for otherwise it would come again at once.
@@ -83,11 +88,15 @@ def _target(message: Message) -> str:
     return str((message.raw.values.get("headers") or {}).get(HEADER_TO, "(nowhere)"))
 
 
-def _options(message: Message) -> dict[str, Any]:
+def _again(message: Message) -> Outgoing:
+    """The same message for its target once more. What is told of attempts behind it stays on it."""
     kind, _, name = _target(message).partition(":")
     if kind not in ("q", "x"):
         raise InvalidInputError(f"the message {message.message_id!r} does not say where it should go")
-    address = {"to": name} if kind == "q" else {"exchange": name, "routing_key": message.routing_key}
+    address: dict[str, Any] = {"to": name} if kind == "q" else {"exchange": name, "routing_key": message.routing_key}
     headers = {header: value for header, value in message.headers.items() if header not in ("CC", "BCC")}
     properties = {one: getattr(message, one) for one in _PROPERTIES}
-    return {**address, **properties, "headers": headers, "deliver_at": message.due}
+    checked = Outgoing.make(message.body, **address, **properties, headers=headers, deliver_at=message.due)
+    raw: Mapping[str, Any] = message.raw.values.get("headers") or {}
+    kept = {header: value for header, value in raw.items() if header.startswith(OWN_PREFIX) and header not in _RENEWED}
+    return replace(checked, values={**checked.values, "headers": {**checked.values["headers"], **kept}}, kind=None)

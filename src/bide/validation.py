@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from bide.dead_letters import endless_retries
 from bide.errors import InvalidTopologyError
 from bide.queue_arguments import QUEUE_TYPES, RULES, argument_problems
 from bide.routing import PREDECLARED, describe
@@ -89,6 +90,7 @@ class _Checker:
             yield from (f"queue {queue.name!r}: {text}" for text in self._queue(queue))
         for binding in self._topology.bindings:
             yield from (f"{describe(binding)}: {text}" for text in self._binding(binding))
+        yield from endless_retries(self._topology)
 
     def _has_exchange(self, name: object) -> bool:
         return name in self._exchanges or name in PREDECLARED_EXCHANGES or name in self._external

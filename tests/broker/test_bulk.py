@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
@@ -222,6 +224,31 @@ async def test_an_asynchronous_input_is_not_waited_for_with_what_is_there(client
     assert seen == 5_000
 
 
+async def test_neither_a_slow_input_nor_a_slow_caller_is_the_brokers_fault(clock_url: str, queue: str) -> None:
+    """The time limit counts the broker's silence alone."""
+
+    async def slow() -> AsyncIterator[Letter]:
+        for _ in range(2):
+            await asyncio.sleep(0.4)  # longer than the time limit
+            yield Letter(b"", to=queue)
+
+    def blocking() -> Iterator[Letter]:
+        for _ in range(2):
+            yield Letter(b"", to=queue)
+            time.sleep(0.4)
+
+    async with bide.connect(clock_url, timeout="300ms") as client:
+        assert (await client.publish_many(slow())).confirmed == 2
+        assert (await client.publish_many(blocking())).confirmed == 2
+        seen = 0
+        async for one in client.publish_many(Letter(b"", to=queue) for _ in range(600)):
+            assert one.status == "confirmed"
+            if seen % 300 == 0:
+                await asyncio.sleep(0.4)  # longer than the time limit
+            seen += 1
+    assert seen == 600
+
+
 async def test_memory_holds_a_window(client: bide.Client, queue: str) -> None:
     """However long the input, letters are taken only as others are done with."""
     taken = known = most = 0
@@ -237,6 +264,24 @@ async def test_memory_holds_a_window(client: bide.Client, queue: str) -> None:
         known += 1
     assert taken == known == 20_000
     assert 400 < most <= 500 + 1
+
+
+async def test_memory_stays_flat(client: bide.Client, queue: str) -> None:
+    """60 MB go through, and a few at a time are held."""
+    known = before = 0
+    tracemalloc.start()
+    try:
+        async for _ in client.publish_many((Letter(bytes(2_000), to=queue) for _ in range(30_000)), window=500):
+            known += 1
+            if known == 3_000:
+                before, _ = tracemalloc.get_traced_memory()
+                tracemalloc.reset_peak()
+        after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert known == 30_000
+    assert peak - before < 6_000_000
+    assert after - before < 1_000_000
 
 
 async def test_bytes_in_flight_are_limited_too(

@@ -66,12 +66,29 @@ def test_a_gap_holds_back_what_comes_after_it_and_no_more() -> None:
     assert frames(acks) == [(6, True)]
 
 
+def test_a_message_that_is_kept_costs_no_more_with_time() -> None:
+    acks = Acks()
+    for tag in range(2, 10_000):
+        acks.add(tag)
+    assert len(frames(acks)) == 9_998
+    assert len(acks._ends) == len(acks._starts) == 1
+    acks.add(1)
+    acks.add(10_000)
+    assert frames(acks) == [(10_000, True)]
+    assert not acks._ends
+    assert not acks._starts
+
+
 def test_all_up_to_one() -> None:
     acks = Acks()
     acks.add(5)
     acks.settled(4, multiple=True)
     acks.add(6)
     assert frames(acks) == [(6, True)]
+    for tag in (8, 9, 11):
+        acks.add(tag)
+    acks.settled(8, multiple=True)
+    assert frames(acks) == [(9, True), (11, False)]
 
 
 def test_a_second_settlement_is_the_brokers_to_refuse() -> None:

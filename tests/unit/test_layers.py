@@ -31,16 +31,26 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "admin": ("admin", "broker"),
     "amqp": ("amqp",),
     "recoverability": ("recoverability",),
+    "patterns": ("patterns",),
     "delay": ("delay", "layouts", "outgoing"),
     "topology": (
-        *("checks", "duration", "exchange_types", "queue_arguments", "rendering", "routing", "topology"),
+        *(
+            "checks",
+            "dead_letters",
+            "duration",
+            "exchange_types",
+            "queue_arguments",
+            "rendering",
+            "routing",
+            "topology",
+        ),
         "validation",
     ),
     "errors": ("errors",),
 }
 """Layers from the top down, each with its modules and packages. The empty name is the package itself."""
 
-PURE = ("recoverability", "delay", "topology", "errors")
+PURE = ("recoverability", "patterns", "delay", "topology", "errors")
 """Layers of plain data and arithmetic."""
 
 INPUT_OUTPUT = frozenset(

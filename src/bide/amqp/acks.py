@@ -15,8 +15,11 @@ class Acks:
     def __init__(self) -> None:
         self._all_to = 0
         """Up to here every delivery is settled."""
-        self._beyond: set[int] = set()
-        """Deliveries after that which are settled as well."""
+        self._ends: dict[int, int] = {}
+        """Runs of settled deliveries after that: the last of each by its first. A message that somebody keeps for long
+        must not cost more with every one that is settled after it."""
+        self._starts: dict[int, int] = {}
+        """The first of each run by its last."""
         self._unsent: list[int] = []
         self._repeated: list[int] = []
 
@@ -25,7 +28,7 @@ class Acks:
 
     def add(self, delivery_tag: int) -> None:
         """Acknowledge a delivery with the next :meth:`take`."""
-        if delivery_tag <= self._all_to or delivery_tag in self._beyond:
+        if delivery_tag <= self._all_to:
             # The broker shall have its say about a second settlement.
             self._repeated.append(delivery_tag)
             return
@@ -36,15 +39,23 @@ class Acks:
         """A delivery, or all up to it, was settled in another way."""
         if multiple:
             self._all_to = max(self._all_to, delivery_tag)
-            self._beyond = {tag for tag in self._beyond if tag > self._all_to}
+            for first, last in sorted(self._ends.items()):
+                if first <= self._all_to + 1:
+                    self._all_to = max(self._all_to, last)
+                    del self._ends[first], self._starts[last]
         elif delivery_tag == self._all_to + 1:
             self._all_to = delivery_tag
+            last = self._ends.pop(delivery_tag + 1, None)
+            if last is not None:
+                del self._starts[last]
+                self._all_to = last
         elif delivery_tag > self._all_to:
-            self._beyond.add(delivery_tag)
-            return
-        while self._beyond and self._all_to + 1 in self._beyond:
-            self._all_to += 1
-            self._beyond.remove(self._all_to)
+            first, last = (
+                self._starts.pop(delivery_tag - 1, delivery_tag),
+                self._ends.pop(delivery_tag + 1, delivery_tag),
+            )
+            self._ends[first] = last
+            self._starts[last] = first
 
     def take(self) -> list[bytes]:
         """The payloads of the method frames that say all that is to be said."""

@@ -36,6 +36,7 @@ IN_FLIGHT: Final = 1_000
 @click.option("--count", type=click.IntRange(min=1), default=1, metavar="N", help="Send it so many times. [default: 1]")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header, as text; may be repeated.")
 @click.option("--message-id", metavar="ID", help="Its message id. [default: a new one]")
+@click.option("--type", "kind", metavar="NAME", help="Its message type, which endpoints choose a handler by.")
 @click.option("--content-type", metavar="TYPE", help="MIME type of the body, such as application/json.")
 @click.option("--isolated", is_flag=True, help="Reach the queue over a release queue of its own (clock; one hop more).")
 @click.option(
@@ -61,6 +62,7 @@ def send(
     count: int,
     headers: tuple[str, ...],
     message_id: str | None,
+    kind: str | None,
     content_type: str | None,
     isolated: bool,
     declare: bool,
@@ -89,6 +91,7 @@ def send(
         "deliver_at": deliver_at,
         "headers": _headers(headers),
         "message_id": message_id,
+        "type": kind,
         "content_type": content_type,
         "isolated": isolated,
     }

@@ -35,6 +35,9 @@ _PREFETCH_FACTOR: Final = 3
 _UNKNOWN_PLACES: Final = 32
 """Room for times of attempts where the policy does not say how many there will be."""
 
+_CONSUMERS: Final = 20
+"""So many processes may have died and given back what they had fetched ahead."""
+
 _SLOW_PAUSE: Final = 1.0
 
 
@@ -288,10 +291,16 @@ class Endpoint:
                 del message
 
     async def _one_by_one(self, messages: Consumer, worker: Worker, gate: Gate) -> Message:
-        """Handle what comes back from others alone, and return the first message that was never delivered before."""
+        """Handle what comes back from others alone, and return the first message that need not be.
+
+        That is the first one that was never delivered before. What dead processes give back is at the head of the
+        queue; if far more come back than they can have had in hand, somebody has looked through the queue.
+        """
+        returned = 0
         async for message in messages:
-            if not message.redelivered:
+            if not message.redelivered or returned == self._prefetch * _CONSUMERS:
                 return message
+            returned += 1
             await gate.enter()
             one = asyncio.create_task(worker.take(message))
             try:

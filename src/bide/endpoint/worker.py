@@ -126,7 +126,7 @@ class Worker:
         try:
             with ExitStack() as around:
                 for observer in self._observers:
-                    around.enter_context(observer.handling(message, self._rules.endpoint))
+                    self._enter(around, observer, message)
                 await self._handlers.handle(message)
         except asyncio.CancelledError:
             current = asyncio.current_task()
@@ -145,6 +145,12 @@ class Worker:
         await self._tell(self._event("processed", message, attempt, started=started))
         await self._settle(message.ack, key)
         return True
+
+    def _enter(self, around: ExitStack, observer: Observer, message: Message) -> None:
+        try:
+            around.enter_context(observer.handling(message, self._rules.endpoint))
+        except Exception as error:  # noqa: BLE001 (an observer must not stop messages)
+            log.error("%s: %s failed: %s", self._rules.endpoint, type(observer).__name__, error)
 
     async def _failed(self, message: Message, key: Any, attempt: int, started: datetime, error: Exception) -> None:
         now = datetime.now(UTC)

@@ -100,7 +100,7 @@ class History:
             places: for so many times of attempts there is room: those of the oldest attempts give way.
         """
         places = min(places, MOST_TIMES)
-        times = [to_milliseconds(one) for one in self.times[-places:]]
+        times = [to_milliseconds(one) for one in self.times[-places:]] if places else []
         headers: dict[str, Any] = {
             HEADER_RETRIES: self.retries,
             HEADER_ATTEMPTS: self.attempts,

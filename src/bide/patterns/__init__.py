@@ -1,0 +1,1 @@
+"""Topologies for routing and retry patterns, as functions."""
