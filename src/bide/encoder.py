@@ -80,7 +80,7 @@ class Encoder:
             InvalidInputError: it cannot be delayed so long, or so, or a value cannot be encoded.
         """
         kind = message.kind
-        if kind is not None and self._clock is not None:
+        if kind is not None and self._clock is not None and not message.is_copy:
             try:
                 prepared = self._prepared[kind]
             except KeyError:
@@ -232,9 +232,9 @@ def _keys(padding: str, lane: int) -> tuple[tuple[bytes, ...], ...]:
 
 
 def _first_headers(now: datetime, own: Mapping[str, Any]) -> bytes:
-    """What every message begins its headers with: when it was sent, and the sender's own."""
+    """What every message begins its headers with: the sender's own, and when it was sent."""
     sent = _SENT + _TIME.pack(to_milliseconds(now))
-    return sent + codec.table_items(own) if own else sent
+    return codec.table_items(own) + sent if own else sent
 
 
 def _starts(exchange: str, routing_key: str) -> tuple[bytes, bytes]:

@@ -39,7 +39,8 @@
     ├── MessageError: a received message cannot be handled
     │   ├── UndecodableMessageError    its body is not what it should be (also a ValueError)
     │   ├── UnknownMessageTypeError    the endpoint has no handler for its type
-    │   └── PoisonMessageError         processes die on it
+    │   ├── PoisonMessageError         processes die on it
+    │   └── NotFoundError              no such message is in the queue
     ├── ClosedError                    used after it was closed
     └── LocalBrokerError: the private broker
         └── BrokerNotFoundError        no RabbitMQ is installed where bide looks
@@ -301,6 +302,10 @@ class UnknownMessageTypeError(MessageError):
 
 class PoisonMessageError(MessageError):
     """The message was delivered again and again, and no attempt at it came to an end."""
+
+
+class NotFoundError(MessageError):
+    """No such message is in the queue."""
 
 
 class ClosedError(BideError):

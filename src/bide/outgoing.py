@@ -95,6 +95,7 @@ class Outgoing:
         due: when it is due; for a message with a delay it is set by :meth:`starting`.
         values: properties by their AMQP names, without what the delay adds.
         kind: what it shares with others, where that is known.
+        is_copy: of a message that was sent before, so that the time of its sending is not this one's.
     """
 
     target: Target
@@ -104,6 +105,7 @@ class Outgoing:
     due: datetime | None = None
     values: Mapping[str, Any] = field(repr=False)
     kind: Kind | None = field(default=None, repr=False, compare=False)
+    is_copy: bool = False
 
     @classmethod
     def make(
@@ -184,6 +186,7 @@ class Outgoing:
             due=due,
             values=self.values,
             kind=self.kind,
+            is_copy=self.is_copy,
         )
 
     def route(self, infrastructure: DelayInfrastructure, now: datetime) -> DelayRoute | None:
@@ -208,8 +211,9 @@ class Outgoing:
         others back on RabbitMQ 4.0 to 4.2. So they travel as headers while the message waits.
         """
         values = dict(self.values)
-        # A copy of a message keeps the time at which the first one was sent.
-        headers = {**(expected or {}), HEADER_SENT: to_milliseconds(now), **values["headers"]}
+        headers = {**(expected or {}), **values["headers"]}
+        if not self.is_copy:
+            headers.setdefault(HEADER_SENT, to_milliseconds(now))
         if route is not None and self.due is not None:
             headers |= {**route.headers, HEADER_DUE: to_milliseconds(self.due)}
         if route is not None and route.hops:
@@ -257,9 +261,7 @@ def checked_headers(headers: Mapping[str, Any], *, delayed: bool) -> dict[str, A
             raise InvalidInputError(f"the header name {name!r} is not text")
         check_name("header", name)
         if name.startswith(OWN_PREFIX):
-            raise ReservedHeaderError(
-                f"the header {name!r} starts with {OWN_PREFIX!r}, which is bide's own: rename it"
-            )
+            raise ReservedHeaderError(f"the header {name!r} starts with {OWN_PREFIX!r}, which is bide's own: rename it")
         if delayed and name in ("CC", "BCC"):
             raise ReservedHeaderError(
                 f"the header {name!r} carries the delay of a delayed message: publish to an exchange with the bindings "

@@ -38,6 +38,7 @@ def checked_on_lost(value: OnLost) -> OnLost:
         raise InvalidInputError(f"on_lost={value!r}: give 'repeat' or 'raise'")
     return value
 
+
 _TIME_TO_APPLY: Final = 60.0
 """Seconds: putting a whole infrastructure on a slow broker takes longer than a publish."""
 

@@ -45,10 +45,9 @@ class Acks:
                     del self._ends[first], self._starts[last]
         elif delivery_tag == self._all_to + 1:
             self._all_to = delivery_tag
-            last = self._ends.pop(delivery_tag + 1, None)
-            if last is not None:
-                del self._starts[last]
-                self._all_to = last
+            if delivery_tag + 1 in self._ends:
+                self._all_to = self._ends.pop(delivery_tag + 1)
+                del self._starts[self._all_to]
         elif delivery_tag > self._all_to:
             first, last = (
                 self._starts.pop(delivery_tag - 1, delivery_tag),

@@ -227,6 +227,16 @@ class Connection(asyncio.Protocol):
         """Queue frames for the socket."""
         self._writer.send(*frames)
 
+    def hold(self) -> None:
+        """Read no more for a moment, so that the broker sends no more. Heartbeats need it to be short."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def go_on(self) -> None:
+        """Read again."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
     def pause_writing(self) -> None:
         """The socket's buffer is full."""
         self._writer.pause()

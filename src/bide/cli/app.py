@@ -12,6 +12,7 @@ import click
 from bide.cli.broker import broker
 from bide.cli.delay import delay
 from bide.cli.demo import demo
+from bide.cli.errors import errors
 from bide.cli.receive import receive
 from bide.cli.send import send
 from bide.cli.settings import PROGRAM, Settings, configure_logging, program_options
@@ -37,7 +38,7 @@ def cli() -> None:
     """
 
 
-for _command in (demo, broker, delay, send, receive):
+for _command in (demo, broker, delay, send, receive, errors):
     cli.add_command(_command)
 
 

@@ -55,13 +55,13 @@ def later(
     headers = retried.headers(places=places)
     if nservicebus:
         headers |= {NSERVICEBUS_RETRIES: str(retried.retries), NSERVICEBUS_RETRIED_AT: nservicebus_time(now)}
-    return _copy(sent, body, queue=queue, headers=headers, sent_by=sent_by, delay=delay)
+    return copy_of(sent, body, queue=queue, headers=headers, sent_by=sent_by, delay=delay)
 
 
 def counted(sent: Arrival, body: bytes, *, queue: str, history: History, places: int, sent_by: str | None) -> Outgoing:
     """The copy that goes to the end of its queue at once, with its deliveries counted."""
     headers = history.headers(places=places)
-    return _copy(sent, body, queue=queue, headers=headers, sent_by=sent_by)
+    return copy_of(sent, body, queue=queue, headers=headers, sent_by=sent_by)
 
 
 def parked(sent: Arrival, body: bytes, *, queue: str, headers: Mapping[str, Any], sent_by: str | None) -> Outgoing:
@@ -70,7 +70,7 @@ def parked(sent: Arrival, body: bytes, *, queue: str, headers: Mapping[str, Any]
     Args:
         headers: what tells of the failure.
     """
-    return _copy(sent, body, queue=queue, headers=headers, sent_by=sent_by)
+    return copy_of(sent, body, queue=queue, headers=headers, sent_by=sent_by)
 
 
 def senders_due(sent: Arrival, history: History) -> datetime | None:
@@ -78,7 +78,7 @@ def senders_due(sent: Arrival, history: History) -> datetime | None:
     return history.first_due if history.retries else sent.due
 
 
-def _copy(
+def copy_of(
     sent: Arrival,
     body: bytes,
     *,
@@ -87,6 +87,7 @@ def _copy(
     sent_by: str | None,
     delay: timedelta | None = None,
 ) -> Outgoing:
+    """A copy for a queue, with these headers of ours beside the sender's."""
     values = dict(sent.values)
     values.pop("user_id", None)
     expiration = values.pop("expiration", None)
@@ -102,4 +103,6 @@ def _copy(
     if sent_by is not None:
         merged[HEADER_SENT_BY] = sent_by
     values["headers"] = merged
-    return Outgoing(target=QueueTarget(queue), body=body, message_id=str(message_id), delay=delay, values=values)
+    return Outgoing(
+        target=QueueTarget(queue), body=body, message_id=str(message_id), delay=delay, values=values, is_copy=True
+    )

@@ -1,0 +1,366 @@
+"""``bide errors``: look at failed messages, and decide what becomes of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from bide.cli import errors_view as view
+from bide.cli.output import json_line, print_json
+from bide.cli.running import run_async
+from bide.cli.selecting import pairs, queue_option, selection_options
+from bide.cli.settings import Settings, json_option, layout_options, management_options, pass_settings
+
+if TYPE_CHECKING:
+    from bide.delay.infrastructure import DelayInfrastructure
+    from bide.lifecycle import ErrorQueue, Moved, Selection
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+
+@click.group()
+def errors() -> None:
+    """Failed messages: list, understand, retry, edit, archive, discard.
+
+    They work on every error queue and dead-letter queue, whoever filled it. Commands that choose messages take ids, or
+    conditions that all must hold.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _How:
+    """The options of every command that decides what becomes of messages."""
+
+    everything: bool
+    dry_run: bool
+    yes: bool
+    no_audit: bool
+    as_json: bool
+
+
+def _deciding(verb: str) -> Callable[[_Decorated], _Decorated]:
+    """Add the options of :class:`_How`, and hand them over as the argument ``how``."""
+
+    def decorate(command: _Decorated) -> _Decorated:
+        @wraps(command)
+        def wrapper(
+            *args: Any, everything: bool, dry_run: bool, yes: bool, no_audit: bool, as_json: bool, **kwargs: Any
+        ) -> Any:
+            how = _How(everything=everything, dry_run=dry_run, yes=yes, no_audit=no_audit, as_json=as_json)
+            return command(*args, how=how, **kwargs)
+
+        wrapped: Any = wrapper
+        for option in (
+            json_option("what came of it"),
+            click.option("--no-audit", is_flag=True, help="Leave no record in the stream bide.audit."),
+            click.option("--yes", is_flag=True, help="Do not ask."),
+            click.option("--dry-run", is_flag=True, help=f"Only count what would be {verb}."),
+            click.option("--all", "everything", is_flag=True, help="All messages of the queue."),
+        ):
+            wrapped = option(wrapped)
+        return wrapped  # type: ignore[no-any-return]
+
+    return decorate
+
+
+@errors.command("list")
+@selection_options
+@queue_option
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="No more than so many.")
+@json_option("one line for each message")
+@management_options
+@pass_settings
+def list_(settings: Settings, selection: Selection, queue: str, limit: int | None, as_json: bool) -> None:
+    """List messages: their id, when and where they failed, and why. Nothing is taken out of the queue."""
+
+    async def work() -> int:
+        count = 0
+        async with _queue(settings, queue) as error_queue, aclosing(error_queue.messages(selection)) as messages:
+            async for message in messages:
+                view.write_json(message) if as_json else view.write_line(message)
+                count += 1
+                if count == limit:
+                    break
+        return count
+
+    if not run_async(work()) and not as_json:
+        click.echo("no message", err=True)
+
+
+@errors.command()
+@click.argument("id")
+@queue_option
+@json_option("the message")
+@management_options
+@pass_settings
+def show(settings: Settings, id: str, queue: str, as_json: bool) -> None:
+    """Show all that is known of one message: by its id or message id."""
+
+    async def work() -> None:
+        async with _queue(settings, queue) as error_queue:
+            message = await error_queue.get(id)
+        view.write_json(message, whole=True) if as_json else view.write_whole(message)
+
+    run_async(work())
+
+
+@errors.command()
+@selection_options
+@queue_option
+@click.option("--by", type=click.Choice(["exception", "type"]), default="exception", show_default=True,
+              help="Exception and first stack frame, or message type.")  # fmt: skip
+@json_option("the groups")
+@management_options
+@pass_settings
+def groups(settings: Settings, selection: Selection, queue: str, by: Any, as_json: bool) -> None:
+    """Group messages by what went wrong, the largest group first."""
+
+    async def work() -> None:
+        async with _queue(settings, queue) as error_queue:
+            found = await error_queue.groups(selection, by=by)
+        if as_json:
+            print_json([one.to_dict() for one in found])
+        else:
+            view.write_groups(found)
+
+    run_async(work())
+
+
+@errors.command()
+@selection_options
+@queue_option
+@json_option("the figures")
+@management_options
+@pass_settings
+def stats(settings: Settings, selection: Selection, queue: str, as_json: bool) -> None:
+    """Count messages by queue, reason, endpoint, exception, type and hour."""
+
+    async def work() -> None:
+        async with _queue(settings, queue) as error_queue:
+            summary = await error_queue.summary(selection)
+        if as_json:
+            print_json(summary.to_dict())
+        else:
+            view.write_summary(summary)
+
+    run_async(work())
+
+
+@errors.command()
+@selection_options
+@queue_option
+@click.option("--to", metavar="QUEUE", help="To this queue rather than where they failed.")
+@click.option("--over", metavar="DELAY", help="Spread them evenly over this time: 10m.")
+@_deciding("sent back")
+@layout_options()
+@management_options
+@pass_settings
+def retry(
+    settings: Settings,
+    selection: Selection,
+    queue: str,
+    to: str | None,
+    over: str | None,
+    infrastructure: DelayInfrastructure,
+    how: _How,
+) -> int:
+    """Send messages back to the queues that they failed on."""
+    from bide.duration import parse_delay
+
+    if over is not None:
+        parse_delay(over)
+
+    async def act(error_queue: ErrorQueue, progress: Any) -> Moved:
+        return await error_queue.retry(selection, to=to, over=over, progress=progress)
+
+    return _decide(settings, queue, selection, act, "sent back", infrastructure=infrastructure, how=how)
+
+
+@errors.command()
+@selection_options
+@queue_option
+@click.option("--keep", default="30d", show_default=True, metavar="DELAY", help="Drop them after this time.")
+@_deciding("archived")
+@management_options
+@pass_settings
+def archive(settings: Settings, selection: Selection, queue: str, keep: str, how: _How) -> int:
+    """Put messages aside, into the queue NAME.archive."""
+
+    async def act(error_queue: ErrorQueue, progress: Any) -> Moved:
+        return await error_queue.archive(selection, keep=keep, progress=progress)
+
+    return _decide(settings, queue, selection, act, "archived", how=how)
+
+
+@errors.command()
+@selection_options
+@queue_option
+@_deciding("put back")
+@management_options
+@pass_settings
+def unarchive(settings: Settings, selection: Selection, queue: str, how: _How) -> int:
+    """Put messages of the archive back into the error queue."""
+
+    async def act(error_queue: ErrorQueue, progress: Any) -> Moved:
+        return await error_queue.unarchive(selection, progress=progress)
+
+    return _decide(settings, queue, selection, act, "put back", counted=f"{queue}.archive", how=how)
+
+
+@errors.command()
+@selection_options
+@queue_option
+@_deciding("discarded")
+@management_options
+@pass_settings
+def discard(settings: Settings, selection: Selection, queue: str, how: _How) -> int:
+    """Drop messages for good. It asks first, unless --yes is given."""
+
+    async def act(error_queue: ErrorQueue, progress: Any) -> Moved:
+        return await error_queue.discard(selection, progress=progress)
+
+    return _decide(settings, queue, selection, act, "discarded", always_ask=True, how=how)
+
+
+@errors.command()
+@click.argument("id")
+@queue_option
+@click.option("--body", help="The new body, as text.")
+@click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The new body: this file's.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Set a header, as text.")
+@click.option("--remove-header", "without", multiple=True, metavar="NAME", help="Take a header away.")
+@click.option("--to", metavar="QUEUE", help="To this queue rather than where it failed.")
+@click.option("--no-audit", is_flag=True, help="Leave no record in the stream bide.audit.")
+@json_option("the new message id")
+@management_options
+@pass_settings
+def edit(
+    settings: Settings,
+    id: str,
+    queue: str,
+    body: str | None,
+    file: Path | None,
+    headers: tuple[str, ...],
+    without: tuple[str, ...],
+    to: str | None,
+    no_audit: bool,
+    as_json: bool,
+) -> None:
+    """Send one message back with another body or other headers. It gets a new message id, and names the old one."""
+    if body is not None and file is not None:
+        raise click.UsageError("both --body and --file were given: give one")
+    content = file.read_bytes() if file is not None else None if body is None else body.encode()
+
+    async def work() -> str:
+        async with _queue(settings, queue, audit=not no_audit) as error_queue:
+            return await error_queue.edit(id, body=content, headers=pairs(headers), without=frozenset(without), to=to)
+
+    message_id = run_async(work())
+    if as_json:
+        print_json({"message_id": message_id, "edit_of": id})
+    else:
+        click.echo(f"sent back as {message_id}")
+
+
+@errors.command()
+@json_option("one line for each record")
+@management_options
+@pass_settings
+def history(settings: Settings, as_json: bool) -> None:
+    """Show who did what with failed messages, and when."""
+
+    async def work() -> None:
+        from bide.client import connect
+        from bide.lifecycle import read_audit
+
+        async with connect(settings.broker_url()) as client, aclosing(read_audit(client)) as records:
+            async for record in records:
+                if as_json:
+                    sys.stdout.buffer.write(json_line(record.to_dict()))
+                else:
+                    view.write_record(record)
+
+    run_async(work())
+
+
+def _decide(
+    settings: Settings,
+    queue: str,
+    selection: Selection,
+    act: Callable[[ErrorQueue, Any], Awaitable[Moved]],
+    verb: str,
+    *,
+    how: _How,
+    always_ask: bool = False,
+    counted: str | None = None,
+    infrastructure: DelayInfrastructure | None = None,
+) -> int:
+    """Count, ask where that is due, act, and say what came of it; 1 if a chosen message stays."""
+    if selection.everything != how.everything:
+        raise click.UsageError(
+            "--all means every message: leave out ids and conditions"
+            if how.everything
+            else "choose messages by ids or conditions, or all of them with --all"
+        )
+    ask = (how.everything or always_ask) and not how.yes and not how.dry_run
+    if ask and not sys.stdin.isatty():
+        raise click.UsageError("nobody is there to be asked: say --yes")
+
+    async def count() -> int:
+        async with _queue(settings, counted or queue) as error_queue:
+            return await error_queue.count(selection)
+
+    async def work() -> Moved:
+        audit = not how.no_audit
+        async with _queue(settings, queue, audit=audit, infrastructure=infrastructure) as error_queue:
+            with _progress(verb) as progress:
+                return await act(error_queue, progress)
+
+    if how.dry_run or ask:
+        number = run_async(count())
+        if how.dry_run:
+            print_json({"would_be_done": number}) if how.as_json else click.echo(f"{number:,} messages would be {verb}")
+            return 0
+        if not click.confirm(f"{number:,} messages of {counted or queue} will be {verb}: go on?", err=True):
+            raise click.Abort
+    moved = run_async(work())
+    view.write_moved(moved, verb, as_json=how.as_json)
+    for reason, number in moved.kept.items():
+        click.echo(f"bide: {number:,} messages stay: {reason}", err=True)
+    missing = list(selection.ids) if selection.ids and not moved.done and not moved.kept else []
+    for one in missing:
+        click.echo(f"bide: no message {one!r} is in the queue {counted or queue!r}", err=True)
+    return 1 if moved.kept or missing else 0
+
+
+@asynccontextmanager
+async def _queue(
+    settings: Settings, queue: str, *, audit: bool = True, infrastructure: DelayInfrastructure | None = None
+) -> AsyncIterator[ErrorQueue]:
+    from bide.client import connect
+    from bide.lifecycle import ErrorQueue
+
+    async with connect(settings.broker_url(), infrastructure=infrastructure) as client:
+        yield ErrorQueue(client, queue, management_url=settings.management_url, audit=audit)
+
+
+@contextmanager
+def _progress(verb: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal; elsewhere nothing."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(verb), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(verb, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,164 @@
+"""Failed messages on a terminal, and as JSON."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bide.cli.output import json_line, on_one_line, print_json, text_or_base64
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from bide.lifecycle import AuditRecord, FailedMessage, Group, Moved, Summary
+
+_TIME = "%Y-%m-%d %H:%M:%S"
+
+
+def as_dict(message: FailedMessage, *, whole: bool = False) -> dict[str, Any]:
+    """A message for JSON; with its body, its stack trace and all properties if ``whole``."""
+    found: dict[str, Any] = {
+        "id": message.id,
+        "message_id": message.message_id,
+        "type": message.message_type,
+        "queue": message.queue,
+        "reason": message.reason,
+        "endpoint": message.endpoint,
+        "failed_at": message.failed_at,
+        "first_failed_at": message.history.first_failed_at,
+        "attempts": message.history.attempts,
+        "attempt_times": list(message.history.times),
+        "exception": message.exception,
+        "text": message.text,
+        "group": message.group,
+        "inner_exception": message.inner_exception,
+        "host": message.host,
+        "process": message.process,
+        "sent_by": message.sent_by,
+        "exchange": message.exchange,
+        "routing_key": message.routing_key,
+        "deaths": [dict(one) for one in message.deaths],
+        "headers": message.headers,
+        "size": len(message.body),
+    }
+    if whole:
+        body, is_base64 = text_or_base64(message.body)
+        properties = {name: value for name, value in message.values.items() if name != "headers"}
+        found |= {"stack": message.stack, "inner_text": message.inner_text, "properties": properties, "body": body}
+        if is_base64:
+            found["body_encoding"] = "base64"
+    return found
+
+
+def write_json(message: FailedMessage, *, whole: bool = False) -> None:
+    """Print a message as one line of JSON."""
+    sys.stdout.buffer.write(json_line(as_dict(message, whole=whole)))
+    sys.stdout.buffer.flush()
+
+
+def write_line(message: FailedMessage) -> None:
+    """Print a message as one line: id, when and where it failed, and why."""
+    what = f"{message.exception}: {message.text}" if message.exception else message.reason
+    line = f"{message.id}  {_local(message.failed_at)}  {message.queue or '?':<20}  {on_one_line(what)}"
+    click.echo(_fitting(line))
+
+
+def write_whole(message: FailedMessage) -> None:
+    """Print everything that is known of a message."""
+    rows: list[tuple[str, Any]] = [
+        ("id", message.id),
+        ("message id", message.message_id),
+        ("type", message.message_type),
+        ("failed on", message.queue),
+        ("reason", message.reason),
+        ("endpoint", message.endpoint),
+        ("failed at", _local(message.failed_at) if message.failed_at else None),
+        ("attempts", message.history.attempts or None),
+        ("first failure", _local(message.history.first_failed_at) if message.history.first_failed_at else None),
+        ("host", f"{message.host}, process {message.process}" if message.host else None),
+        ("sent by", message.sent_by),
+        ("sent to", f"exchange {message.exchange!r}, routing key {message.routing_key!r}"),
+        ("exception", message.exception),
+        ("says", message.text),
+        ("caused by", f"{message.inner_exception}: {message.inner_text}" if message.inner_exception else None),
+        ("raised at", message.frame),
+    ]
+    for name, value in rows:
+        if value is not None:
+            click.echo(f"{name:<14} {on_one_line(str(value))}")
+    for death in message.deaths:
+        click.echo(
+            f"{'died':<14} {death.get('reason')} in {death.get('queue')} x{death.get('count')}, "
+            f"from exchange {death.get('exchange')!r} with {death.get('routing-keys')}"
+        )
+    for name, value in message.headers.items():
+        if name != "x-death":
+            click.echo(f"{'header':<14} {on_one_line(f'{name}: {value}')}")
+    body, is_base64 = text_or_base64(message.body)
+    click.echo(f"{'body':<14} {len(message.body)} bytes{' (base64)' if is_base64 else ''}")
+    click.echo(body)
+    if message.stack:
+        click.echo("")
+        click.echo(message.stack.rstrip())
+
+
+def write_groups(groups: list[Group]) -> None:
+    """Print groups, the largest first."""
+    for one in groups:
+        queues = ", ".join(sorted(one.queues)) or "?"
+        click.echo(_fitting(f"{one.count:>7}  {_local(one.first)} to {_local(one.last)}  {queues}"))
+        click.echo(f"         {on_one_line(one.name)}")
+        if one.text:
+            click.echo(_fitting(f"         such as {one.example}: {on_one_line(one.text)}"))
+    if not groups:
+        click.echo("no message")
+
+
+def write_summary(summary: Summary) -> None:
+    """Print figures."""
+    found = summary.to_dict()
+    click.echo(f"{summary.total:,} messages, {summary.size:,} bytes")
+    if summary.first and summary.last:
+        click.echo(f"failed from {_local(summary.first)} to {_local(summary.last)}")
+    for name in ("queue", "reason", "endpoint", "exception", "message_type", "hour"):
+        counted = found[f"by_{name}"]
+        if counted:
+            click.echo(f"by {name.replace('_', ' ')}")
+            for value, count in counted.items():
+                click.echo(f"{count:>9,}  {on_one_line(value)}")
+
+
+def write_moved(moved: Moved, verb: str, *, as_json: bool) -> None:
+    """Print what came of an operation."""
+    if as_json:
+        print_json(moved.to_dict())
+        return
+    where = ", ".join(f"{count:,} to {queue}" for queue, count in sorted(moved.queues.items()))
+    click.echo(f"{moved.done:,} messages {verb}{f': {where}' if where else ''}")
+
+
+def write_record(record: AuditRecord) -> None:
+    """Print one record of the audit."""
+    details = {name: value for name, value in record.details.items() if name != "ids"}
+    count = len(record.details.get("ids", ()))
+    what = f"{count} ids" if record.step == "ids" else " ".join(f"{n}={v}" for n, v in details.items())
+    click.echo(
+        on_one_line(
+            f"{_local(record.at)}  {record.who} ({record.user})  {record.operation} {record.queue} {record.run} "
+            f"{record.step}: {what}"
+        )
+    )
+
+
+def _local(moment: datetime | None) -> str:
+    return f"{'?':<19}" if moment is None else moment.astimezone().strftime(_TIME)
+
+
+def _fitting(line: str) -> str:
+    if not sys.stdout.isatty():
+        return line
+    width = shutil.get_terminal_size().columns
+    return line if len(line) <= width else line[: width - 1] + "…"

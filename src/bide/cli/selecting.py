@@ -1,0 +1,99 @@
+"""Options that choose failed messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from bide.recoverability.selection import Selection
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+
+def queue_option(command: _Decorated) -> _Decorated:
+    """Add ``--queue``."""
+    return click.option(
+        "--queue",
+        default="error",
+        show_default=True,
+        metavar="NAME",
+        help="The error queue: of an endpoint, or any dead-letter queue.",
+    )(command)
+
+
+def selection_options(command: _Decorated) -> _Decorated:
+    """Add the options that choose messages, and hand them over as the argument ``selection``."""
+    options = [
+        click.argument("ids", nargs=-1, metavar="[ID]..."),
+        click.option("--group", metavar="NAME", help="Of this group, as 'bide errors groups' names it."),
+        click.option("--failed-on", metavar="QUEUE", help="Failed on this queue."),
+        click.option("--endpoint", metavar="NAME", help="Failed in this endpoint."),
+        click.option("--exception", metavar="TYPE", help="With this exception, with or without its module."),
+        click.option("--text", metavar="PART", help="Whose exception says this, in capitals or not."),
+        click.option("--type", "message_type", metavar="NAME", help="Of this message type."),
+        click.option("--reason", metavar="WORD", help="failed, rejected, expired, maxlen, delivery_limit..."),
+        click.option("--older-than", metavar="DELAY", help="Failed longer ago than this: 90s, 2h, 3d."),
+        click.option("--newer-than", metavar="DELAY", help="Failed less long ago than this."),
+        click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="With this header."),
+    ]
+    wrapped = _with_selection(command)
+    for option in reversed(options):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def _with_selection(command: _Decorated) -> _Decorated:
+    @wraps(command)
+    def wrapper(
+        *args: Any,
+        ids: tuple[str, ...],
+        group: str | None,
+        failed_on: str | None,
+        endpoint: str | None,
+        exception: str | None,
+        text: str | None,
+        message_type: str | None,
+        reason: str | None,
+        older_than: str | None,
+        newer_than: str | None,
+        headers: tuple[str, ...],
+        **kwargs: Any,
+    ) -> Any:
+        from bide.duration import parse_delay
+        from bide.recoverability.selection import Selection
+
+        selection: Selection = Selection(
+            ids=frozenset(ids),
+            group=group,
+            queue=failed_on,
+            endpoint=endpoint,
+            exception=exception,
+            text=text,
+            message_type=message_type,
+            reason=reason,
+            older_than=None if older_than is None else parse_delay(older_than),
+            newer_than=None if newer_than is None else parse_delay(newer_than),
+            headers=pairs(headers),
+        )
+        return command(*args, selection=selection, **kwargs)
+
+    return wrapper  # type: ignore[return-value]
+
+
+def pairs(values: tuple[str, ...]) -> dict[str, str]:
+    """``NAME=VALUE`` options as a mapping.
+
+    Raises:
+        click.UsageError: one has no ``=``.
+    """
+    found = {}
+    for one in values:
+        name, equals, value = one.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"--header {one!r} is not NAME=VALUE")
+        found[name] = value
+    return found

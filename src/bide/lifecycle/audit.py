@@ -1,0 +1,175 @@
+"""The record of what operators did, in a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import json
+import socket
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Self
+
+from bide.client import Client
+from bide.errors import BrokerError, UnsupportedBrokerError
+from bide.topology import Queue, Topology
+
+AUDIT: Final = "bide.audit"
+"""The stream that operations are recorded in."""
+
+IDS_PER_RECORD: Final = 1000
+
+_KEEP: Final = "1Y"
+_QUIET: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRecord:
+    """One step of an operation.
+
+    Attributes:
+        at: when.
+        who: the user of the operating system, and the machine.
+        user: the broker's user.
+        operation: ``retry``, ``edit``, ``archive``, ``unarchive`` or ``discard``.
+        run: the same for all records of one operation.
+        step: ``begun``, ``ids`` (some of the messages that it was done to) or ``ended``.
+        queue: the error queue.
+        details: what was chosen, where to, which ids, and what came of it.
+    """
+
+    at: datetime
+    who: str
+    user: str
+    operation: str
+    run: str
+    step: str
+    queue: str
+    details: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "at": self.at.isoformat(timespec="milliseconds"),
+            "who": self.who,
+            "user": self.user,
+            "operation": self.operation,
+            "run": self.run,
+            "step": self.step,
+            "queue": self.queue,
+            **self.details,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The record that :meth:`to_dict` made.
+
+        Raises:
+            KeyError: it is none.
+            ValueError: it is none.
+        """
+        known = ("at", "who", "user", "operation", "run", "step", "queue")
+        return cls(
+            at=datetime.fromisoformat(values["at"]),
+            who=values["who"],
+            user=values["user"],
+            operation=values["operation"],
+            run=values["run"],
+            step=values["step"],
+            queue=values["queue"],
+            details={name: value for name, value in values.items() if name not in known},
+        )
+
+
+class Audit:
+    """Writes the records of one operation.
+
+    Args:
+        run: names the operation.
+    """
+
+    def __init__(self, client: Client, *, operation: str, queue: str, run: str) -> None:
+        self._client = client
+        self._operation = operation
+        self._queue = queue
+        self._run = run
+
+    async def begin(self, details: Mapping[str, Any]) -> None:
+        """Say what is about to be done, before it is.
+
+        Raises:
+            UnsupportedBrokerError: the broker has no streams.
+            BrokerError: the record was not taken.
+        """
+        try:
+            if not await self._client.exists(AUDIT):
+                stream = Queue(AUDIT, arguments={"x-queue-type": "stream", "x-max-age": _KEEP})
+                await self._client.declare(Topology(queues=[stream]))
+        except BrokerError as error:
+            raise UnsupportedBrokerError(
+                f"the operation cannot be recorded, because the stream {AUDIT!r} cannot be declared ({error}): see to "
+                "that, or leave the record out with --no-audit"
+            ) from error
+        await self._write("begun", details)
+
+    async def ids(self, ids: Sequence[str]) -> None:
+        """Say which messages it was done to.
+
+        Raises:
+            BrokerError: the record was not taken.
+        """
+        for start in range(0, len(ids), IDS_PER_RECORD):
+            await self._write("ids", {"ids": list(ids[start : start + IDS_PER_RECORD])})
+
+    async def end(self, details: Mapping[str, Any]) -> None:
+        """Say what came of it.
+
+        Raises:
+            BrokerError: the record was not taken.
+        """
+        await self._write("ended", details)
+
+    async def _write(self, step: str, details: Mapping[str, Any]) -> None:
+        record = AuditRecord(
+            at=datetime.now(UTC),
+            who=_who(),
+            user=self._client.url.user,
+            operation=self._operation,
+            run=self._run,
+            step=step,
+            queue=self._queue,
+            details=details,
+        )
+        body = json.dumps(record.to_dict(), ensure_ascii=True, separators=(",", ":"), default=str)
+        await self._client.publish(body, to=AUDIT, type="bide.audit", content_type="application/json")
+
+
+async def read_audit(client: Client) -> AsyncGenerator[AuditRecord, None]:
+    """All records, oldest first; none where nothing was ever recorded.
+
+    Raises:
+        BrokerError: the broker cannot be reached, or refuses.
+    """
+    if not await client.exists(AUDIT):
+        return
+    async with client.consume(AUDIT, prefetch=1000, arguments={"x-stream-offset": "first"}) as messages:
+        while True:
+            try:
+                async with asyncio.timeout(_QUIET):
+                    message = await anext(messages)
+            except TimeoutError:
+                return
+            await message.ack()
+            with suppress(ValueError, KeyError, TypeError):
+                # Anybody may write to a stream: what is no record is none of ours.
+                yield AuditRecord.from_dict(message.json())
+
+
+def _who() -> str:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = "(unknown)"
+    return f"{user}@{socket.gethostname()}"

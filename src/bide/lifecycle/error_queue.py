@@ -1,0 +1,464 @@
+"""An error or dead-letter queue, and what can be done with its messages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from bide.admin.delivery_limit import DEFAULT_LIMIT, delivery_limit
+from bide.admin.management import ManagementApi
+from bide.client import Client
+from bide.delay.infrastructure import check_name
+from bide.duration import DelayLike, format_delay, parse_delay
+from bide.errors import (
+    InvalidDelayError,
+    InvalidInputError,
+    ManagementApiError,
+    NotFoundError,
+    PublishRefusedError,
+    TargetNotFoundError,
+    UnroutableError,
+)
+from bide.lifecycle.audit import IDS_PER_RECORD, Audit
+from bide.lifecycle.look import Held, Look, looking
+from bide.lifecycle.moved import Moved
+from bide.lifecycle.summary import By, Group, Groups, Summary
+from bide.outgoing import Outgoing
+from bide.recoverability import restoration
+from bide.recoverability.failed import FailedMessage
+from bide.recoverability.selection import Selection
+from bide.topology import Queue, Topology
+
+log = logging.getLogger(__name__)
+
+ALL: Final = Selection()
+
+WINDOW: Final = 200
+"""Messages on their way at once: so many may be repeated after a crash."""
+
+KEEP: Final = timedelta(days=30)
+"""How long an archive keeps a message."""
+
+_LONGEST_KEEP: Final = timedelta(days=3650)
+_LIMITED_SINCE: Final = (4, 0)
+_CANNOT: Final = (TargetNotFoundError, UnroutableError, PublishRefusedError, InvalidInputError)
+"""What is wrong with one message, and not with the others."""
+
+Progress = Callable[[int, int], None]
+"""Called with the number of messages that are done, and of those chosen."""
+
+
+class ErrorQueue:
+    """Look at failed messages, and decide what becomes of them.
+
+    Any queue will do: one that :class:`bide.Endpoint` parks in, one of NServiceBus's, or anybody's dead-letter queue.
+
+    Nothing is lost: a message is acknowledged only after the broker has confirmed the copy that takes its place. A
+    crash repeats at most the messages that were on their way, see ``WINDOW``.
+
+    Looking takes nothing out of the queue. But a quorum queue counts it as a delivery of every message in it (before
+    RabbitMQ 4.3), and gives a message up at its delivery limit. One that comes near to it is replaced by a copy, which
+    stands at the end of the queue.
+
+    Args:
+        client: opened; it is not closed.
+        queue: the queue's name.
+        management_url: of the broker's management API, which tells the queue's delivery limit; see
+            :class:`bide.Endpoint`. Where it does not answer, RabbitMQ's default limit is assumed.
+        audit: record every operation in the stream ``bide.audit``.
+
+    Raises:
+        InvalidNameError: the name cannot be one.
+    """
+
+    def __init__(
+        self, client: Client, queue: str = "error", *, management_url: str | None = None, audit: bool = True
+    ) -> None:
+        check_name("queue", queue)
+        self.queue = queue
+        self._client = client
+        self._management_url = management_url
+        self._audited = audit
+
+    @property
+    def archive_queue(self) -> str:
+        """Where its archived messages are."""
+        return f"{self.queue}.archive"
+
+    # -- looking
+
+    async def messages(self, selection: Selection = ALL) -> AsyncGenerator[FailedMessage, None]:
+        """The chosen messages, in their order in the queue.
+
+        As long as this goes on nobody else gets them: who breaks out of the loop closes the iterator
+        (``contextlib.aclosing``).
+
+        Raises:
+            TargetNotFoundError: there is no such queue.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        now = datetime.now(UTC)
+        limit = await self._limit(self.queue)
+        renewed: set[str] = set()
+        async with looking(self._client.url, self.queue) as look:
+            async for held in look:
+                if held.message.id in renewed and not held.deliveries:
+                    # The copy that took its place.
+                    continue
+                if selection.holds(held.message, now):
+                    yield held.message
+                if await self._renew(look, held, limit, self.queue):
+                    renewed.add(held.message.id)
+
+    async def get(self, name: str) -> FailedMessage:
+        """One message, by its id or message id.
+
+        Raises:
+            NotFoundError: there is none.
+            TargetNotFoundError: there is no such queue.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        async with aclosing(self.messages(Selection(ids=frozenset({name})))) as messages:
+            async for message in messages:
+                return message
+        raise NotFoundError(f"no message {name!r} is in the queue {self.queue!r}: 'bide errors list' shows their ids")
+
+    async def groups(self, selection: Selection = ALL, *, by: By = "exception") -> list[Group]:
+        """The chosen messages in groups, the largest first.
+
+        Raises:
+            BrokerError: as :meth:`messages`.
+        """
+        groups = Groups(by)
+        async for message in self.messages(selection):
+            groups.add(message)
+        return groups.largest_first()
+
+    async def summary(self, selection: Selection = ALL) -> Summary:
+        """The chosen messages in figures.
+
+        Raises:
+            BrokerError: as :meth:`messages`.
+        """
+        summary = Summary()
+        async for message in self.messages(selection):
+            summary.add(message)
+        return summary
+
+    async def count(self, selection: Selection = ALL) -> int:
+        """How many are chosen.
+
+        Raises:
+            BrokerError: as :meth:`messages`.
+        """
+        return (await self.summary(selection)).total
+
+    # -- deciding
+
+    async def retry(
+        self,
+        selection: Selection,
+        *,
+        to: str | None = None,
+        over: DelayLike | None = None,
+        progress: Progress | None = None,
+    ) -> Moved:
+        """Send the chosen messages back to the queues that they failed on.
+
+        Args:
+            to: a queue to send all of them to instead.
+            over: spread them evenly over this time, through the delay infrastructure.
+            progress: told how far it is.
+
+        Raises:
+            InvalidInputError: a value cannot be used.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        if to is not None:
+            check_name("queue", to)
+        period = timedelta(0) if over is None else parse_delay(over)
+        infrastructure = await self._client.infrastructure()
+        if period > infrastructure.max_delay:
+            raise InvalidDelayError(
+                f"over={format_delay(period)} is longer than the infrastructure can hold "
+                f"({format_delay(infrastructure.max_delay)}): give a shorter time"
+            )
+        total = await self.count(selection) if period or progress else 0
+
+        def copy(message: FailedMessage, place: int) -> Outgoing:
+            delay = period * place / total if period and total else None
+            return restoration.back(message, to=to, delay=delay or None)
+
+        details = {"to": to, "over": None if over is None else format_delay(period)}
+        return await self._move("retry", self.queue, selection, copy, details, progress, total)
+
+    async def edit(
+        self,
+        name: str,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        without: frozenset[str] = frozenset(),
+        to: str | None = None,
+    ) -> str:
+        """Send one message back with another body or other headers; returns its new message id.
+
+        Args:
+            name: its id or message id.
+            body: None keeps the old one.
+            headers: set in addition to, or in place of, the old ones.
+            without: headers that are taken away.
+            to: another queue than the one that it failed on.
+
+        Raises:
+            NotFoundError: there is no such message.
+            ReservedHeaderError: a header is bide's or the broker's own.
+            InvalidInputError: nothing would change, or nothing tells where it failed.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        old = await self.get(name)
+        new = restoration.edited(old, body=body, headers=headers or {}, without=without, to=to)
+        details = {"headers": sorted(headers or {}), "without": sorted(without), "body": body is not None,
+                   "to": to, "new_message_id": new.message_id}  # fmt: skip
+        first = True
+
+        def copy(_: FailedMessage, __: int) -> Outgoing | None:
+            # Another with the same message id may have failed in another queue: that one is not meant.
+            nonlocal first
+            chosen, first = first, False
+            return new if chosen else None
+
+        moved = await self._move("edit", self.queue, Selection(ids=frozenset({old.id})), copy, details, None, 1)
+        for reason in moved.kept:
+            raise TargetNotFoundError(f"the message {name!r} was not sent, and is still in {self.queue!r}: {reason}")
+        if not moved.done:
+            raise NotFoundError(f"the message {name!r} left the queue {self.queue!r} in the meantime")
+        return new.message_id
+
+    async def archive(self, selection: Selection, *, keep: DelayLike = KEEP, progress: Progress | None = None) -> Moved:
+        """Put the chosen messages aside, into :attr:`archive_queue`; the broker drops them after a while.
+
+        Args:
+            keep: how long it keeps them, at least 1 s.
+            progress: told how far it is.
+
+        Raises:
+            InvalidInputError: a value cannot be used.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        retention = parse_delay(keep)
+        if not timedelta(seconds=1) <= retention <= _LONGEST_KEEP:
+            raise InvalidDelayError(
+                f"an archive keeps messages for 1 s to {format_delay(_LONGEST_KEEP)}, not {format_delay(retention)}"
+            )
+        if not await self._client.exists(self.archive_queue):
+            await self._client.declare(Topology(queues=[Queue.quorum(self.archive_queue)]))
+        now = datetime.now(UTC)
+        total = await self.count(selection) if progress else 0
+
+        def copy(message: FailedMessage, _: int) -> Outgoing:
+            return restoration.archived(message, queue=self.archive_queue, keep=retention, now=now)
+
+        details = {"keep": format_delay(retention)}
+        return await self._move("archive", self.queue, selection, copy, details, progress, total)
+
+    async def unarchive(self, selection: Selection, *, progress: Progress | None = None) -> Moved:
+        """Put the chosen messages of :attr:`archive_queue` back into the error queue.
+
+        Raises:
+            TargetNotFoundError: there is no archive.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        archive = ErrorQueue(self._client, self.archive_queue, management_url=self._management_url)
+        total = await archive.count(selection) if progress else 0
+
+        def copy(message: FailedMessage, _: int) -> Outgoing:
+            return restoration.unarchived(message, queue=self.queue)
+
+        return await self._move("unarchive", self.archive_queue, selection, copy, {}, progress, total)
+
+    async def discard(self, selection: Selection, *, progress: Progress | None = None) -> Moved:
+        """Drop the chosen messages for good. Their ids are recorded before they go.
+
+        Raises:
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        total = await self.count(selection) if progress else 0
+        return await self._move("discard", self.queue, selection, None, {}, progress, total)
+
+    # -- the machinery
+
+    async def _move(
+        self,
+        operation: str,
+        queue: str,
+        selection: Selection,
+        copy: Callable[[FailedMessage, int], Outgoing | None] | None,
+        details: Mapping[str, Any],
+        progress: Progress | None,
+        total: int,
+    ) -> Moved:
+        audit = self._audit(operation)
+        if audit is not None:
+            given = {name: value for name, value in details.items() if value is not None}
+            await audit.begin({"selection": selection.to_dict(), **given})
+        limit = await self._limit(queue)
+        now = datetime.now(UTC)
+        async with looking(self._client.url, queue) as look:
+            run = _Run(self._client, look, audit, copy, progress, total)
+            try:
+                async for held in look:
+                    if run.is_back(held.message, now):
+                        continue
+                    run.seen += 1
+                    if selection.holds(held.message, now):
+                        await run.take(held)
+                    elif await self._renew(look, held, limit, queue):
+                        run.renewed.add(held.message.id)
+            finally:
+                await run.finish()
+        moved = Moved(done=run.done, queues=dict(run.queues), kept=dict(run.kept), seen=run.seen)
+        if audit is not None:
+            await audit.end(moved.to_dict())
+        return moved
+
+    def _audit(self, operation: str) -> Audit | None:
+        if not self._audited:
+            return None
+        return Audit(self._client, operation=operation, queue=self.queue, run=secrets.token_hex(6))
+
+    async def _limit(self, queue: str) -> int | None:
+        """The delivery limit of a queue, or None where it has none."""
+        release = await self._client.release()
+        url = self._client.url
+        try:
+            async with asyncio.timeout(5), ManagementApi.of(url, self._management_url) as api:
+                return await delivery_limit(api, url.vhost, queue, release=release)
+        except (ManagementApiError, TimeoutError) as error:
+            log.debug("the delivery limit of %s is not known: %s", queue, error)
+            return DEFAULT_LIMIT if release >= _LIMITED_SINCE else None
+
+    async def _renew(self, look: Look, held: Held, limit: int | None, queue: str) -> bool:
+        """Replace a message that the queue would soon give up because it was looked at so often; False if not due."""
+        if limit is None or held.deliveries < max(limit - 2, 0):
+            return False
+        await self._client.forward(restoration.same(held.message, queue=queue))
+        look.ack(held)
+        return True
+
+
+@dataclass(slots=True)
+class _Run:
+    """The chosen messages on their way, ``WINDOW`` at once."""
+
+    client: Client
+    look: Look
+    audit: Audit | None
+    copy: Callable[[FailedMessage, int], Outgoing | None] | None
+    progress: Progress | None
+    total: int
+    seen: int = 0
+    done: int = 0
+    queues: Counter[str] = field(default_factory=Counter)
+    kept: Counter[str] = field(default_factory=Counter)
+    renewed: set[str] = field(default_factory=set)
+    _taken: set[str] = field(default_factory=set)
+    _chosen: int = 0
+    _ids: list[str] = field(default_factory=list)
+    _held: list[Held] = field(default_factory=list)
+    _sending: set[asyncio.Task[None]] = field(default_factory=set)
+    _failed: BaseException | None = None
+
+    def is_back(self, message: FailedMessage, begun: datetime) -> bool:
+        """Whether it was seen before in this run: it failed again at once, or it is a copy of ours."""
+        if message.id in self.renewed:
+            return True
+        return message.id in self._taken and (message.failed_at is None or message.failed_at >= begun)
+
+    async def take(self, held: Held) -> None:
+        """Do it to one message, as soon as fewer than ``WINDOW`` are on their way."""
+        self._taken.add(held.message.id)
+        place, self._chosen = self._chosen, self._chosen + 1
+        if self.copy is None:
+            self._held.append(held)
+            if len(self._held) >= IDS_PER_RECORD:
+                await self._drop()
+            return
+        try:
+            copy = self.copy(held.message, place)
+        except InvalidInputError as error:
+            self.kept[str(error)] += 1
+            return
+        if copy is None:
+            return
+        while len(self._sending) >= WINDOW:
+            await asyncio.wait(self._sending, return_when=asyncio.FIRST_COMPLETED)
+        self._raise()
+        task = asyncio.create_task(self._send(held, copy))
+        self._sending.add(task)
+        task.add_done_callback(self._sent)
+        if len(self._ids) >= IDS_PER_RECORD:
+            await self._record()
+
+    async def finish(self) -> None:
+        """Wait for those on their way."""
+        if self._sending:
+            await asyncio.wait(set(self._sending))
+        if self._failed is None:
+            await self._drop()
+        await self._record()
+        self._raise()
+
+    async def _send(self, held: Held, copy: Outgoing) -> None:
+        try:
+            await self.client.forward(copy)
+        except _CANNOT as error:
+            self.kept[_reason(error, str(copy.target)[2:])] += 1
+            return
+        self.look.ack(held)
+        self._ids.append(held.message.id)
+        self.queues[str(copy.target)[2:]] += 1
+        self._count()
+
+    async def _drop(self) -> None:
+        held, self._held = self._held, []
+        self._ids += [one.message.id for one in held]
+        await self._record()
+        for one in held:
+            self.look.ack(one)
+            self._count()
+
+    async def _record(self) -> None:
+        ids, self._ids = self._ids, []
+        if self.audit is not None and ids:
+            await self.audit.ids(ids)
+
+    def _count(self) -> None:
+        self.done += 1
+        if self.progress is not None:
+            self.progress(self.done, max(self.total, self.done))
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._sending.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed = self._failed or error
+
+    def _raise(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+
+def _reason(error: Exception, queue: str) -> str:
+    """Why messages stay, in words that are the same for all of them."""
+    if isinstance(error, UnroutableError | TargetNotFoundError):
+        return f"the queue {queue!r} does not exist: declare it, or name another with --to"
+    if isinstance(error, PublishRefusedError):
+        return f"the queue {queue!r} refuses messages: it is full, or has no leader"
+    return str(error)

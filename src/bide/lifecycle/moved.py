@@ -1,0 +1,28 @@
+"""What came of an operation on failed messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """The result of an operation.
+
+    Attributes:
+        done: messages that it was done to.
+        queues: those that went to a queue, by its name.
+        kept: chosen messages that stay where they were, by the reason.
+        seen: messages that were looked at.
+    """
+
+    done: int = 0
+    queues: Mapping[str, int] = field(default_factory=dict)
+    kept: Mapping[str, int] = field(default_factory=dict)
+    seen: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"done": self.done, "queues": dict(self.queues), "kept": dict(self.kept), "seen": self.seen}

@@ -1,0 +1,92 @@
+"""Which failed messages are meant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timedelta
+from typing import Any
+
+from bide.duration import format_delay
+from bide.recoverability.failed import FailedMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Conditions that all must hold; what is not given holds for every message. Without any, all messages are meant.
+
+    Attributes:
+        ids: one of these ids, or message ids.
+        group: of failures; see ``FailedMessage.group``.
+        queue: the queue that it failed on.
+        endpoint: the endpoint that failed on it.
+        exception: the exception's type: with its module or without.
+        text: part of what the exception says, in capitals or not.
+        message_type: the sender's name for this kind of message.
+        reason: ``failed``, ``rejected``, ``expired``...
+        older_than: it failed longer ago than this; a message that does not say when is not meant.
+        newer_than: it failed less long ago than this.
+        headers: the sender's headers that it must have, with these values as text.
+    """
+
+    ids: frozenset[str] = frozenset()
+    group: str | None = None
+    queue: str | None = None
+    endpoint: str | None = None
+    exception: str | None = None
+    text: str | None = None
+    message_type: str | None = None
+    reason: str | None = None
+    older_than: timedelta | None = None
+    newer_than: timedelta | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def everything(self) -> bool:
+        """Whether there is no condition."""
+        return self == Selection()
+
+    def holds(self, message: FailedMessage, now: datetime) -> bool:
+        """Whether this message is meant."""
+        return (
+            (not self.ids or message.id in self.ids or message.message_id in self.ids)
+            and self.group in (None, message.group)
+            and self.queue in (None, message.queue)
+            and self.endpoint in (None, message.endpoint)
+            and self.message_type in (None, message.message_type)
+            and self.reason in (None, message.reason)
+            and _names(self.exception, message.exception)
+            and (self.text is None or self.text.casefold() in (message.text or "").casefold())
+            and self._in_time(message.failed_at, now)
+            and all(_as_text(message.headers.get(name)) == value for name, value in self.headers.items())
+        )
+
+    def _in_time(self, failed_at: datetime | None, now: datetime) -> bool:
+        if self.older_than is None and self.newer_than is None:
+            return True
+        if failed_at is None:
+            return False
+        age = now - failed_at
+        return (self.older_than is None or age > self.older_than) and (self.newer_than is None or age < self.newer_than)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The conditions that were given, as JSON."""
+        found: dict[str, Any] = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value is None or value in (frozenset(), {}):
+                continue
+            if isinstance(value, frozenset):
+                value = sorted(value)
+            found[one.name] = format_delay(value) if isinstance(value, timedelta) else value
+        return found
+
+
+def _names(wanted: str | None, found: str | None) -> bool:
+    return wanted is None or (found is not None and (found == wanted or found.endswith(f".{wanted}")))
+
+
+def _as_text(value: Any) -> str | None:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return None if value is None else str(value)

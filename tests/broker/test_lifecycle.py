@@ -1,0 +1,362 @@
+"""Failed messages on the real broker: looked at, retried, edited, archived, discarded, and recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pika
+import pytest
+
+import bide
+from bide.broker import LocalBroker
+from bide.errors import InvalidInputError, NotFoundError, ReservedHeaderError, TargetNotFoundError
+from bide.lifecycle import ErrorQueue, FailedMessage, Selection, read_audit
+from bide.lifecycle.audit import AUDIT
+from bide.recoverability.explanation import Explanation
+from bide.recoverability.history import History
+from bide.recoverability.report import Report
+from bide.topology import Binding, Exchange, Queue
+from tests.broker.conftest import SMALL_CLOCK
+from tests.broker.endpoints import Recorder, running
+from tests.broker.receiving import fresh, receive
+from tests.support import Vhost
+
+
+def report(error: Exception, queue: str, **changes: Any) -> dict[str, Any]:
+    """The headers of a parked message."""
+    now = datetime.now(UTC)
+    values: dict[str, Any] = {
+        "endpoint": "billing",
+        "queue": queue,
+        "failed_at": now,
+        "explanation": Explanation.of(error),
+        "history": History(attempts=3, times=(now,) * 3, first_failed_at=now, retries=2),
+        "host": "h",
+        "process": 7,
+    } | changes
+    return Report(**values).headers(nservicebus=False)
+
+
+async def park(client: bide.Client, queue: str, number: int, failed_on: str, **options: Any) -> None:
+    """Put messages into an error queue, as an endpoint does."""
+    from bide.delay.arrival import Arrival
+    from bide.recoverability import successor
+
+    error = options.pop("error", ValueError("no"))
+    prefix = options.pop("prefix", "m")
+    headers = report(error, failed_on, **options)
+    await client.declare(bide.Topology(queues=[Queue.quorum(queue), Queue.quorum(failed_on)]))
+
+    def copy(place: int) -> Any:
+        values = {"message_id": f"{prefix}{place}", "type": "Order", "delivery_mode": 2, "headers": {"place": place}}
+        sent = Arrival(exchange="shop", routing_key="order.created", values=values, due=None)
+        return successor.parked(sent, b"body %d" % place, queue=queue, headers=headers, sent_by="shop")
+
+    await asyncio.gather(*(client.forward(copy(place)) for place in range(number)))
+
+
+async def listed(error_queue: ErrorQueue, /, **conditions: Any) -> list[FailedMessage]:
+    """The chosen messages."""
+    return [one async for one in error_queue.messages(Selection(**conditions))]
+
+
+async def test_looking_takes_nothing_out_however_often(client: bide.Client) -> None:
+    """More often than any delivery limit, in the same order, with the same ids."""
+    name = fresh("error")
+    await park(client, name, 5, fresh("orders"))
+    queue = ErrorQueue(client, name, audit=False)
+    before = await listed(queue)
+    assert len(before) == 5
+    for _ in range(45):
+        assert {one.id for one in await listed(queue)} == {one.id for one in before}
+    after = await listed(queue)
+    assert {(one.id, one.body, one.exception, one.queue, one.exchange, one.routing_key) for one in after} == {
+        (one.id, one.body, one.exception, one.queue, one.exchange, one.routing_key) for one in before
+    }
+    assert all(one.history == before[0].history for one in after)
+
+
+async def test_a_low_delivery_limit_drops_nothing(client: bide.Client, broker: LocalBroker) -> None:
+    name = fresh("error")
+    await client.declare(bide.Topology(queues=[Queue.quorum(name, {"x-delivery-limit": 4})]))
+    for number in range(3):
+        await client.publish(b"x", to=name, message_id=f"{number}")
+    queue = ErrorQueue(client, name, audit=False, management_url=broker.management_url)
+    for _ in range(10):
+        assert len(await listed(queue)) == 3
+
+
+async def test_conditions(client: bide.Client) -> None:
+    name, orders, billing = fresh("error"), fresh("orders"), fresh("billing")
+    await park(client, name, 2, orders)
+    old = datetime.now(UTC) - timedelta(days=2)
+    await park(client, name, 3, billing, error=TimeoutError("Gateway down"), failed_at=old, prefix="b", endpoint="cash")
+    queue = ErrorQueue(client, name, audit=False)
+    assert await queue.count() == 5
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({"queue": billing}, 3),
+        ({"endpoint": "cash"}, 3),
+        ({"exception": "TimeoutError"}, 3),
+        ({"text": "GATEWAY"}, 3),
+        ({"older_than": timedelta(days=1)}, 3),
+        ({"newer_than": timedelta(days=1)}, 2),
+        ({"headers": {"place": "1"}}, 2),
+        ({"headers": {"place": "1"}, "queue": orders}, 1),
+        ({"message_type": "Order"}, 5),
+        ({"reason": "failed"}, 5),
+        ({"reason": "expired"}, 0),
+        ({"group": "ValueError"}, 2),
+        ({"ids": frozenset({"b1"})}, 1),
+    ]
+    for conditions, expected in cases:
+        assert len(await listed(queue, **conditions)) == expected, conditions
+    groups = await queue.groups()
+    assert [(one.name, one.count, one.queues) for one in groups] == [
+        ("TimeoutError", 3, {billing}),
+        ("ValueError", 2, {orders}),
+    ]
+    assert [one.name for one in await queue.groups(by="type")] == ["Order"]
+    summary = await queue.summary(Selection(queue=billing))
+    assert (summary.total, dict(summary.by["exception"])) == (3, {"TimeoutError": 3})
+    assert (await queue.get("b1")).endpoint == "cash"
+    with pytest.raises(NotFoundError, match="'nobody'"):
+        await queue.get("nobody")
+
+
+async def test_exactly_the_chosen_go_back_as_they_were_sent(client: bide.Client) -> None:
+    name, orders = fresh("error"), fresh("orders")
+    await park(client, name, 4, orders)
+    queue = ErrorQueue(client, name)
+    moved = await queue.retry(Selection(ids=frozenset({"m1", "m3"})))
+    assert (moved.done, moved.queues, moved.kept, moved.seen) == (2, {orders: 2}, {}, 4)
+    messages = {one.message_id: one for one in await receive(client, orders, 2)}
+    assert set(messages) == {"m1", "m3"}
+    one = messages["m1"]
+    assert (one.body, one.exchange, one.routing_key, one.type) == (b"body 1", "shop", "order.created", "Order")
+    assert dict(one.headers) == {"place": 1}
+    # The history is kept, the failure is not; retries begin anew.
+    assert (one.history.attempts, len(one.history.times), one.history.retries) == (3, 3, 0)
+    assert not {header for header in one.raw.values["headers"] if "error" in header or "failed" in header}
+    assert one.raw.values["headers"]["bide-operator-retries"] == 1
+    assert one.sent_by == "shop"
+    assert {left.message_id for left in await listed(queue)} == {"m0", "m2"}
+
+
+async def test_spread_over_time(client: bide.Client) -> None:
+    name, orders = fresh("error"), fresh("orders")
+    await park(client, name, 5, orders)
+    begin = datetime.now(UTC)
+    await ErrorQueue(client, name).retry(Selection(), over="1s")
+    messages = await receive(client, orders, 5)
+    waits = sorted((one.received_at - begin).total_seconds() for one in messages)
+    for place, wait in enumerate(waits):
+        assert wait >= place * 0.2
+    assert waits[-1] < 5
+    with pytest.raises(InvalidInputError, match="longer than the infrastructure"):
+        await ErrorQueue(client, name).retry(Selection(), over="30d")
+
+
+async def test_to_another_queue_and_what_cannot_be_sent_stays(client: bide.Client) -> None:
+    name, gone, other = fresh("error"), fresh("gone"), fresh("other")
+    await park(client, name, 3, gone)
+    connection = await client._publisher.connection()
+    async with await connection.channel() as channel:
+        await channel.delete_queue(gone)
+    queue = ErrorQueue(client, name)
+    moved = await queue.retry(Selection())
+    assert moved.done == 0
+    ((reason, count),) = moved.kept.items()
+    assert count == 3
+    assert gone in reason
+    assert await queue.count() == 3
+    await client.declare(bide.Topology(queues=[Queue.quorum(other)]))
+    assert (await queue.retry(Selection(), to=other)).done == 3
+    assert len(await receive(client, other, 3)) == 3
+
+
+async def test_edit_sends_back_another_message(client: bide.Client) -> None:
+    name, orders = fresh("error"), fresh("orders")
+    await park(client, name, 2, orders)
+    queue = ErrorQueue(client, name)
+    new = await queue.edit("m0", body=b"mended", headers={"tenant": "a"}, without=frozenset({"place"}))
+    (message,) = await receive(client, orders, 1)
+    assert (message.message_id, message.body, dict(message.headers)) == (new, b"mended", {"tenant": "a"})
+    assert message.raw.values["headers"]["bide-edit-of"] == "m0"
+    assert [one.message_id for one in await listed(queue)] == ["m1"]
+    with pytest.raises(ReservedHeaderError):
+        await queue.edit("m1", headers={"bide-due": "1"})
+    with pytest.raises(InvalidInputError, match="nothing is to be changed"):
+        await queue.edit("m1")
+    with pytest.raises(NotFoundError):
+        await queue.edit("m0", body=b"again")
+    assert [one.message_id for one in await listed(queue)] == ["m1"]
+
+
+async def test_archive_and_back(client: bide.Client) -> None:
+    name, orders = fresh("error"), fresh("orders")
+    await park(client, name, 3, orders)
+    queue = ErrorQueue(client, name)
+    before = {one.id: one for one in await listed(queue)}
+    assert (await queue.archive(Selection(ids=frozenset({"m0", "m1"})), keep="1h")).done == 2
+    assert [one.message_id for one in await listed(queue)] == ["m2"]
+    archived = await listed(ErrorQueue(client, queue.archive_queue))
+    assert {one.id for one in archived} == {one.id for one in before.values() if one.message_id != "m2"}
+    assert all(one.values["expiration"] == "3600000" for one in archived)
+    assert (await queue.unarchive(Selection(ids=frozenset({"m0"})))).done == 1
+    (back,) = await listed(queue, ids=frozenset({"m0"}))
+    assert "expiration" not in back.values
+    assert "bide-archived-at" not in back.values["headers"]
+    assert (back.exception, back.history, back.queue) == ("ValueError", before[back.id].history, orders)
+
+
+async def test_an_archive_forgets(client: bide.Client) -> None:
+    name = fresh("error")
+    await park(client, name, 1, fresh("orders"))
+    queue = ErrorQueue(client, name)
+    await queue.archive(Selection(), keep="1s")
+    archive = ErrorQueue(client, queue.archive_queue)
+    assert await archive.count() == 1
+    await asyncio.sleep(1.2)
+    assert await archive.count() == 0
+    with pytest.raises(InvalidInputError, match="1 s"):
+        await queue.archive(Selection(), keep="10ms")
+
+
+async def test_discard_and_the_record_of_it(vhost: Vhost) -> None:
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+        await park(client, "error", 3, "orders")
+        queue = ErrorQueue(client, "error")
+        chosen = {one.id for one in await listed(queue, ids=frozenset({"m0", "m2"}))}
+        moved = await queue.discard(Selection(ids=frozenset({"m0", "m2"})))
+        assert (moved.done, moved.seen) == (2, 3)
+        assert [one.message_id for one in await listed(queue)] == ["m1"]
+        records = [one async for one in read_audit(client)]
+    assert [(one.operation, one.step, one.queue) for one in records] == [
+        ("discard", "begun", "error"),
+        ("discard", "ids", "error"),
+        ("discard", "ended", "error"),
+    ]
+    assert records[0].details["selection"] == {"ids": ["m0", "m2"]}
+    assert set(records[1].details["ids"]) == chosen
+    assert records[2].details["done"] == 2
+    assert len({one.run for one in records}) == 1
+    assert "@" in records[0].who
+    assert records[0].user == client.url.user
+
+
+async def test_nothing_is_recorded_before_the_first_operation(vhost: Vhost) -> None:
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+        assert [one async for one in read_audit(client)] == []
+        assert not await client.exists(AUDIT)
+        with pytest.raises(TargetNotFoundError, match="'error'"):
+            await ErrorQueue(client).count()
+
+
+async def test_a_queue_that_is_filled_while_somebody_looks(client: bide.Client) -> None:
+    name = fresh("error")
+    await park(client, name, 50, fresh("orders"))
+    queue = ErrorQueue(client, name)
+    seen = 0
+    async with aclosing(queue.messages()) as messages:
+        async for _ in messages:
+            seen += 1
+            if seen % 10 == 0:
+                await client.publish(b"new", to=name)
+    assert 50 <= seen <= 56
+
+
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+async def test_a_dead_letter_queue_filled_by_strangers(client: bide.Client, queue_type: str) -> None:
+    """pika alone: published to an exchange, rejected, expired, and dead-lettered, with the properties of pika."""
+    work, dead, shop = fresh("work"), fresh("dead"), fresh("shop")
+    await asyncio.to_thread(fill, client.url, work, dead, shop, queue_type)
+    queue = ErrorQueue(client, dead)
+    messages = await listed(queue)
+    assert len(messages) == 4
+    reasons = {one.body: one.reason for one in messages}
+    assert reasons == {b"r0": "rejected", b"r1": "rejected", b"e0": "expired", b"e1": "expired"}
+    for one in messages:
+        assert (one.queue, one.exchange, one.routing_key) == (work, shop, "order.created")
+        assert one.message_id is None
+        assert one.failed_at is not None
+        assert abs(datetime.now(UTC) - one.failed_at) < timedelta(minutes=1)
+    assert [one.name for one in await queue.groups()] == [f"expired on {work}", f"rejected on {work}"]
+    chosen = next(one for one in messages if one.body == b"r1")
+    assert (await queue.retry(Selection(ids=frozenset({chosen.id})))).queues == {work: 1}
+    (back,) = await receive(client, work, 1)
+    assert (back.body, back.exchange, back.routing_key) == (b"r1", shop, "order.created")
+    assert dict(back.headers) == {"tenant": 7}
+    assert "x-death" not in back.raw.values["headers"]
+    # The same message keeps its name, however often it is looked at.
+    assert {one.id for one in await listed(queue)} == {one.id for one in messages} - {chosen.id}
+    assert (await queue.retry(Selection(reason="expired"))).done == 2
+
+
+def fill(url: bide.BrokerUrl, work: str, dead: str, shop: str, queue_type: str) -> None:
+    """What a program does that has never heard of bide."""
+    ((host, port),) = url.hosts
+    credentials = pika.PlainCredentials(url.user, url.password)
+    connection = pika.BlockingConnection(pika.ConnectionParameters(host, port, url.vhost, credentials))
+    channel = connection.channel()
+    channel.exchange_declare(shop, "topic", durable=True)
+    channel.queue_declare(dead, durable=True, arguments={"x-queue-type": queue_type})
+    arguments = {"x-queue-type": queue_type, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+    channel.queue_declare(work, durable=True, arguments=arguments)
+    channel.queue_bind(work, shop, "order.*")
+    for body in (b"r0", b"r1"):
+        channel.basic_publish(shop, "order.created", body, pika.BasicProperties(headers={"tenant": 7}))
+    for body in (b"r0", b"r1"):
+        for method, _properties, found in channel.consume(work, inactivity_timeout=10):
+            assert found == body
+            channel.basic_reject(method.delivery_tag, requeue=False)
+            break
+    channel.cancel()
+    for body in (b"e0", b"e1"):
+        properties = pika.BasicProperties(headers={"tenant": 7}, expiration="50")
+        channel.basic_publish(shop, "order.created", body, properties)
+    connection.sleep(0.5)
+    connection.close()
+
+
+async def test_what_an_endpoint_parked_is_handled_after_its_retry(client: bide.Client) -> None:
+    name, error, recorder = fresh("night"), fresh("night-error"), Recorder()
+    broken = True
+    app = bide.Endpoint(name, error_queue=error, retry=bide.Retry(immediate=1, delays=["50ms"]), observers=[recorder])
+
+    @app.handler
+    async def handle(message: bide.Message) -> None:
+        if broken:
+            raise ConnectionError("down")
+
+    async with running(app, client, recorder):
+        await client.publish(b"x", to=name, message_id="one", expiration="1h")
+        await recorder.until("parked")
+        queue = ErrorQueue(client, error)
+        assert (await queue.groups())[0].name == "ConnectionError at test_lifecycle.py in handle"
+        await queue.retry(Selection())
+        await recorder.until("parked", count=2)
+        (message,) = await listed(queue)
+        # Once more all attempts of the policy, and all of them in the history.
+        assert message.history.attempts == 8
+        broken = False
+        await queue.retry(Selection())
+        await recorder.until("processed")
+    assert await queue.count() == 0
+
+
+async def test_nothing_tells_where_a_message_belongs(client: bide.Client) -> None:
+    name = fresh("plain")
+    await client.declare(
+        bide.Topology(queues=[Queue(name)], exchanges=[Exchange("e")], bindings=[Binding("e", name, "k")])
+    )
+    await client.publish(b"x", exchange="e", routing_key="k")
+    queue = ErrorQueue(client, name)
+    (message,) = await listed(queue)
+    assert (message.reason, message.queue, message.exchange) == ("unknown", None, "e")
+    moved = await queue.retry(Selection())
+    assert moved.done == 0
+    assert list(moved.kept) == ["nothing on it tells where it failed: name a queue with --to"]
+    assert await queue.count() == 1
