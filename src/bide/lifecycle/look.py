@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,11 +20,22 @@ from bide.topology import Queue
 
 log = logging.getLogger(__name__)
 
-_QUIET: Final = 2.0
-"""Seconds without a message after which no more is expected, though the broker had counted more."""
+_QUIET: Final = 0.1
+"""Seconds without a message after which the broker is asked whether there are more."""
 
-_LAST: Final = 0.2
-"""Seconds for messages that the broker had not counted yet, because they had just been given back."""
+_PATIENCE: Final = 5.0
+"""Seconds without a message after which we give up, though the broker counts more: others get them, or nobody can."""
+
+_NEWCOMERS: Final = 1000
+"""So many more than there were at the beginning, or a tenth more, are looked at in a queue that others fill."""
+
+_GIVING_BACK: Final = 2.0
+"""Seconds to wait until the broker counts what was given back, so that the next look finds it."""
+
+_STEP: Final = 0.01
+
+_PREFETCH: Final = 50_000
+"""Messages of one consumer. Quorum queues take "no limit" for 2,000; so another consumer is started when it is full."""
 
 _MOST_UNREAD: Final = 2000
 _UNREAD_AGAIN: Final = 500
@@ -51,27 +62,28 @@ class Look:
         self._unread: deque[Delivery] = deque()
         self._news = asyncio.Event()
         self._error: BideError | None = None
-        self._last_tag = 0
-        self._tag = ""
+        self._received = 0
+        self._acknowledged = 0
+        self._tags: list[str] = []
         self._holding = False
+        self._questions = 0
 
     async def start(self) -> None:
-        """Have the broker send the queue's messages, without a limit.
+        """Have the broker send messages, or more of them.
 
         Raises:
             BrokerError: it refuses.
         """
-        await self._channel.qos(0)
-        self._tag = await self._channel.consume(self._queue, on_message=self.put, on_end=self.end)
+        with self._asking():
+            await self._channel.qos(_PREFETCH)
+            self._tags.append(await self._channel.consume(self._queue, on_message=self.put, on_end=self.end))
 
     def put(self, delivery: Delivery) -> None:
         """The broker sent a message."""
         self._unread.append(delivery)
-        self._last_tag = delivery.delivery_tag
+        self._received = delivery.delivery_tag
         self._news.set()
-        if len(self._unread) >= _MOST_UNREAD and not self._holding:
-            self._holding = True
-            self._connection.hold()
+        self._hold_if_due()
 
     def end(self, error: BideError) -> None:
         """The broker sends no more."""
@@ -84,30 +96,53 @@ class Look:
         Raises:
             BrokerError: the connection broke, or the queue was deleted.
         """
-        loop = asyncio.get_running_loop()
-        seen = 0
-        deadline: float | None = None
-        while True:
-            if not self._unread:
-                if self._error is not None:
-                    raise self._error
-                if deadline is None and seen >= self.expected:
-                    deadline = loop.time() + _LAST
-                self._news.clear()
-                try:
-                    async with asyncio.timeout_at(deadline or loop.time() + _QUIET):
-                        await self._news.wait()
-                except TimeoutError:
-                    return
+        seen, most = 0, self.expected + max(_NEWCOMERS, self.expected // 10)
+        idle = 0.0
+        while seen < most:
+            if self._unread:
+                idle = 0.0
+                seen += 1
+                yield self._next()
                 continue
-            if deadline is not None and loop.time() > deadline:
-                return
-            delivery = self._unread.popleft()
-            if self._holding and len(self._unread) <= _UNREAD_AGAIN:
-                self._holding = False
-                self._connection.go_on()
-            seen += 1
-            yield _held(delivery)
+            if self._error is not None:
+                raise self._error
+            self._news.clear()
+            if self._received >= _PREFETCH * len(self._tags):
+                await self.start()
+            try:
+                async with asyncio.timeout(_QUIET):
+                    await self._news.wait()
+            except TimeoutError:
+                idle += _QUIET
+                # Those that are not ready any more, but have not come, may be on their way to us.
+                if idle >= _PATIENCE or (seen >= self.expected and not await self._ready()):
+                    return
+
+    def _next(self) -> Held:
+        delivery = self._unread.popleft()
+        if self._holding and len(self._unread) <= _UNREAD_AGAIN:
+            self._holding = False
+            self._connection.go_on()
+        return _held(delivery)
+
+    def _hold_if_due(self) -> None:
+        if len(self._unread) >= _MOST_UNREAD and not self._holding and not self._questions:
+            self._holding = True
+            self._connection.hold()
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """While the broker is asked something we read, whatever comes before the answer."""
+        self._questions += 1
+        try:
+            yield
+        finally:
+            self._questions -= 1
+            self._hold_if_due()
+
+    async def _ready(self) -> int:
+        with self._asking():
+            return int((await self._channel.declare_queue(Queue(self._queue), passive=True)).message_count)
 
     def ack(self, held: Held) -> None:
         """The queue may forget this message.
@@ -116,24 +151,39 @@ class Look:
             BrokerError: the connection broke: the message is still there.
         """
         self._channel.ack(held.tag)
+        self._acknowledged += 1
 
     async def close(self) -> None:
         """Give back what was not acknowledged, in its old order."""
         try:
             if self._channel.is_open:
-                self._channel.cancel_nowait(self._tag)
-                self._unread.clear()
-                if self._holding:
-                    self._connection.go_on()
-                if self._last_tag:
-                    # Rather than closing alone: from RabbitMQ 4.3 on, this does not count as a failed delivery.
-                    self._channel.nack(self._last_tag, multiple=True)
+                await self._give_back()
                 await self._channel.close()
         except BideError as error:
             log.debug("the look at %s ended: %s", self._queue, error)
         finally:
             with suppress(BideError):
                 await self._connection.close()
+
+    async def _give_back(self) -> None:
+        # From here on we only read, and drop what comes.
+        self._questions += 1
+        self._unread.clear()
+        if self._holding:
+            self._connection.go_on()
+        for tag in self._tags:
+            await self._channel.cancel(tag)
+        self._unread.clear()
+        given = self._received - self._acknowledged
+        if not given:
+            return
+        # Rather than closing alone: from RabbitMQ 4.3 on, this does not count as a failed delivery.
+        self._channel.nack(self._received, multiple=True)
+        deadline = asyncio.get_running_loop().time() + _GIVING_BACK
+        while await self._ready() < given:
+            if asyncio.get_running_loop().time() > deadline:
+                return
+            await asyncio.sleep(_STEP)
 
 
 def _held(delivery: Delivery) -> Held:

@@ -1,0 +1,186 @@
+"""``bide errors`` as a program, on the real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import bide
+from bide.topology import Queue
+from tests.acceptance.test_cli import Program, lines
+from tests.broker.conftest import SMALL_CLOCK
+from tests.broker.receiving import receive
+from tests.broker.test_lifecycle import park
+from tests.support import Vhost
+
+log = logging.getLogger(__name__)
+
+PARKED = 10_000
+SMALL = ("--max-delay", "20s", "--resolution", "50ms")
+
+
+@pytest.fixture
+def program(vhost: Vhost) -> Program:
+    return Program(vhost)
+
+
+def fill(vhost: Vhost, number: int = 3, **options: Any) -> None:
+    """Park messages in the queue ``error``, as of the queue ``orders``."""
+
+    async def work() -> None:
+        async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+            await park(client, "error", number, "orders", **options)
+
+    asyncio.run(work())
+
+
+def ready(vhost: Vhost, queue: str) -> int:
+    """Messages in a queue."""
+
+    async def work() -> int:
+        async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+            connection = await client._publisher.connection()
+            async with await connection.channel() as channel:
+                return int((await channel.declare_queue(Queue(queue), passive=True)).message_count)
+
+    return asyncio.run(work())
+
+
+async def kill_half_way(vhost: Vhost, process: subprocess.Popen[bytes]) -> None:
+    """Kill a program that fills the queue ``orders`` with what it takes out of ``error``."""
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client, asyncio.timeout(60):
+        connection = await client._publisher.connection()
+        async with await connection.channel() as channel:
+            # As quickly as the broker answers: it takes less than a second.
+            while (await channel.declare_queue(Queue("orders"), passive=True)).message_count < PARKED // 2:
+                assert process.poll() is None, f"it was done before it could be killed: {process.communicate()}"
+            process.kill()
+
+
+def ids_in(vhost: Vhost, queue: str, number: int) -> list[str]:
+    """The message ids of so many messages of a queue, which are taken out of it."""
+
+    async def work() -> list[str]:
+        async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+            return [str(one.message_id) for one in await receive(client, queue, number, seconds=60)]
+
+    return asyncio.run(work())
+
+
+def test_looking(program: Program, vhost: Vhost) -> None:
+    fill(vhost, error=ValueError("no\nand\tno \x1b[31mred"))
+    listed = program.ok("errors", "list")
+    assert len(listed.splitlines()) == 3
+    assert r"ValueError: no\nand\tno \x1b[31mred" in listed
+    objects = lines(program.ok("errors", "list", "--json"))
+    assert {one["message_id"] for one in objects} == {"m0", "m1", "m2"}
+    assert {(one["queue"], one["reason"], one["exception"], one["attempts"]) for one in objects} == {
+        ("orders", "failed", "ValueError", 3)
+    }
+    assert objects[0]["failed_at"].startswith("20")
+    assert objects[0]["headers"] == {"place": int(objects[0]["message_id"][1:])}
+    assert len(lines(program.ok("errors", "list", "--json", "--limit", "2"))) == 2
+    assert len(lines(program.ok("errors", "list", "--json", "--header", "place=1"))) == 1
+    assert lines(program.ok("errors", "list", "--json", "--older-than", "1h")) == []
+    shown = program.ok("errors", "show", "m1")
+    for text in ("failed on      orders", "exception      ValueError", "body 1", "sent to        exchange 'shop'"):
+        assert text in shown
+    (whole,) = lines(program.ok("errors", "show", objects[1]["id"], "--json"))
+    assert whole["body"].startswith("body")
+    assert "ValueError" in whole["stack"]
+    (group,) = json.loads(program.ok("errors", "groups", "--json"))
+    assert (group["group"], group["count"], group["queues"]) == ("ValueError", 3, ["orders"])
+    assert "3  20" in program.ok("errors", "groups")
+    assert json.loads(program.ok("errors", "stats", "--json"))["by_queue"] == {"orders": 3}
+    assert "3 messages" in program.ok("errors", "stats")
+
+
+def test_deciding(program: Program, vhost: Vhost) -> None:
+    fill(vhost, 5)
+    assert program.ok("errors", "retry", "--all", "--dry-run") == "5 messages would be sent back\n"
+    assert json.loads(program.ok("errors", "retry", "m1", "--dry-run", "--json")) == {"would_be_done": 1}
+    assert program.ok("errors", "retry", "m1") == "1 messages sent back: 1 to orders\n"
+    assert program.ok("errors", "archive", "m2", "--keep", "1h") == "1 messages archived: 1 to error.archive\n"
+    assert program.ok("errors", "unarchive", "--all", "--yes") == "1 messages put back: 1 to error\n"
+    edited = json.loads(program.ok("errors", "edit", "m3", "--body", "mended", "--header", "a=b", "--json"))
+    assert edited["edit_of"] == "m3"
+    done = json.loads(program.ok("errors", "discard", "--text", "no", "--yes", "--json"))
+    assert (done["done"], done["kept"], done["seen"]) == (3, {}, 3)
+    assert sorted(ids_in(vhost, "orders", 2)) == sorted(["m1", edited["message_id"]])
+    history = lines(program.ok("errors", "history", "--json"))
+    ended = [one for one in history if one["step"] == "ended"]
+    assert [(one["operation"], one["done"]) for one in ended] == [
+        ("retry", 1),
+        ("archive", 1),
+        ("unarchive", 1),
+        ("edit", 1),
+        ("discard", 3),
+    ]
+    assert len(program.ok("errors", "history").splitlines()) == len(history)
+
+
+def test_spread_over_time(program: Program, vhost: Vhost) -> None:
+    fill(vhost, 4)
+    assert program.ok("errors", "retry", "--all", "--yes", "--over", "1s", *SMALL).startswith("4 messages sent back")
+    assert len(ids_in(vhost, "orders", 4)) == 4
+
+
+def test_what_it_refuses(program: Program, vhost: Vhost) -> None:
+    assert "no queue 'error'" in program.fails(1, "errors", "list")
+    fill(vhost)
+    assert "say --yes" in program.fails(2, "errors", "retry", "--all")
+    assert "say --yes" in program.fails(2, "errors", "discard", "m1")
+    assert "--all" in program.fails(2, "errors", "retry")
+    assert "leave out" in program.fails(2, "errors", "retry", "m1", "--all", "--yes")
+    assert "NAME=VALUE" in program.fails(2, "errors", "list", "--header", "a")
+    assert "cannot be read" in program.fails(2, "errors", "list", "--older-than", "soon")
+    assert "'nobody'" in program.fails(1, "errors", "show", "nobody")
+    assert "no queue 'error.archive'" in program.fails(1, "errors", "unarchive", "--all", "--yes")
+    assert "bide-due" in program.fails(2, "errors", "edit", "m1", "--header", "bide-due=1")
+    assert "longer than" in program.fails(2, "errors", "retry", "--all", "--yes", "--over", "1d", *SMALL)
+    done = program.run("errors", "retry", "m1", "--to", "missing")
+    assert done.returncode == 1
+    assert b"1 messages stay: the queue 'missing' does not exist" in done.stderr
+    done = program.run("errors", "retry", "nobody")
+    assert done.returncode == 1
+    assert b"no message 'nobody'" in done.stderr
+    assert ready(vhost, "error") == 3
+
+
+def test_a_retry_of_ten_thousand_that_is_killed_half_way(program: Program, vhost: Vhost) -> None:
+    fill(vhost, PARKED)
+    (group,) = json.loads(program.ok("errors", "groups", "--json"))
+    assert group["count"] == PARKED
+    command = ["errors", "retry", "--group", group["group"], "--yes", "--json", *SMALL]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bide", *command], env=program.environment, stdout=subprocess.PIPE
+    )
+    asyncio.run(kill_half_way(vhost, process))
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    half = ready(vhost, "orders")
+    assert half < PARKED
+    begin = time.monotonic()
+    again = json.loads(program.ok(*command))
+    seconds = time.monotonic() - begin
+    assert again["kept"] == {}
+    assert half + again["done"] == ready(vhost, "orders")
+    assert ready(vhost, "error") == 0
+    found = Counter(ids_in(vhost, "orders", half + again["done"]))
+    assert set(found) == {f"m{number}" for number in range(PARKED)}
+    repeated = found.total() - PARKED
+    # Those that were confirmed, and whose acknowledgement was on its way.
+    assert repeated <= 400
+    log.info(
+        "killed after %d of %d; the second run moved %d in %.1f s (start of the program included): %.0f/s; %d repeated",
+        *(half, PARKED, again["done"], seconds, again["done"] / seconds, repeated),
+    )

@@ -1,0 +1,150 @@
+"""One night: handlers that fail and kill, a process killed from outside, a broker restarted; and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import bide
+from bide.lifecycle import ErrorQueue
+from bide.topology import Queue
+from tests.acceptance.night_worker import CLOCK, ERROR, POISON_AFTER, QUEUE
+from tests.support import Rabbitmq, flush_declarations
+
+log = logging.getLogger(__name__)
+
+WORKER = Path(__file__).with_name("night_worker.py")
+MESSAGES = 1000
+KILLERS = (120, 700)
+KILL_AT = (150, 450)
+RESTART_BROKER_AT = 300
+LONGEST = 100.0
+MOST_STARTS = 40
+
+
+class Night:
+    """Keeps the program running, as a service manager does, and reads its account."""
+
+    def __init__(self, url: str, account: Path) -> None:
+        self._account = account
+        self._environment = {**os.environ, "BIDE_URL": url, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self._process: subprocess.Popen[bytes] | None = None
+        self.deaths: list[tuple[float, int]] = []
+        self.starts = 0
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All that the program wrote down; a line that was cut by a kill is not yet one."""
+        if not self._account.exists():
+            return []
+        return [json.loads(line) for line in self._account.read_bytes().splitlines() if line.endswith(b"}")]
+
+    def see_to_it(self) -> None:
+        """Start the program if it does not run."""
+        if self._process is not None:
+            code = self._process.poll()
+            if code is None:
+                return
+            # Nothing but a kill ends it: an error of its own would be a finding.
+            assert code == -signal.SIGKILL, f"the program ended by itself, with {code}"
+            self.deaths.append((time.time(), self._process.pid))
+        assert self.starts < MOST_STARTS
+        self.starts += 1
+        self._process = subprocess.Popen([sys.executable, str(WORKER), str(self._account)], env=self._environment)
+
+    def kill(self) -> None:
+        """Kill it from outside."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(10)
+
+    def stop(self) -> int:
+        """Ask it to end, and return its exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        return self._process.wait(40)
+
+
+async def send(url: str) -> dict[str, str]:
+    """1,000 messages, killers among them; returns their types by their ids."""
+    types = {
+        f"{number:04}": "killer" if number in KILLERS else "always" if number % 5 == 0 else "twice"
+        for number in range(MESSAGES)
+    }
+    async with bide.connect(url, infrastructure=CLOCK) as client:
+        await client.declare(bide.Topology(queues=[Queue.quorum(QUEUE), Queue.quorum(ERROR)]))
+        for name, kind in types.items():
+            await client.publish(name, to=QUEUE, message_id=name, type=kind)
+        await client.bind(QUEUE)
+    return types
+
+
+async def parked(url: str) -> list[str]:
+    """The message ids in the error queue."""
+    async with bide.connect(url, infrastructure=CLOCK) as client:
+        return [str(one.message_id) async for one in ErrorQueue(client, ERROR, audit=False).messages()]
+
+
+def test_the_night(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
+    with rabbitmq.start(tmp_path / "broker") as broker:
+        types = asyncio.run(send(broker.url))
+        flush_declarations(broker)
+        night = Night(broker.url, tmp_path / "account")
+        kills, restarted_at = list(KILL_AT), 0.0
+        deadline = time.monotonic() + LONGEST
+        ended: set[str] = set()
+        while ended != set(types):
+            assert time.monotonic() < deadline, f"{len(set(types) - ended)} messages are not done with"
+            night.see_to_it()
+            lines = night.lines()
+            ended = {one["id"] for one in lines if one["what"] in ("processed", "parked")}
+            if kills and len(ended) >= kills[0]:
+                kills.pop(0)
+                night.kill()
+            if not restarted_at and len(ended) >= RESTART_BROKER_AT:
+                restarted_at = time.time()
+                broker.restart()
+            time.sleep(0.02)
+        assert not kills
+        assert restarted_at
+        assert night.stop() == 0
+        in_error_queue = asyncio.run(parked(broker.url))
+    lines = night.lines()
+    done = Counter(one["id"] for one in lines if one["what"] == "done")
+    killed = Counter(one["id"] for one in lines if one["what"] == "kill")
+
+    # Every message ended where it should, and none is lost.
+    assert set(done) == {name for name, kind in types.items() if kind == "twice"}
+    assert set(in_error_queue) == {name for name, kind in types.items() if kind != "twice"}
+    # What kills is parked after so many deaths, and not later; its neighbours are not taken for it (see above).
+    assert set(killed) == {name for name, kind in types.items() if kind == "killer"}
+    assert all(1 <= count <= POISON_AFTER for count in killed.values())
+    assert len(night.deaths) == killed.total() + len(KILL_AT)
+
+    # Every duplicate has its reason: the process died, or the broker went away, after the first time.
+    breaks = sorted([*(at for at, _ in night.deaths), restarted_at])
+    times: dict[str, list[float]] = defaultdict(list)
+    for one in lines:
+        if one["what"] == "done":
+            times[one["id"]].append(one["at"])
+    duplicates = {name: found for name, found in times.items() if len(found) > 1}
+    for name, found in duplicates.items():
+        for before, after in pairwise(found):
+            assert any(before - 1 < one < after for one in breaks), f"{name} was handled twice for no reason"
+    repeated = sum(len(found) - 1 for found in duplicates.values())
+    parked_twice = len(in_error_queue) - len(set(in_error_queue))
+    # At most what was in hand at each break: five handlers, and what they had just replaced by a copy.
+    assert repeated + parked_twice <= len(breaks) * 10
+    log.info(
+        "%d messages, %d starts, %d deaths, 1 broker restart: %d processed, %d parked; %d and %d of them twice",
+        *(MESSAGES, night.starts, len(night.deaths), len(done), len(set(in_error_queue)), repeated, parked_twice),
+    )
