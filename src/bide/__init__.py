@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+import importlib
+import typing
 
 from bide.amqp.url import BrokerUrl
 from bide.client import Client, connect
@@ -18,7 +18,7 @@ from bide.publisher import Receipt
 from bide.sync import SyncClient, connect_sync
 from bide.topology import Binding, Exchange, Queue, Topology
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from bide.bulk import BulkPublish
     from bide.bulk_sync import BulkPublisher
     from bide.endpoint import Endpoint, EventStream, Observer
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bide.recoverability.schedule import exponential, linear
 
 # What a script that only sends has no use for is imported when it is asked for.
-_LATER: Final = {
+_LATER: typing.Final = {
     "BulkPublish": "bide.bulk",
     "BulkPublisher": "bide.bulk_sync",
     "Endpoint": "bide.endpoint",
@@ -91,10 +91,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     if (module := _LATER.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(module), name)
+    value = globals()[name] = getattr(importlib.import_module(module), name)
     return value
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -26,6 +27,10 @@ from bide.topology import Queue, Topology
 if TYPE_CHECKING:
     from bide.bulk import BulkPublish
 
+Stamp = Callable[[Outgoing], AbstractContextManager[Mapping[str, Any]]]
+"""Entered before a message is sent, and left when the broker has it, or with the error. It gives headers to add; the
+message's own of the same names win."""
+
 
 class Client:
     """A client of one broker. Make it with :func:`connect`.
@@ -34,9 +39,10 @@ class Client:
     acknowledgements, and opens them again when they break.
     """
 
-    def __init__(self, url: BrokerUrl, publisher: Publisher) -> None:
+    def __init__(self, url: BrokerUrl, publisher: Publisher, *, stamp: Stamp | None = None) -> None:
         self.url = url
         self._publisher = publisher
+        self._stamp = stamp
         self._receiving = Link(replace(url, name=f"{url.name} (receiving)"))
         # A consumer that the caller has dropped must not be kept.
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
@@ -144,7 +150,11 @@ class Client:
             priority=priority,
             expiration=expiration,
         )
-        return await self._publisher.publish(self._publisher.letters.check(letter), mandatory=mandatory)
+        message = self._publisher.letters.check(letter)
+        if self._stamp is None:
+            return await self._publisher.publish(message, mandatory=mandatory)
+        with self._stamp(message) as headers:
+            return await self._publisher.publish(message.stamped(headers), mandatory=mandatory)
 
     def publish_many(
         self,
@@ -281,6 +291,7 @@ def connect(
     timeout: DelayLike = timedelta(seconds=30),
     on_lost: OnLost = "repeat",
     max_in_flight: int = 10_000,
+    stamp: Stamp | None = None,
 ) -> Connecting:
     """Connect to a broker: ``async with bide.connect("amqp://localhost") as client``.
 
@@ -292,6 +303,8 @@ def connect(
         on_lost: what to do with a message whose confirm was lost with the connection: ``"repeat"`` sends it again
             with the same message id, so that it arrives at least once; ``"raise"`` reports it as in doubt.
         max_in_flight: messages sent and not yet confirmed; further publishes wait.
+        stamp: called with each message of :meth:`Client.publish`; returns a context manager that surrounds its sending
+            and gives headers to add to it. ``bide.tracing`` has one.
 
     Raises:
         InvalidInputError: a value cannot be used. Errors of the broker come when the client is opened.
@@ -307,4 +320,4 @@ def connect(
         on_lost=checked_on_lost(on_lost),
         max_in_flight=whole_number("max_in_flight", max_in_flight, 1, 1_000_000),
     )
-    return Connecting(Client(address, publisher))
+    return Connecting(Client(address, publisher, stamp=stamp))

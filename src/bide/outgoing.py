@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import count
 from typing import Any, Final
@@ -188,6 +188,18 @@ class Outgoing:
             kind=self.kind,
             is_copy=self.is_copy,
         )
+
+    def stamped(self, headers: Mapping[str, Any]) -> Outgoing:
+        """The same message with more headers; its own of the same names win.
+
+        Raises:
+            InvalidInputError: a name cannot be sent.
+            ReservedHeaderError: bide or the broker sets it itself.
+        """
+        if not headers:
+            return self
+        added = checked_headers(headers, delayed=self.delay is not None or self.due is not None)
+        return replace(self, values={**self.values, "headers": {**added, **self.values["headers"]}})
 
     def route(self, infrastructure: DelayInfrastructure, now: datetime) -> DelayRoute | None:
         """The route from now on, or None for a message that is not delayed.

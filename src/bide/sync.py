@@ -17,7 +17,7 @@ from typing import Any, Final, Self, TypeVar
 
 from bide.admin.apply import Applied
 from bide.amqp.url import BrokerUrl
-from bide.client import Client, Connecting, connect
+from bide.client import Client, Connecting, Stamp, connect
 from bide.consumer import Consumer
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.duration import DelayLike, parse_delay
@@ -219,6 +219,7 @@ def connect_sync(
     timeout: DelayLike = timedelta(seconds=30),
     on_lost: OnLost = "repeat",
     max_in_flight: int = 10_000,
+    stamp: Stamp | None = None,
 ) -> SyncClient:
     """Connect to a broker, for code without an event loop; the arguments are those of :func:`bide.connect`."""
     return SyncClient(
@@ -229,5 +230,6 @@ def connect_sync(
             timeout=timeout,
             on_lost=on_lost,
             max_in_flight=max_in_flight,
+            stamp=stamp,
         )
     )

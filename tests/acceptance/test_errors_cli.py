@@ -108,9 +108,9 @@ def test_deciding(program: Program, vhost: Vhost) -> None:
     fill(vhost, 5)
     assert program.ok("errors", "retry", "--all", "--dry-run") == "5 messages would be sent back\n"
     assert json.loads(program.ok("errors", "retry", "m1", "--dry-run", "--json")) == {"would_be_done": 1}
-    assert program.ok("errors", "retry", "m1") == "1 messages sent back: 1 to orders\n"
-    assert program.ok("errors", "archive", "m2", "--keep", "1h") == "1 messages archived: 1 to error.archive\n"
-    assert program.ok("errors", "unarchive", "--all", "--yes") == "1 messages put back: 1 to error\n"
+    assert program.ok("errors", "retry", "m1") == "1 message sent back: 1 to orders\n"
+    assert program.ok("errors", "archive", "m2", "--keep", "1h") == "1 message archived: 1 to error.archive\n"
+    assert program.ok("errors", "unarchive", "--all", "--yes") == "1 message put back: 1 to error\n"
     edited = json.loads(program.ok("errors", "edit", "m3", "--body", "mended", "--header", "a=b", "--json"))
     assert edited["edit_of"] == "m3"
     done = json.loads(program.ok("errors", "discard", "--text", "no", "--yes", "--json"))
@@ -149,7 +149,7 @@ def test_what_it_refuses(program: Program, vhost: Vhost) -> None:
     assert "longer than" in program.fails(2, "errors", "retry", "--all", "--yes", "--over", "1d", *SMALL)
     done = program.run("errors", "retry", "m1", "--to", "missing")
     assert done.returncode == 1
-    assert b"1 messages stay: the queue 'missing' does not exist" in done.stderr
+    assert b"1 message stays: the queue 'missing' does not exist" in done.stderr
     done = program.run("errors", "retry", "nobody")
     assert done.returncode == 1
     assert b"no message 'nobody'" in done.stderr

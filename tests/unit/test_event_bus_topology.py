@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 import bide
 from bide.errors import InvalidInputError, InvalidTopologyError
 from bide.patterns.event_bus import EventBusQueue, event_bus
+from bide.rendering import mermaid
 from bide.routing import Model
 from bide.topology import Binding, Exchange, Queue
 from bide.validation import problems, validate
@@ -54,47 +57,140 @@ def test_every_step_leads_where_it_should() -> None:
     assert (arrival.queue, arrival.hops, arrival.at.total_seconds()) == ("orders", ("orders.delay",), 5)
 
 
-def test_a_ttl_on_the_retry_queue_is_refused_with_the_reason() -> None:
-    topology = event_bus("shop", "orders", delay="5s")
-    looping = replace(
-        topology,
-        queues=tuple(
+REASON = (
+    "queue 'orders.retry': its x-message-ttl sends what 'orders' rejected back for ever, and nobody counts: "
+    "take the TTL away, and let its consumer send messages over 'orders.delay'"
+)
+
+
+def looping(topology: bide.Topology) -> bide.Topology:
+    """With a TTL on the retry queue of orders."""
+    return bide.Topology(
+        topology.exchanges,
+        (
             replace(one, arguments={**one.arguments, "x-message-ttl": 1000}) if one.name == "orders.retry" else one
             for one in topology.queues
         ),
+        topology.bindings,
     )
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+@pytest.mark.parametrize("keys", [(), ("order.*",), ("#",)])
+def test_a_ttl_on_the_retry_queue_is_refused_with_the_reason(queue_type: str, keys: tuple[str, ...]) -> None:
     with pytest.raises(InvalidTopologyError) as caught:
-        validate(looping)
-    (problem,) = caught.value.problems
-    assert problem == (
-        "queue 'orders.retry': its x-message-ttl sends what 'orders' rejected back for ever, and nobody counts: "
-        "take the TTL away, and let its consumer send messages over 'orders.delay'"
-    )
+        validate(looping(event_bus("shop", "orders", "billing", delay="5s", queue_type=queue_type, keys=keys)))
+    assert REASON in caught.value.problems
+    if "#" not in keys:
+        assert caught.value.problems == [REASON]
 
 
-def test_a_wait_queue_without_a_delay_queue_is_left_alone() -> None:
-    """The other usual retry: one wait queue, and a consumer of the work queue that counts."""
+def test_a_ttl_among_the_arguments_of_the_retry_queue_is_refused_too() -> None:
+    with pytest.raises(InvalidTopologyError) as caught:
+        event_bus("shop", "orders", delay="5s", retry_arguments={"x-message-ttl": 1000})
+    assert caught.value.problems == [REASON]
+
+
+def test_the_seeds_own_topology_is_refused_with_a_ttl_on_its_retry_queue() -> None:
+    """Classic queues, no arguments but those of the pattern: made by somebody else, under names of his."""
+    back = {"x-dead-letter-exchange": "bus", "x-dead-letter-routing-key": "work"}
     topology = bide.Topology(
-        [Exchange("x", "direct")],
+        [Exchange("bus", "topic"), Exchange("again", "topic")],
         [
-            Queue("work", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "wait"}),
-            Queue(
-                "wait",
-                arguments={
-                    "x-dead-letter-exchange": "",
-                    "x-dead-letter-routing-key": "work",
-                    "x-message-ttl": 1000,
-                },
-            ),
+            Queue("work", arguments={"x-dead-letter-exchange": "again", "x-dead-letter-routing-key": "failed"}),
+            Queue("failed", arguments={**back, "x-message-ttl": 10}),
+            Queue("later", arguments={**back, "x-message-ttl": 20}),
         ],
+        [Binding("bus", "work", "work"), Binding("again", "failed", "failed"), Binding("bus", "later", "later")],
     )
+    (problem,) = problems(topology)
+    assert problem.startswith("queue 'failed': its x-message-ttl sends what 'work' rejected back for ever")
+
+
+def to(key: str, exchange: str = "", **more: Any) -> dict[str, Any]:
+    return {"x-dead-letter-exchange": exchange, "x-dead-letter-routing-key": key, **more}
+
+
+def ttl(milliseconds: int) -> dict[str, Any]:
+    return {"x-message-ttl": milliseconds}
+
+
+HARMLESS = {
+    "one wait queue, and a consumer of the work queue that counts": bide.Topology(
+        queues=[Queue("work", arguments=to("wait")), Queue("wait", arguments=to("work", **ttl(1000)))]
+    ),
+    "two wait queues that a consumer publishes to": bide.Topology(
+        queues=[Queue("work"), *(Queue(f"wait-{one}", arguments=to("work", **ttl(one))) for one in (1000, 5000))]
+    ),
+    "a short wait by rejecting, a long one by publishing": bide.Topology(
+        queues=[
+            Queue("work", arguments=to("short")),
+            Queue("short", arguments=to("work", **ttl(1000))),
+            Queue("long", arguments=to("work", **ttl(60_000))),
+        ]
+    ),
+    "the same on one exchange with a name": bide.Topology(
+        [Exchange("app")],
+        [
+            Queue("work", arguments=to("short", "app")),
+            Queue("short", arguments=to("work", "app", **ttl(1000))),
+            Queue("long", arguments=to("work", "app", **ttl(60_000))),
+        ],
+        [Binding("app", one, one) for one in ("work", "short", "long")],
+    ),
+    "wait queues on an exchange of their own": bide.Topology(
+        [Exchange("app", "topic"), Exchange("wait")],
+        [
+            Queue("work", arguments=to("short", "wait")),
+            Queue("short", arguments=to("work", "app", **ttl(1000))),
+            Queue("long", arguments=to("work", "app", **ttl(60_000))),
+        ],
+        [Binding("app", "work", "work"), Binding("wait", "short", "short"), Binding("wait", "long", "long")],
+    ),
+}
+
+
+@pytest.mark.parametrize("topology", HARMLESS.values(), ids=HARMLESS)
+def test_other_retries_are_left_alone(topology: bide.Topology) -> None:
     assert problems(topology) == []
 
 
-def test_two_delay_queues_are_left_alone() -> None:
-    back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work"}
-    waits = [Queue(f"wait-{ttl}", arguments={**back, "x-message-ttl": ttl}) for ttl in (1000, 5000)]
-    assert problems(bide.Topology(queues=[Queue("work"), *waits])) == []
+def test_every_delay_infrastructure_is_left_alone() -> None:
+    for layout in (bide.Clock(), bide.NServiceBus(), bide.Celery()):
+        assert problems(layout.topology()) == []
+
+
+def test_a_queue_gives_up_a_message_that_kills_its_consumers_on_every_release() -> None:
+    quorum, classic = (event_bus("shop", "orders", delay="5s", queue_type=one) for one in ("quorum", "classic"))
+    assert queue(quorum, "orders").arguments["x-delivery-limit"] == 20
+    assert "x-delivery-limit" not in queue(quorum, "orders.retry").arguments
+    assert "x-delivery-limit" not in queue(classic, "orders").arguments
+
+
+def test_more_arguments_of_the_retry_queue() -> None:
+    topology = event_bus("shop", "orders", delay="5s", retry_arguments={"x-max-length": 1000})
+    assert queue(topology, "orders.retry").arguments["x-max-length"] == 1000
+    assert "x-max-length" not in queue(topology, "orders.delay").arguments
+    for wrong in ({"x-dead-letter-exchange": "elsewhere"}, {"x-overflow": "drop-head"}, {"x-queue-type": "classic"}):
+        with pytest.raises(InvalidInputError, match="leave it out"):
+            event_bus("shop", "orders", delay="5s", retry_arguments=wrong)
+    with pytest.raises(InvalidTopologyError, match="x-max-length"):
+        event_bus("shop", "orders", delay="5s", retry_arguments={"x-max-length": "many"})
+
+
+def test_the_delay_is_rounded_up_to_milliseconds() -> None:
+    topology = event_bus("shop", "orders", delay=timedelta(microseconds=1001))
+    assert queue(topology, "orders.delay").arguments["x-message-ttl"] == 2
+
+
+def test_queues_whose_names_meet() -> None:
+    with pytest.raises(InvalidTopologyError, match=r"'orders\.retry' is defined twice"):
+        event_bus("shop", "orders", "orders.retry", delay="5s")
+
+
+def test_the_picture_in_the_docs_is_the_picture_of_the_topology() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "event-bus.md").read_text()
+    assert mermaid(event_bus("shop", "orders", delay="5s", keys=("order.*",))) in page
 
 
 @pytest.mark.parametrize(
@@ -106,6 +202,12 @@ def test_two_delay_queues_are_left_alone() -> None:
         ({"delay": "5s", "queue_type": "stream"}, "stream"),
         ({"delay": "5s", "queue": "q" * 250}, "255"),
         ({"delay": "5s", "queue": ""}, "name"),
+        ({"delay": "5s", "queue": "orders.#"}, "wildcards"),
+        ({"delay": "5s", "queue": "*"}, "wildcards"),
+        ({"delay": "5s", "keys": "order.*"}, "list"),
+        ({"delay": "5s", "keys": ["k" * 256]}, "255"),
+        ({"delay": "5s", "keys": ["#.#.#"]}, "RabbitMQ 4.3.5"),
+        ({"delay": "5s", "exchange": "amq.topic"}, "reserved"),
         ({"delay": "5s", "exchange": ""}, "name"),
     ],
 )

@@ -27,6 +27,7 @@ HEAVY = (
     *("bide.cli", "bide.demo", "bide.broker", "bide.admin.management", "bide.rendering", "bide.routing"),
     *("click", "rich", "httpx2", "httpcore2", "anyio"),
     # of the extras, or of other systems
+    *("prometheus_client", "opentelemetry", "wsgiref"),
     *("pyspark", "pyarrow", "pandas", "numpy", "celery", "kombu", "amqp", "aio_pika", "aiormq", "starlette"),
     # of the standard library
     *("multiprocessing", "unittest", "http.client", "email", "xml", "sqlite3", "ctypes", "fractions"),

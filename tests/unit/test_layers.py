@@ -24,9 +24,11 @@ MAX_LINES = 450
 LAYERS: dict[str, tuple[str, ...]] = {
     "cli": ("__main__", "cli"),
     "demo": ("demo",),
+    "observability": ("metrics", "tracing"),
     "client": (
         *("", "bulk", "bulk_run", "bulk_source", "bulk_sync", "client", "consumer", "encoder", "letter"),
         *("link", "message", "publisher", "session", "subscription", "sync", "outcome", "undeliverable"),
+        *("endpoint", "event_bus", "lifecycle"),
     ),
     "admin": ("admin", "broker"),
     "amqp": ("amqp",),
@@ -78,10 +80,14 @@ PURE_BUILTINS_REFUSED = frozenset({"open", "print", "input"})
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "cli": frozenset({"click", "rich"}),
     "demo": frozenset({"rich"}),
+    "observability": frozenset({"prometheus_client", "opentelemetry"}),
     "admin": frozenset({"httpx2"}),
     "amqp": frozenset({"pamqp"}),
 }
 """What a layer may import from elsewhere."""
+
+IMPORTED_AS = {"prometheus-client": "prometheus_client", "opentelemetry-api": "opentelemetry"}
+"""Packages whose module has another name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +177,8 @@ def test_what_is_imported_is_what_is_installed() -> None:
     """Every package that is imported is a dependency by its own right, and none is installed for nothing."""
     project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())["project"]
     extras = project.get("optional-dependencies", {}).values()
-    declared = {re.split(r"[^\w-]", text)[0] for texts in (project["dependencies"], *extras) for text in texts}
+    names = {re.split(r"[^\w-]", text)[0] for texts in (project["dependencies"], *extras) for text in texts}
+    declared = {IMPORTED_AS.get(name, name) for name in names}
     imported = {
         one.target.partition(".")[0] for module in MODULES for one in imports_of(module) if not one.own
     } - sys.stdlib_module_names

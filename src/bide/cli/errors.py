@@ -326,14 +326,16 @@ def _decide(
     if how.dry_run or ask:
         number = run_async(count())
         if how.dry_run:
-            print_json({"would_be_done": number}) if how.as_json else click.echo(f"{number:,} messages would be {verb}")
+            print_json({"would_be_done": number}) if how.as_json else click.echo(
+                f"{view.counted(number)} would be {verb}"
+            )
             return 0
-        if not click.confirm(f"{number:,} messages of {counted or queue} will be {verb}: go on?", err=True):
+        if not click.confirm(f"{view.counted(number)} of {counted or queue} will be {verb}: go on?", err=True):
             raise click.Abort
     moved = run_async(work())
     view.write_moved(moved, verb, as_json=how.as_json)
     for reason, number in moved.kept.items():
-        click.echo(f"bide: {number:,} messages stay: {reason}", err=True)
+        click.echo(f"bide: {view.counted(number)} stay{'s' if number == 1 else ''}: {reason}", err=True)
     missing = list(selection.ids) if selection.ids and not moved.done and not moved.kept else []
     for one in missing:
         click.echo(f"bide: no message {one!r} is in the queue {counted or queue!r}", err=True)

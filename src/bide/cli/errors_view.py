@@ -59,6 +59,11 @@ def write_json(message: FailedMessage, *, whole: bool = False) -> None:
     sys.stdout.buffer.flush()
 
 
+def counted(number: int) -> str:
+    """A number of messages in words."""
+    return f"{number:,} message{'' if number == 1 else 's'}"
+
+
 def write_line(message: FailedMessage) -> None:
     """Print a message as one line: id, when and where it failed, and why."""
     what = f"{message.exception}: {message.text}" if message.exception else message.reason
@@ -120,14 +125,14 @@ def write_groups(groups: list[Group]) -> None:
 def write_summary(summary: Summary) -> None:
     """Print figures."""
     found = summary.to_dict()
-    click.echo(f"{summary.total:,} messages, {summary.size:,} bytes")
+    click.echo(f"{counted(summary.total)}, {summary.size:,} bytes")
     if summary.first and summary.last:
         click.echo(f"failed from {_local(summary.first)} to {_local(summary.last)}")
     for name in ("queue", "reason", "endpoint", "exception", "message_type", "hour"):
-        counted = found[f"by_{name}"]
-        if counted:
+        values = found[f"by_{name}"]
+        if values:
             click.echo(f"by {name.replace('_', ' ')}")
-            for value, count in counted.items():
+            for value, count in values.items():
                 click.echo(f"{count:>9,}  {on_one_line(value)}")
 
 
@@ -137,7 +142,15 @@ def write_moved(moved: Moved, verb: str, *, as_json: bool) -> None:
         print_json(moved.to_dict())
         return
     where = ", ".join(f"{count:,} to {queue}" for queue, count in sorted(moved.queues.items()))
-    click.echo(f"{moved.done:,} messages {verb}{f': {where}' if where else ''}")
+    click.echo(f"{counted(moved.done)} {verb}{f': {where}' if where else ''}")
+
+
+def write_count(number: int, verb: str, *, as_json: bool) -> None:
+    """Print how many messages something would be done to."""
+    if as_json:
+        print_json({"would_be_done": number})
+    else:
+        click.echo(f"{counted(number)} would be {verb}")
 
 
 def write_record(record: AuditRecord) -> None:

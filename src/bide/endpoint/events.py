@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from bide.duration import DelayLike, parse_delay
 from bide.endpoint.observer import Observer
 from bide.errors import InvalidDelayError
+from bide.outgoing import Outgoing
 from bide.topology import Queue, Topology
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class EventStream(Observer):
             BrokerError: the stream did not take it.
         """
         assert self._client is not None
-        await self._client.publish(
-            event.to_json(), to=self.name, type=f"bide.{event.kind}", content_type="application/json"
+        # Forwarded, not published: a trace of every event would be noise, so the client's stamp is not for it.
+        await self._client.forward(
+            Outgoing.make(event.to_json(), to=self.name, type=f"bide.{event.kind}", content_type="application/json")
         )

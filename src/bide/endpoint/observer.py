@@ -24,8 +24,15 @@ class Observer:
             BideError: it cannot do its work; the endpoint does not start.
         """
 
-    def handling(self, message: Message, endpoint: str) -> AbstractContextManager[None]:
-        """Entered before the message's handler is called and left after it, with the exception if it failed."""
+    def handling(self, message: Message, *, endpoint: str, queue: str) -> AbstractContextManager[None]:
+        """Entered before the message's handler is called and left after it, with the exception if it failed.
+
+        It cannot hold that exception back.
+
+        Args:
+            endpoint: its name.
+            queue: the queue that the message came from.
+        """
         return nullcontext()
 
     async def happened(self, event: Event) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from bide.endpoint.event import Event, Kind
@@ -148,9 +149,19 @@ class Worker:
 
     def _enter(self, around: ExitStack, observer: Observer, message: Message) -> None:
         try:
-            around.enter_context(observer.handling(message, self._rules.endpoint))
+            context = observer.handling(message, endpoint=self._rules.endpoint, queue=self._rules.queue)
+            context.__enter__()
         except Exception as error:  # noqa: BLE001 (an observer must not stop messages)
             log.error("%s: %s failed: %s", self._rules.endpoint, type(observer).__name__, error)
+            return
+
+        def leave(kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
+            try:
+                context.__exit__(kind, failure, trace)
+            except Exception as error:  # noqa: BLE001 (nor change what becomes of them)
+                log.error("%s: %s failed: %s", self._rules.endpoint, type(observer).__name__, error)
+
+        around.push(leave)
 
     async def _failed(self, message: Message, key: Any, attempt: int, started: datetime, error: Exception) -> None:
         now = datetime.now(UTC)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -19,16 +17,14 @@ from bide.delay.infrastructure import check_name
 from bide.duration import DelayLike, format_delay, parse_delay
 from bide.errors import (
     InvalidDelayError,
-    InvalidInputError,
     ManagementApiError,
     NotFoundError,
-    PublishRefusedError,
     TargetNotFoundError,
-    UnroutableError,
 )
-from bide.lifecycle.audit import IDS_PER_RECORD, Audit
+from bide.lifecycle.audit import Audit
 from bide.lifecycle.look import Held, Look, looking
 from bide.lifecycle.moved import Moved
+from bide.lifecycle.run import Progress, Run
 from bide.lifecycle.summary import By, Group, Groups, Summary
 from bide.outgoing import Outgoing
 from bide.recoverability import restoration
@@ -40,19 +36,11 @@ log = logging.getLogger(__name__)
 
 ALL: Final = Selection()
 
-WINDOW: Final = 200
-"""Messages on their way at once: so many may be repeated after a crash."""
-
 KEEP: Final = timedelta(days=30)
 """How long an archive keeps a message."""
 
 _LONGEST_KEEP: Final = timedelta(days=3650)
 _LIMITED_SINCE: Final = (4, 0)
-_CANNOT: Final = (TargetNotFoundError, UnroutableError, PublishRefusedError, InvalidInputError)
-"""What is wrong with one message, and not with the others."""
-
-Progress = Callable[[int, int], None]
-"""Called with the number of messages that are done, and of those chosen."""
 
 
 class ErrorQueue:
@@ -61,7 +49,7 @@ class ErrorQueue:
     Any queue will do: one that :class:`bide.Endpoint` parks in, one of NServiceBus's, or anybody's dead-letter queue.
 
     Nothing is lost: a message is acknowledged only after the broker has confirmed the copy that takes its place. A
-    crash repeats at most the messages that were on their way, see ``WINDOW``.
+    crash repeats at most the messages that were on their way, see :data:`WINDOW`.
 
     Looking takes nothing out of the queue. But a quorum queue counts it as a delivery of every message in it (before
     RabbitMQ 4.3), and gives a message up at its delivery limit. One that comes near to it is replaced by a copy, which
@@ -312,7 +300,7 @@ class ErrorQueue:
         limit = await self._limit(queue)
         now = datetime.now(UTC)
         async with looking(self._client.url, queue) as look:
-            run = _Run(self._client, look, audit, copy, progress, total)
+            run = Run(self._client, look, audit, copy, progress, total)
             try:
                 async for held in look:
                     if run.is_back(held.message, now):
@@ -352,113 +340,3 @@ class ErrorQueue:
         await self._client.forward(restoration.same(held.message, queue=queue))
         look.ack(held)
         return True
-
-
-@dataclass(slots=True)
-class _Run:
-    """The chosen messages on their way, ``WINDOW`` at once."""
-
-    client: Client
-    look: Look
-    audit: Audit | None
-    copy: Callable[[FailedMessage, int], Outgoing | None] | None
-    progress: Progress | None
-    total: int
-    seen: int = 0
-    done: int = 0
-    queues: Counter[str] = field(default_factory=Counter)
-    kept: Counter[str] = field(default_factory=Counter)
-    renewed: set[str] = field(default_factory=set)
-    _taken: set[str] = field(default_factory=set)
-    _chosen: int = 0
-    _ids: list[str] = field(default_factory=list)
-    _held: list[Held] = field(default_factory=list)
-    _sending: set[asyncio.Task[None]] = field(default_factory=set)
-    _failed: BaseException | None = None
-
-    def is_back(self, message: FailedMessage, begun: datetime) -> bool:
-        """Whether it was seen before in this run: it failed again at once, or it is a copy of ours."""
-        if message.id in self.renewed:
-            return True
-        return message.id in self._taken and (message.failed_at is None or message.failed_at >= begun)
-
-    async def take(self, held: Held) -> None:
-        """Do it to one message, as soon as fewer than ``WINDOW`` are on their way."""
-        self._taken.add(held.message.id)
-        place, self._chosen = self._chosen, self._chosen + 1
-        if self.copy is None:
-            self._held.append(held)
-            if len(self._held) >= IDS_PER_RECORD:
-                await self._drop()
-            return
-        try:
-            copy = self.copy(held.message, place)
-        except InvalidInputError as error:
-            self.kept[str(error)] += 1
-            return
-        if copy is None:
-            return
-        while len(self._sending) >= WINDOW:
-            await asyncio.wait(self._sending, return_when=asyncio.FIRST_COMPLETED)
-        self._raise()
-        task = asyncio.create_task(self._send(held, copy))
-        self._sending.add(task)
-        task.add_done_callback(self._sent)
-        if len(self._ids) >= IDS_PER_RECORD:
-            await self._record()
-
-    async def finish(self) -> None:
-        """Wait for those on their way."""
-        if self._sending:
-            await asyncio.wait(set(self._sending))
-        if self._failed is None:
-            await self._drop()
-        await self._record()
-        self._raise()
-
-    async def _send(self, held: Held, copy: Outgoing) -> None:
-        try:
-            await self.client.forward(copy)
-        except _CANNOT as error:
-            self.kept[_reason(error, str(copy.target)[2:])] += 1
-            return
-        self.look.ack(held)
-        self._ids.append(held.message.id)
-        self.queues[str(copy.target)[2:]] += 1
-        self._count()
-
-    async def _drop(self) -> None:
-        held, self._held = self._held, []
-        self._ids += [one.message.id for one in held]
-        await self._record()
-        for one in held:
-            self.look.ack(one)
-            self._count()
-
-    async def _record(self) -> None:
-        ids, self._ids = self._ids, []
-        if self.audit is not None and ids:
-            await self.audit.ids(ids)
-
-    def _count(self) -> None:
-        self.done += 1
-        if self.progress is not None:
-            self.progress(self.done, max(self.total, self.done))
-
-    def _sent(self, task: asyncio.Task[None]) -> None:
-        self._sending.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed = self._failed or error
-
-    def _raise(self) -> None:
-        if self._failed is not None:
-            raise self._failed
-
-
-def _reason(error: Exception, queue: str) -> str:
-    """Why messages stay, in words that are the same for all of them."""
-    if isinstance(error, UnroutableError | TargetNotFoundError):
-        return f"the queue {queue!r} does not exist: declare it, or name another with --to"
-    if isinstance(error, PublishRefusedError):
-        return f"the queue {queue!r} refuses messages: it is full, or has no leader"
-    return str(error)

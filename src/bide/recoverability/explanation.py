@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Final, Self
 
 MESSAGE_BYTES: Final = 4096
@@ -42,7 +41,7 @@ class Explanation:
             type=name_of(type(error)),
             message=cut(_text(error), message_bytes),
             stack=cut("".join(traceback.format_exception(error)), stack_bytes, keep_end=True),
-            frame=f"{PurePath(last.filename).name}:{last.lineno} in {last.name}" if last is not None else "",
+            frame=f"{_file(last.filename)}:{last.lineno} in {last.name}" if last is not None else "",
             inner_type=name_of(type(inner)) if inner is not None else None,
             inner_message=cut(_text(inner), message_bytes) if inner is not None else None,
         )
@@ -61,6 +60,10 @@ def cut(text: str, size: int, *, keep_end: bool = False) -> str:
     if keep_end:
         return "[...] " + raw[-size:].decode(errors="ignore")
     return raw[:size].decode(errors="ignore") + " [...]"
+
+
+def _file(path: str) -> str:
+    return path.replace("\\", "/").rpartition("/")[2]
 
 
 def _text(error: BaseException) -> str:

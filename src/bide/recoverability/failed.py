@@ -10,9 +10,10 @@ from datetime import datetime
 from typing import Any, Final, Self
 
 from bide.delay.arrival import restore
-from bide.delay.infrastructure import HEADER_TO
+from bide.delay.infrastructure import HEADER_EXCHANGE, HEADER_TO
 from bide.duration import from_milliseconds
 from bide.recoverability import report as names
+from bide.recoverability.departure import Departure
 from bide.recoverability.history import HEADER_SENT_BY, History, read_nservicebus_time
 
 HEADER_ARCHIVED_AT: Final = "bide-archived-at"
@@ -174,13 +175,14 @@ def _deaths(headers: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 def _first_address(
     exchange: str, routing_key: str, deaths: tuple[Mapping[str, Any], ...], headers: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Where it was first sent to: the oldest death knows, where no copy of ours says it."""
-    if not deaths or "bide-exchange" in headers:
+    """Where it was first sent to: its first death knows, where no copy of ours says it."""
+    if not deaths or HEADER_EXCHANGE in headers:
         return exchange, routing_key
-    oldest = deaths[-1]
-    keys = oldest.get("routing-keys")
-    key = keys[0] if isinstance(keys, list) and keys and isinstance(keys[0], str) else routing_key
-    return _text(oldest, "exchange") or "", key
+    first = _text(headers, "x-first-death-queue") or _text(deaths[-1], "queue") or ""
+    departure = Departure.read(headers, first)
+    if departure is None:
+        return exchange, routing_key
+    return departure.exchange, routing_key if departure.routing_key is None else departure.routing_key
 
 
 def _failed_at(headers: Mapping[str, Any], death: Mapping[str, Any]) -> datetime | None:

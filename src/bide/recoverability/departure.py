@@ -1,0 +1,71 @@
+"""How a message left a queue for the queue's dead-letter exchange, as the broker's ``x-death`` header tells it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Self
+
+_DIGITS: Final = re.compile(r"[0-9]{1,13}")
+_NEVER: Final = datetime.max.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departure:
+    """How a message left one queue, once or several times.
+
+    Attributes:
+        reason: of the last time: ``rejected``, ``expired``, ``maxlen`` or ``delivery_limit``.
+        count: how often it left the queue.
+        exchange: the exchange that it came from the first time.
+        routing_key: the routing key that it came with the first time, or None where nothing tells.
+        expiration: the sender's ``expiration``, which the broker takes off when it dead-letters, or None.
+    """
+
+    reason: str
+    count: int
+    exchange: str
+    routing_key: str | None
+    expiration: timedelta | None = None
+
+    @classmethod
+    def read(cls, headers: Mapping[str, Any], queue: str) -> Self | None:
+        """What the headers tell of this queue, or None. Brokers below 4.0.1 believe any ``x-death`` of a publisher.
+
+        There is one entry for each pair of a queue and a reason, with the exchange, the keys and the time of the first
+        time, but in the order of the last. So the oldest entry of a message that went round need not be the last one.
+        """
+        deaths = headers.get("x-death")
+        found = [
+            one
+            for one in (deaths if isinstance(deaths, list) else ())
+            if isinstance(one, Mapping) and one.get("queue") == queue
+        ]
+        if not found:
+            return None
+        # Times are in whole seconds. What died first of all, if it did so in this queue, is known exactly.
+        reason = headers.get("x-first-death-reason") if headers.get("x-first-death-queue") == queue else None
+        first = next((one for one in found if one.get("reason") == reason), None) or min(found, key=_time)
+        keys, exchange = first.get("routing-keys"), first.get("exchange")
+        return cls(
+            reason=str(found[0].get("reason")),
+            count=sum(_count(one.get("count")) for one in found),
+            exchange=exchange if isinstance(exchange, str) else "",
+            routing_key=keys[0] if isinstance(keys, list) and keys and isinstance(keys[0], str) else None,
+            expiration=_duration(first.get("original-expiration")),
+        )
+
+
+def _time(death: Mapping[str, Any]) -> datetime:
+    time = death.get("time")
+    return time if isinstance(time, datetime) and time.tzinfo is not None else _NEVER
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
+
+
+def _duration(value: object) -> timedelta | None:
+    return timedelta(milliseconds=int(value)) if isinstance(value, str) and _DIGITS.fullmatch(value) else None

@@ -1,0 +1,71 @@
+"""The programs of docs/event-bus.md: run as they stand there, they print what the page says they print."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from pathlib import Path
+
+from tests.support import Vhost
+
+PAGE = (Path(__file__).parents[2] / "docs" / "event-bus.md").read_text()
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE_NAME = re.compile(r"# (\w+\.py)\n")
+_TIME = re.compile(r"\d{13}|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+
+
+def blocks() -> dict[str, list[str]]:
+    """Each program by its file name, with the plain blocks between it and the next."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for language, text in _BLOCK.findall(PAGE):
+        if named := _FILE_NAME.match(text):
+            name = named[1]
+            found[name] = [text]
+        elif name and not language:
+            found[name].append(text)
+    return found
+
+
+def without_times(text: str) -> str:
+    return _TIME.sub("TIME", text)
+
+
+async def start(name: str, url: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-c", blocks()[name][0]),
+        env={**os.environ, "BIDE_URL": url},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+
+
+async def test_the_program_retries_and_parks(vhost_url: str) -> None:
+    expected = blocks()["bus.py"][1]
+    process = await start("bus.py", vhost_url)
+    assert process.stdout is not None
+    try:
+        # It runs until it is stopped.
+        async with asyncio.timeout(30):
+            printed = [await process.stdout.readline() for _ in expected.splitlines()]
+    finally:
+        process.kill()
+        await process.wait()
+    assert b"".join(printed).decode() == expected
+
+
+async def test_what_the_broker_counts(vhost: Vhost, release: tuple[int, ...]) -> None:
+    process = await start("rejected.py", vhost.url)
+    printed = without_times((await asyncio.wait_for(process.communicate(), 30))[0].decode())
+    on_3_10, on_4_3 = map(without_times, blocks()["rejected.py"][1:3])
+    if release[:2] == (3, 10):
+        assert printed == on_3_10
+    elif release[:2] == (4, 3):
+        assert printed == on_4_3
+    else:
+        # Elsewhere there may be other headers, but the deaths are the same.
+        assert printed.splitlines()[:2] == on_4_3.splitlines()[:2] == on_3_10.splitlines()[:2]

@@ -1,0 +1,79 @@
+"""Observers of an endpoint: they see everything, and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+
+import bide
+from bide.endpoint import Event, Observer
+from tests.broker.endpoints import Recorder, running
+from tests.broker.receiving import fresh, ready
+
+
+class Entering(Observer):
+    """Fails before the handler is called."""
+
+    def handling(self, message: bide.Message, *, endpoint: str, queue: str) -> AbstractContextManager[None]:
+        """Never entered."""
+        raise LookupError("entering")
+
+
+class Leaving(Observer):
+    """Fails after the handler."""
+
+    @contextmanager
+    def handling(self, message: bide.Message, *, endpoint: str, queue: str) -> Iterator[None]:
+        """Never left in good order."""
+        try:
+            yield
+        finally:
+            raise LookupError("leaving")
+
+
+class Swallowing(Observer):
+    """Holds back what the handler raises."""
+
+    @contextmanager
+    def handling(self, message: bide.Message, *, endpoint: str, queue: str) -> Iterator[None]:
+        """The exception ends here."""
+        try:
+            yield
+        except ValueError:
+            return
+
+
+class Deaf(Observer):
+    """Cannot be told anything."""
+
+    async def happened(self, event: Event) -> None:
+        """Not now."""
+        raise LookupError("deaf")
+
+
+@pytest.mark.parametrize("kind", [Entering, Leaving, Swallowing, Deaf])
+async def test_an_observer_changes_nothing_for_the_message(
+    client: bide.Client, caplog: pytest.LogCaptureFixture, kind: type[Observer]
+) -> None:
+    queue, recorder = fresh("observed"), Recorder()
+    app = bide.Endpoint(
+        queue, error_queue=f"{queue}.error", retry=bide.Retry(immediate=0, delays=()), observers=[kind(), recorder]
+    )
+
+    @app.handler
+    async def handle(message: bide.Message) -> None:
+        if message.message_id == "bad":
+            raise ValueError("no good")
+
+    async with running(app, client, recorder):
+        await client.publish(b"", to=queue, message_id="good")
+        await recorder.until("processed")
+        await client.publish(b"", to=queue, message_id="bad")
+        await recorder.until("parked")
+    assert recorder.kinds("good") == ["processed"]
+    assert [one.exception for one in recorder.events if one.message_id == "bad"] == ["ValueError"]
+    assert await ready(await client._publisher.connection(), queue) == 0
+    if kind is not Swallowing:
+        assert f"{kind.__name__} " in caplog.text
