@@ -60,6 +60,7 @@ class Consumer:
         self._retiring: weakref.finalize[..., Any] | None = None
         self._subscribing = asyncio.Lock()
         self._was_subscribed = False
+        self._stopped: Subscription | None = None
         self._closed = False
 
     @property
@@ -97,16 +98,17 @@ class Consumer:
                 return Message(delivery, subscription, received_at)
 
     def stop(self) -> None:
-        """Take no more: what was received and not handed out goes back; what was handed out can still be settled."""
+        """Take no more: what was received and not handed out goes back; what was can be settled until it is closed."""
         self._closed = True
-        subscription = self._let_go()
-        if subscription is not None:
-            subscription.stop()
+        self._stopped = self._let_go()
+        if self._stopped is not None:
+            self._stopped.stop()
 
     async def close(self) -> None:
         """Stop: what was not settled goes back to the queue. Who waits for a message gets none any more."""
         self._closed = True
-        subscription = self._let_go()
+        subscription = self._let_go() or self._stopped
+        self._stopped = None
         if subscription is not None:
             await subscription.channel.close()
 

@@ -566,3 +566,78 @@ async def test_bad_settings_are_refused() -> None:
 async def test_an_endpoint_without_handlers_does_not_start(client: bide.Client) -> None:
     with pytest.raises(InvalidInputError, match="no handler"):
         await bide.Endpoint(fresh("none")).run(client)
+
+
+async def test_a_stop_waits_for_handlers_and_gives_the_rest_back(client: bide.Client) -> None:
+    queue, recorder = fresh("drain"), Recorder()
+    app = endpoint(queue, recorder, concurrency=2, prefetch=20)
+    inside, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    @app.handler
+    async def slowly(message: bide.Message) -> None:
+        inside.release()
+        await go_on.wait()
+
+    async with running(app, client, recorder):
+        for number in range(10):
+            await client.publish(b"x", to=queue, message_id=f"{number}")
+        for _ in range(2):
+            await asyncio.wait_for(inside.acquire(), 10)
+        app.stop()
+        # Those that it had fetched ahead are for others at once, not only when the handlers are done.
+        given_back = await receive(client, queue, 8)
+        go_on.set()
+        await recorder.until("processed", count=2)
+    assert recorder.kinds() == ["processed"] * 2
+    handled = {one.message_id for one in recorder.events}
+    assert handled | {one.message_id for one in given_back} == {f"{number}" for number in range(10)}
+    with pytest.raises(TimeoutError):
+        await receive(client, queue, 1, seconds=0.3)
+
+
+async def test_a_handler_that_takes_too_long_to_end_is_cancelled_and_its_message_goes_back(client: bide.Client) -> None:
+    queue, recorder = fresh("late"), Recorder()
+    app = endpoint(queue, recorder, drain="200ms")
+    inside, cancelled = asyncio.Event(), asyncio.Event()
+
+    @app.handler
+    async def for_ever(message: bide.Message) -> None:
+        inside.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    work = asyncio.create_task(app.run(client))
+    await asyncio.wait_for(recorder.ready.wait(), 20)
+    await client.publish(b"x", to=queue, message_id="one")
+    await asyncio.wait_for(inside.wait(), 10)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(work, 10)
+    assert cancelled.is_set()
+    assert recorder.events == []
+    (message,) = await receive(client, queue, 1)
+    assert message.message_id == "one"
+    assert message.redelivered
+
+
+async def test_it_holds_what_it_cannot_park_until_the_error_queue_is_back(client: bide.Client) -> None:
+    queue, recorder = fresh("held"), Recorder()
+    app = endpoint(queue, recorder, retry=NEVER)
+
+    @app.handler
+    async def fail(message: bide.Message) -> None:
+        raise ValueError("never")
+
+    async with running(app, client, recorder):
+        connection = await client._publisher.connection()
+        async with await connection.channel() as channel:
+            await channel.delete_queue(f"{queue}.error")
+        await client.publish(b"x", to=queue, message_id="one")
+        with pytest.raises(AssertionError, match="still not so"):
+            await recorder.until("parked", seconds=1)
+        await client.declare(bide.Topology(queues=[Queue.quorum(f"{queue}.error")]))
+        await recorder.until("parked")
+    assert [one.message_id for one in await failed(client, f"{queue}.error")] == ["one"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, TypeVar, overload
 
@@ -21,7 +21,7 @@ from bide.endpoint.handlers import Handlers
 from bide.endpoint.observer import Observer
 from bide.endpoint.startup import prepare
 from bide.endpoint.worker import Rules, Worker
-from bide.errors import InvalidInputError
+from bide.errors import ClosedError, InvalidInputError
 from bide.message import Message
 from bide.recoverability.policy import Retry, RetryPolicy, poison_limit, retries_at_once
 
@@ -175,6 +175,7 @@ class Endpoint:
             DeliveryLimitError: the queue would give a message up before the endpoint does.
             UnsupportedBrokerError: the retry policy needs a newer broker.
             ConsumerCancelledError: the queue was deleted.
+            ClosedError: the client was closed.
             BrokerError: the broker cannot be reached at the start, or refuses.
         """
         if not len(self._handlers):
@@ -258,7 +259,9 @@ class Endpoint:
             deduplicate=self._deduplicate,
         )
         hands: set[asyncio.Task[None]] = set()
-        receiving = asyncio.create_task(self._receive(client, worker, gate, hands))
+        careful = client.consume(self.queue, prefetch=1)
+        messages = client.consume(self.queue, prefetch=self._prefetch)
+        receiving = asyncio.create_task(self._receive(careful, messages, worker, gate, hands))
         assert self._stopping is not None
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -270,25 +273,34 @@ class Endpoint:
             receiving.cancel()
             await _ended(receiving)
             await self._drained(hands)
+            # What is not settled by now goes back, whoever still refers to it.
+            await careful.close()
+            await messages.close()
 
-    async def _receive(self, client: Client, worker: Worker, gate: Gate, hands: set[asyncio.Task[None]]) -> None:
-        async with _taking(client, self.queue, 1) as careful:
+    async def _receive(
+        self, careful: Consumer, messages: Consumer, worker: Worker, gate: Gate, hands: set[asyncio.Task[None]]
+    ) -> None:
+        # A consumer that was stopped gives back what it had not handed out; what it had can still be settled.
+        try:
             first = await self._one_by_one(careful, worker, gate)
-        # What the careful consumer gave is still in hand, and can be settled.
-        async with _taking(client, self.queue, self._prefetch) as messages:
-            await gate.enter()
-            self._start(first, worker, gate, hands)
-            del first
+        finally:
+            careful.stop()
+        await gate.enter()
+        self._start(first, worker, gate, hands)
+        try:
             while True:
                 # The place first: what is not handed out yet goes back at once when we stop.
                 await gate.enter()
                 try:
-                    message = await anext(messages)
+                    message = await anext(messages, None)
                 except BaseException:
                     await gate.leave()
                     raise
+                if message is None:
+                    raise ClosedError("the client was closed")
                 self._start(message, worker, gate, hands)
-                del message
+        finally:
+            messages.stop()
 
     async def _one_by_one(self, messages: Consumer, worker: Worker, gate: Gate) -> Message:
         """Handle what comes back from others alone, and return the first message that need not be.
@@ -310,7 +322,7 @@ class Endpoint:
                 raise
             finally:
                 await gate.leave()
-        raise asyncio.CancelledError
+        raise ClosedError("the client was closed")
 
     def _start(self, message: Message, worker: Worker, gate: Gate, hands: set[asyncio.Task[None]]) -> None:
         async def take() -> None:
@@ -338,16 +350,6 @@ class Endpoint:
             task.cancel()
         if late:
             await asyncio.wait(late)
-
-
-@asynccontextmanager
-async def _taking(client: Client, queue: str, prefetch: int) -> AsyncIterator[Consumer]:
-    """A consumer that at the end gives back what it had not handed out; what it had can still be settled."""
-    consumer = client.consume(queue, prefetch=prefetch)
-    try:
-        yield consumer
-    finally:
-        consumer.stop()
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
