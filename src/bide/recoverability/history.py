@@ -16,7 +16,7 @@ HEADER_ATTEMPTS: Final = "bide-attempts"
 """Header with the number of attempts behind a message, immediate ones included."""
 
 HEADER_ATTEMPT_TIMES: Final = "bide-attempt-times"
-"""Header with the times at which attempts failed: milliseconds since the Unix epoch, 0 for places not used yet."""
+"""Header with the times at which attempts failed: milliseconds since the Unix epoch; negative for places not used yet."""
 
 HEADER_FIRST_FAILURE: Final = "bide-first-failure"
 """Header with the time of the first failure: milliseconds since the Unix epoch."""
@@ -38,6 +38,9 @@ NSERVICEBUS_RETRIED_AT: Final = "NServiceBus.Retries.Timestamp"
 
 MOST_TIMES: Final = 100
 """No message carries the times of more attempts; the oldest are left out."""
+
+_UNUSED: Final = -(1 << 40)
+"""As wide on the wire as a time."""
 
 _NSERVICEBUS_TIME: Final = "%Y-%m-%d %H:%M:%S:%f Z"
 
@@ -104,7 +107,7 @@ class History:
         headers: dict[str, Any] = {
             HEADER_RETRIES: self.retries,
             HEADER_ATTEMPTS: self.attempts,
-            HEADER_ATTEMPT_TIMES: times + [0] * (places - len(times)),
+            HEADER_ATTEMPT_TIMES: times + [_UNUSED] * (places - len(times)),
         }
         for name, moment in (
             (HEADER_FIRST_FAILURE, self.first_failed_at),
