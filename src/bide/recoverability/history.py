@@ -16,7 +16,7 @@ HEADER_ATTEMPTS: Final = "bide-attempts"
 """Header with the number of attempts behind a message, immediate ones included."""
 
 HEADER_ATTEMPT_TIMES: Final = "bide-attempt-times"
-"""Header with the times at which attempts failed: milliseconds since the Unix epoch; negative for places not used yet."""
+"""Header with the times at which attempts failed: milliseconds since the Unix epoch, negative where unused."""
 
 HEADER_FIRST_FAILURE: Final = "bide-first-failure"
 """Header with the time of the first failure: milliseconds since the Unix epoch."""
