@@ -58,7 +58,7 @@ def cut(text: str, size: int, *, keep_end: bool = False) -> str:
     if len(raw) <= size:
         return raw.decode()
     if keep_end:
-        return "[...] " + raw[-size:].decode(errors="ignore")
+        return "[...] " + raw[len(raw) - size :].decode(errors="ignore")
     return raw[:size].decode(errors="ignore") + " [...]"
 
 
