@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from bide.amqp import faults
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Unconfirmed
 from bide.bulk_source import NOTHING, Source, source_of
+from bide.duration import sending_time
 from bide.errors import (
     BideError,
     BrokerError,
@@ -259,7 +259,7 @@ class Run:
                     return parcel, False
                 continue
             # The delay counts from here: a first sending waits all of it, a repeated one the rest.
-            now = datetime.now(UTC)
+            now = sending_time()
             try:
                 message = parcel.message = message.starting(now)
                 encoded = encoder.encode(message, now, channel=channel.number, mandatory=parcel.letter.mandatory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from bide.admin.apply import check_release
@@ -16,6 +16,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.clock import Clock, carrier_for
 from bide.delay.infrastructure import DelayInfrastructure
+from bide.duration import sending_time
 from bide.errors import BideError, BrokerError, ClosedError, InvalidInputError, PublishError, PublishInDoubtError
 from bide.letter import Letters
 from bide.link import Link
@@ -222,7 +223,7 @@ class Publisher:
 
     async def _send(self, session: Session, channel: Channel, sending: _Sending) -> None:
         # The delay counts from here: a first sending waits all of it, a repeated one the rest.
-        now = datetime.now(UTC)
+        now = sending_time()
         message = sending.message = sending.message.starting(now)
         encoded = session.encoder.encode(message, now, channel=channel.number, mandatory=sending.mandatory)
         sending.hops = encoded.hops

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Hashable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from math import inf
 from typing import Final, TypeVar
 
@@ -14,6 +14,7 @@ from bide.amqp import faults
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, ExchangeTarget, Target
+from bide.duration import sending_time
 from bide.encoder import Encoder
 from bide.errors import AccessRefusedError, MessageTooLargeError, NotAppliedError, TargetNotFoundError
 from bide.outgoing import Kind, Outgoing
@@ -81,7 +82,7 @@ class Session:
         if message.kind is None:
             return False
         due = message.due
-        waits = bool(message.delay) if due is None else due > datetime.now(UTC)
+        waits = bool(message.delay) if due is None else due > sending_time()
         return self._is_known(self._kinds, (message.kind, waits))
 
     async def prepare(self, message: Outgoing) -> None:
@@ -96,7 +97,7 @@ class Session:
         """
         if self._largest is not None and len(message.body) > self._largest:
             raise too_large(message, self._largest)
-        now = datetime.now(UTC)
+        now = sending_time()
         route = message.starting(now).route(self.infrastructure, now)
         if route is None:
             if isinstance(message.target, ExchangeTarget):

@@ -63,6 +63,19 @@ async def drained(publishing: BulkPublish) -> tuple[list[Outcome], Exception | N
     return seen, None
 
 
+async def test_a_wait_counts_from_the_millisecond_that_has_begun(client: bide.Client, queue: str) -> None:
+    # As the broker counts it: of a due time that is exact to the microsecond, the message would come too early.
+    began = datetime.now(UTC) - timedelta(milliseconds=1)
+    receipts = [await client.publish("x", to=queue, delay="1s") for _ in range(20)]
+    found = await outcomes(client.publish_many(Letter("x", to=queue, delay="1s") for _ in range(20)))
+    received = await receive(client, queue, 40)
+    for due in (*(one.due for one in receipts), *(one.due for one in found), *(one.due for one in received)):
+        assert due is not None
+        assert not due.microsecond % 1_000
+        assert began < due - timedelta(seconds=1) <= datetime.now(UTC)
+    assert all(one.lateness is not None and one.lateness >= timedelta(0) for one in received)
+
+
 async def test_everything_arrives_in_order(client: bide.Client, queue: str) -> None:
     report = await client.publish_many(Letter(str(number), to=queue) for number in range(3_000))
     assert (report.confirmed, report.total, report.failures) == (3_000, 3_000, ())

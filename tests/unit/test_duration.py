@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bide.delay.clock import Clock
 from bide.delay.infrastructure import QueueTarget
 from bide.delay.units import MAX_DELAY
-from bide.duration import format_delay, from_milliseconds, parse_delay, parse_due_time, to_milliseconds
+from bide.duration import format_delay, from_milliseconds, parse_delay, parse_due_time, sending_time, to_milliseconds
 from bide.errors import InvalidDelayError, InvalidDueTimeError
 
 # -- delays
@@ -279,6 +279,13 @@ def test_a_due_time_is_never_stamped_early(moment: datetime) -> None:
 )
 def test_stamps(moment: datetime, stamp: int) -> None:
     assert to_milliseconds(moment) == stamp
+
+
+def test_a_sending_time_is_the_millisecond_that_has_begun() -> None:
+    for _ in range(100):
+        before, sent, after = datetime.now(UTC), sending_time(), datetime.now(UTC)
+        assert before - timedelta(milliseconds=1) < sent <= after
+        assert from_milliseconds(to_milliseconds(sent)) == sent
 
 
 @pytest.mark.parametrize("stamp", [3 * 10**14, -(10**14), 10**18, -(10**18), 10**40])
