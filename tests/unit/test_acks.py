@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bide.amqp.acks import Acks
+from bide.amqp.acks import ACK_DELAY, Acks, AckSender
 
 
 def frames(acks: Acks) -> list[tuple[int, bool]]:
@@ -98,3 +100,44 @@ def test_a_second_settlement_is_the_brokers_to_refuse() -> None:
     assert frames(acks) == [(1, False), (1, False)]
     acks.add(77)
     assert frames(acks) == [(77, False)]
+
+
+async def test_acknowledgements_wait_a_moment_for_others() -> None:
+    loop, sent = asyncio.get_running_loop(), list[bytes]()
+    sender = AckSender(loop, sent.append)
+    sender.expect(100)
+    began = loop.time()
+    for tag in range(1, 11):
+        sender.add(tag)
+        await asyncio.sleep(0)
+    assert not sent
+    while not sent:
+        assert loop.time() - began < 5
+        await asyncio.sleep(0.001)
+    assert loop.time() - began >= ACK_DELAY - 0.001  # the clock of the loop has a resolution
+    assert [struct.unpack(">QB", payload[4:]) for payload in sent] == [(10, True)]
+
+
+@pytest.mark.parametrize(("prefetch", "most"), [(1, 1), (7, 1), (8, 2), (100, 25), (0, 16_383)])
+async def test_a_quarter_of_the_prefetch_does_not_wait(prefetch: int, most: int) -> None:
+    sent: list[bytes] = []
+    sender = AckSender(asyncio.get_running_loop(), sent.append)
+    sender.expect(prefetch)
+    for tag in range(1, most + 3):
+        sender.add(tag)
+    assert not sent
+    await asyncio.sleep(0)
+    assert [struct.unpack(">QB", payload[4:]) for payload in sent] == [(most + 2, True)]
+
+
+async def test_what_is_dropped_is_never_sent() -> None:
+    sent: list[bytes] = []
+    sender = AckSender(asyncio.get_running_loop(), sent.append)
+    sender.expect(8)
+    sender.add(1)
+    sender.drop()
+    sender.add(2)
+    sender.add(3)
+    sender.drop()
+    await asyncio.sleep(3 * ACK_DELAY)
+    assert not sent

@@ -1,8 +1,17 @@
-"""Acknowledgements of one channel, gathered for a turn of the event loop and sent in as few frames as possible."""
+"""Acknowledgements of one channel, gathered for a moment and sent in as few frames as possible."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
 from bide.amqp import codec
+
+_MOST_PREFETCH: Final = 65_535
+
+ACK_DELAY: Final = 0.01
+"""Seconds that an acknowledgement waits for others: each that comes alone costs a quorum queue a log entry."""
 
 
 class Acks:
@@ -23,8 +32,8 @@ class Acks:
         self._unsent: list[int] = []
         self._repeated: list[int] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._unsent or self._repeated)
+    def __len__(self) -> int:
+        return len(self._unsent) + len(self._repeated)
 
     def add(self, delivery_tag: int) -> None:
         """Acknowledge a delivery with the next :meth:`take`."""
@@ -65,6 +74,47 @@ class Acks:
         payloads += [_ack(tag) for tag in (*alone, *self._repeated)]
         self._unsent, self._repeated = [], []
         return payloads
+
+
+class AckSender:
+    """Sends acknowledgements, together with those that come within :data:`ACK_DELAY` of the first.
+
+    Args:
+        send: takes the payload of a method frame.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[bytes], None]) -> None:
+        self.acks = Acks()
+        self._loop = loop
+        self._send = send
+        self._at_once = 1
+        self._handle: asyncio.Handle | None = None
+
+    def expect(self, prefetch: int) -> None:
+        """So many deliveries may be unacknowledged, 0 for no limit: a quarter of them is not held back."""
+        self._at_once = max(1, (prefetch or _MOST_PREFETCH) // 4)
+
+    def add(self, delivery_tag: int) -> None:
+        """Acknowledge a delivery."""
+        self.acks.add(delivery_tag)
+        if len(self.acks) == self._at_once:
+            # Those that this turn of the loop still brings go with them.
+            self._loop.call_soon(self.flush)
+        elif self._handle is None:
+            self._handle = self._loop.call_later(ACK_DELAY, self.flush)
+
+    def flush(self) -> None:
+        """Send what waits."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        for payload in self.acks.take():
+            self._send(payload)
+
+    def drop(self) -> None:
+        """Send nothing more: the channel is gone."""
+        self.acks.take()
+        self.flush()
 
 
 def _ack(delivery_tag: int, *, multiple: bool = False) -> bytes:

@@ -14,7 +14,7 @@ from pamqp import commands
 from pamqp.base import Frame
 
 from bide.amqp import codec, faults
-from bide.amqp.acks import Acks
+from bide.amqp.acks import AckSender
 from bide.amqp.confirms import Awaited, Confirms, Unconfirmed, fail
 from bide.amqp.content import Assembly, Delivery, Return
 from bide.errors import BideError, ClosedError, ConsumerCancelledError
@@ -58,7 +58,7 @@ class Channel:
         self.closed_with: BideError | None = None
         self.close_text = ""
         self.confirms = Confirms()
-        self._acks = Acks()
+        self._acks = AckSender(connection.loop, self._write)
         self._calls: deque[_Call] = deque()
         self._consumers: dict[str, _Consumer] = {}
         self._consumers_made = 0
@@ -81,6 +81,7 @@ class Channel:
             raise self.closed_with
         future: asyncio.Future[Any] = self.connection.loop.create_future()
         self._calls.append(_Call(replies=replies, future=future))
+        self._acks.flush()
         self._write(payload)
         return future
 
@@ -248,6 +249,7 @@ class Channel:
     async def qos(self, prefetch: int) -> None:
         """At most this many unacknowledged deliveries per consumer; 0 is no limit."""
         await self.call(codec.method(60, 10, codec.long(0), codec.short(prefetch), b"\x00"), commands.Basic.QosOk)
+        self._acks.expect(prefetch)
 
     async def consume(
         self,
@@ -305,14 +307,12 @@ class Channel:
         return reply
 
     def ack(self, delivery_tag: int, *, multiple: bool = False) -> None:
-        """Acknowledge a delivery, or all up to this one; what is acknowledged in one turn of the loop goes together."""
+        """Acknowledge a delivery, or all up to this one; single ones wait a moment for others."""
         if self.closed_with is not None:
             raise self.closed_with
         if multiple:
             self._settle(delivery_tag, 80, codec.bits(multiple), multiple=True)
         else:
-            if not self._acks:
-                self.connection.loop.call_soon(self.flush_acks)
             self._acks.add(delivery_tag)
 
     def nack(self, delivery_tag: int, *, multiple: bool = False, requeue: bool = True) -> None:
@@ -324,14 +324,13 @@ class Channel:
         self._settle(delivery_tag, 90, codec.bits(requeue))
 
     def flush_acks(self) -> None:
-        """Send the acknowledgements that wait for the end of the turn."""
-        if self._acks and self.closed_with is None:
-            for payload in self._acks.take():
-                self._write(payload)
+        """Send the acknowledgements that wait for others."""
+        if self.closed_with is None:
+            self._acks.flush()
 
     def _settle(self, delivery_tag: int, method: int, how: bytes, *, multiple: bool = False) -> None:
         self._send(codec.method(codec.BASIC_CLASS, method, codec.long_long(delivery_tag), how))
-        self._acks.settled(delivery_tag, multiple=multiple)
+        self._acks.acks.settled(delivery_tag, multiple=multiple)
 
     def _send(self, payload: bytes) -> None:
         if self.closed_with is not None:
@@ -435,6 +434,7 @@ class Channel:
         if self.closed_with is not None:
             return
         self.closed_with = error
+        self._acks.drop()
         calls, self._calls = self._calls, deque()
         for call in calls:
             fail(call.future, error)
