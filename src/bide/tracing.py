@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bide.delay.infrastructure import ExchangeTarget, Target
 from bide.endpoint.observer import Observer
 from bide.recoverability.explanation import Explanation
-from bide.recoverability.failed import HEADER_RETRIED_BY
+from bide.recoverability.history import HEADER_RETRIED_BY
 
 try:
     from opentelemetry import context as contexts

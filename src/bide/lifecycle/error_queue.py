@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -22,8 +22,9 @@ from bide.errors import (
     TargetNotFoundError,
 )
 from bide.lifecycle.audit import Audit
-from bide.lifecycle.look import Held, Look, looking
+from bide.lifecycle.look import Look, looking
 from bide.lifecycle.moved import Moved
+from bide.lifecycle.renewal import Renewal
 from bide.lifecycle.run import Progress, Run
 from bide.lifecycle.summary import By, Group, Groups, Summary
 from bide.outgoing import Outgoing
@@ -40,7 +41,6 @@ KEEP: Final = timedelta(days=30)
 """How long an archive keeps a message."""
 
 _LONGEST_KEEP: Final = timedelta(days=3650)
-_LIMITED_SINCE: Final = (4, 0)
 
 
 class ErrorQueue:
@@ -74,6 +74,7 @@ class ErrorQueue:
         self._client = client
         self._management_url = management_url
         self._audited = audit
+        self._said = False
 
     @property
     def archive_queue(self) -> str:
@@ -93,17 +94,14 @@ class ErrorQueue:
             BrokerError: the broker cannot be reached, or refuses.
         """
         now = datetime.now(UTC)
-        limit = await self._limit(self.queue)
-        renewed: set[str] = set()
-        async with looking(self._client.url, self.queue) as look:
+        async with self._look(self.queue) as look:
             async for held in look:
-                if held.message.id in renewed and not held.deliveries:
-                    # The copy that took its place.
-                    continue
-                if selection.holds(held.message, now):
-                    yield held.message
-                if await self._renew(look, held, limit, self.queue):
-                    renewed.add(held.message.id)
+                try:
+                    if selection.holds(held.message, now):
+                        yield held.message
+                finally:
+                    # Also where nobody asks for more.
+                    await look.release(held)
 
     async def get(self, name: str) -> FailedMessage:
         """One message, by its id or message id.
@@ -179,13 +177,15 @@ class ErrorQueue:
                 f"({format_delay(infrastructure.max_delay)}): give a shorter time"
             )
         total = await self.count(selection) if period or progress else 0
+        run = _new_run()
 
         def copy(message: FailedMessage, place: int) -> Outgoing:
-            delay = period * place / total if period and total else None
-            return restoration.back(message, to=to, delay=delay or None)
+            # More may have come since they were counted.
+            delay = period * min(place, total) / total if total else timedelta(0)
+            return restoration.back(message, to=to, delay=delay or None, run=run)
 
         details = {"to": to, "over": None if over is None else format_delay(period)}
-        return await self._move("retry", self.queue, selection, copy, details, progress, total)
+        return await self._move("retry", self.queue, selection, copy, details, progress, total, run=run)
 
     async def edit(
         self,
@@ -292,51 +292,58 @@ class ErrorQueue:
         details: Mapping[str, Any],
         progress: Progress | None,
         total: int,
+        *,
+        run: str | None = None,
     ) -> Moved:
-        audit = self._audit(operation)
+        name = run or _new_run()
+        audit = Audit(self._client, operation=operation, queue=self.queue, run=name) if self._audited else None
         if audit is not None:
             given = {name: value for name, value in details.items() if value is not None}
             await audit.begin({"selection": selection.to_dict(), **given})
-        limit = await self._limit(queue)
         now = datetime.now(UTC)
-        async with looking(self._client.url, queue) as look:
-            run = Run(self._client, look, audit, copy, progress, total)
+        found: frozenset[str] = frozenset()
+        async with self._look(queue) as look:
+            work = Run(name, self._client, look, audit, copy, progress, total)
             try:
                 async for held in look:
-                    if run.is_back(held.message, now):
+                    if work.is_back(held.message, now):
+                        await look.release(held)
                         continue
-                    run.seen += 1
+                    work.seen += 1
                     if selection.holds(held.message, now):
-                        await run.take(held)
-                    elif await self._renew(look, held, limit, queue):
-                        run.renewed.add(held.message.id)
+                        found |= selection.ids & {held.message.id, held.message.message_id}
+                        await work.take(held)
+                    else:
+                        await look.release(held)
             finally:
-                await run.finish()
-        moved = Moved(done=run.done, queues=dict(run.queues), kept=dict(run.kept), seen=run.seen)
+                await work.finish()
+        missing = tuple(sorted(selection.ids - found))
+        moved = Moved(done=work.done, queues=dict(work.queues), kept=dict(work.kept), seen=work.seen, missing=missing)
         if audit is not None:
             await audit.end(moved.to_dict())
         return moved
 
-    def _audit(self, operation: str) -> Audit | None:
-        if not self._audited:
-            return None
-        return Audit(self._client, operation=operation, queue=self.queue, run=secrets.token_hex(6))
+    @asynccontextmanager
+    async def _look(self, queue: str) -> AsyncIterator[Look]:
+        async with looking(self._client.url, queue, await self._renewal(queue)) as look:
+            if look.others and not self._said:
+                self._said = True
+                log.warning("%r has other consumers (%d): messages that they hold are not seen", queue, look.others)
+            yield look
 
-    async def _limit(self, queue: str) -> int | None:
-        """The delivery limit of a queue, or None where it has none."""
+    async def _renewal(self, queue: str) -> Renewal:
+        """What keeps a queue from giving up messages that are looked at, by its delivery limit."""
         release = await self._client.release()
         url = self._client.url
         try:
             async with asyncio.timeout(5), ManagementApi.of(url, self._management_url) as api:
-                return await delivery_limit(api, url.vhost, queue, release=release)
+                limit = await delivery_limit(api, url.vhost, queue, release=release)
         except (ManagementApiError, TimeoutError) as error:
-            log.debug("the delivery limit of %s is not known: %s", queue, error)
-            return DEFAULT_LIMIT if release >= _LIMITED_SINCE else None
+            # Any release may have been told a limit.
+            return Renewal(self._client, queue, DEFAULT_LIMIT, assumed=str(error) or "its management API is too slow")
+        return Renewal(self._client, queue, limit)
 
-    async def _renew(self, look: Look, held: Held, limit: int | None, queue: str) -> bool:
-        """Replace a message that the queue would soon give up because it was looked at so often; False if not due."""
-        if limit is None or held.deliveries < max(limit - 2, 0):
-            return False
-        await self._client.forward(restoration.same(held.message, queue=queue))
-        look.ack(held)
-        return True
+
+def _new_run() -> str:
+    """A name for an operation."""
+    return secrets.token_hex(6)

@@ -7,7 +7,6 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Final
 
 from bide.amqp.channel import Channel
@@ -15,7 +14,8 @@ from bide.amqp.connection import Connection
 from bide.amqp.content import Delivery
 from bide.amqp.url import BrokerUrl
 from bide.errors import BideError, BrokerError, TargetNotFoundError
-from bide.recoverability.failed import FailedMessage
+from bide.lifecycle.held import Held, deliveries_of
+from bide.lifecycle.renewal import Renewal
 from bide.topology import Queue
 
 log = logging.getLogger(__name__)
@@ -39,27 +39,29 @@ _PREFETCH: Final = 50_000
 
 _MOST_UNREAD: Final = 2000
 _UNREAD_AGAIN: Final = 500
+_MOST_UNREAD_BYTES: Final = 64 << 20
 """Bounds between which reading stops and goes on, so that a long queue does not fill our memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A message of the queue, as long as we look: it goes back at the end, unless it is acknowledged."""
-
-    message: FailedMessage
-    tag: int
-    deliveries: int
-
-
 class Look:
-    """A look through a queue. Make it with :func:`looking`."""
+    """A look through a queue. Make it with :func:`looking`.
 
-    def __init__(self, connection: Connection, channel: Channel, queue: str, expected: int) -> None:
+    Attributes:
+        expected: messages that were ready at the beginning.
+        others: other consumers that the queue had then: what they hold is not seen.
+    """
+
+    def __init__(
+        self, connection: Connection, channel: Channel, queue: str, renewal: Renewal, *, expected: int, others: int
+    ) -> None:
         self.expected = expected
+        self.others = others
+        self._renewal = renewal
         self._connection = connection
         self._channel = channel
         self._queue = queue
         self._unread: deque[Delivery] = deque()
+        self._unread_bytes = 0
         self._news = asyncio.Event()
         self._error: BideError | None = None
         self._received = 0
@@ -81,6 +83,7 @@ class Look:
     def put(self, delivery: Delivery) -> None:
         """The broker sent a message."""
         self._unread.append(delivery)
+        self._unread_bytes += len(delivery.body)
         self._received = delivery.delivery_tag
         self._news.set()
         self._hold_if_due()
@@ -94,7 +97,7 @@ class Look:
         """Every message that is in the queue now; those that come meanwhile may be among them.
 
         Raises:
-            BrokerError: the connection broke, or the queue was deleted.
+            BrokerError: the connection broke, the queue was deleted, or it is a stream.
         """
         seen, most = 0, self.expected + max(_NEWCOMERS, self.expected // 10)
         idle = 0.0
@@ -102,7 +105,9 @@ class Look:
             if self._unread:
                 idle = 0.0
                 seen += 1
-                yield self._next()
+                held = Held.of(self._next())
+                if not self._renewal.is_copy(held):
+                    yield held
                 continue
             if self._error is not None:
                 raise self._error
@@ -116,17 +121,22 @@ class Look:
                 idle += _QUIET
                 # Those that are not ready any more, but have not come, may be on their way to us.
                 if idle >= _PATIENCE or (seen >= self.expected and not await self._ready()):
-                    return
+                    break
+        if not seen:
+            await self._refuse_stream()
 
-    def _next(self) -> Held:
+    def _next(self) -> Delivery:
         delivery = self._unread.popleft()
-        if self._holding and len(self._unread) <= _UNREAD_AGAIN:
+        self._unread_bytes -= len(delivery.body)
+        few = len(self._unread) <= _UNREAD_AGAIN and self._unread_bytes <= _MOST_UNREAD_BYTES // 2
+        if self._holding and (few or not self._unread):
             self._holding = False
             self._connection.go_on()
-        return _held(delivery)
+        return delivery
 
     def _hold_if_due(self) -> None:
-        if len(self._unread) >= _MOST_UNREAD and not self._holding and not self._questions:
+        many = len(self._unread) >= _MOST_UNREAD or self._unread_bytes >= _MOST_UNREAD_BYTES
+        if many and not self._holding and not self._questions:
             self._holding = True
             self._connection.hold()
 
@@ -144,6 +154,21 @@ class Look:
         with self._asking():
             return int((await self._channel.declare_queue(Queue(self._queue), passive=True)).message_count)
 
+    async def _refuse_stream(self) -> None:
+        # A stream says that it is empty, and sends only what comes from now on; but it does not know this method.
+        async with await self._connection.channel() as channel:
+            try:
+                delivery = await channel.get(self._queue)
+            except BrokerError as error:
+                if "stream" in str(error):
+                    raise BrokerError(
+                        f"{self._queue!r} is a stream: nothing can be taken out of it", reply_code=540
+                    ) from error
+                log.debug("%s cannot be asked for a single message: %s", self._queue, error)
+            else:
+                if delivery is not None:
+                    channel.nack(delivery.delivery_tag)
+
     def ack(self, held: Held) -> None:
         """The queue may forget this message.
 
@@ -153,10 +178,15 @@ class Look:
         self._channel.ack(held.tag)
         self._acknowledged += 1
 
+    async def release(self, held: Held) -> None:
+        """Leave this message in the queue: every one that is not acknowledged, as soon as that is clear."""
+        await self._renewal.renew(held, self.ack)
+
     async def close(self) -> None:
         """Give back what was not acknowledged, in its old order."""
         try:
             if self._channel.is_open:
+                await self._release_unread()
                 await self._give_back()
                 await self._channel.close()
         except BideError as error:
@@ -165,15 +195,30 @@ class Look:
             with suppress(BideError):
                 await self._connection.close()
 
+    async def _release_unread(self) -> None:
+        # What nobody asked for any more was delivered all the same, and the queue counts that.
+        ending = asyncio.create_task(self._cancel())
+        while self._unread or not ending.done():
+            if self._unread:
+                delivery = self._next()
+                if self._renewal.is_due(deliveries_of(delivery)) and not self._renewal.is_copy(
+                    held := Held.of(delivery)
+                ):
+                    await self.release(held)
+            else:
+                self._news.clear()
+                await self._news.wait()
+        await ending
+        await self._renewal.finish()
+
+    async def _cancel(self) -> None:
+        try:
+            for tag in self._tags:
+                await self._channel.cancel(tag)
+        finally:
+            self._news.set()
+
     async def _give_back(self) -> None:
-        # From here on we only read, and drop what comes.
-        self._questions += 1
-        self._unread.clear()
-        if self._holding:
-            self._connection.go_on()
-        for tag in self._tags:
-            await self._channel.cancel(tag)
-        self._unread.clear()
         given = self._received - self._acknowledged
         if not given:
             return
@@ -186,15 +231,8 @@ class Look:
             await asyncio.sleep(_STEP)
 
 
-def _held(delivery: Delivery) -> Held:
-    headers = delivery.values.get("headers") or {}
-    count = headers.get("x-delivery-count", 0)
-    message = FailedMessage.read(delivery.exchange, delivery.routing_key, delivery.values, delivery.body)
-    return Held(message, delivery.delivery_tag, count if isinstance(count, int) else 0)
-
-
 @asynccontextmanager
-async def looking(url: BrokerUrl, queue: str) -> AsyncIterator[Look]:
+async def looking(url: BrokerUrl, queue: str, renewal: Renewal) -> AsyncIterator[Look]:
     """Look through a queue, over a connection of its own.
 
     Others cannot receive its messages meanwhile. At the end all messages that were not acknowledged go back to their
@@ -214,13 +252,9 @@ async def looking(url: BrokerUrl, queue: str) -> AsyncIterator[Look]:
                 f"there is no queue {queue!r} on the virtual host {url.vhost!r}: name another with --queue",
                 reply_code=error.reply_code,
             ) from error
-        look = Look(connection, channel, queue, counted.message_count)
-        try:
-            await look.start()
-        except BrokerError as error:
-            if "stream" in str(error):
-                raise BrokerError(f"{queue!r} is a stream: nothing can be taken out of it", reply_code=540) from error
-            raise
+        expected, others = counted.message_count, counted.consumer_count
+        look = Look(connection, channel, queue, renewal, expected=expected, others=others)
+        await look.start()
     except BaseException:
         await connection.close()
         raise

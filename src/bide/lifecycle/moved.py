@@ -16,13 +16,21 @@ class Moved:
         queues: those that went to a queue, by its name.
         kept: chosen messages that stay where they were, by the reason.
         seen: messages that were looked at.
+        missing: ids that were asked for, and that no message has.
     """
 
     done: int = 0
     queues: Mapping[str, int] = field(default_factory=dict)
     kept: Mapping[str, int] = field(default_factory=dict)
     seen: int = 0
+    missing: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
-        return {"done": self.done, "queues": dict(self.queues), "kept": dict(self.kept), "seen": self.seen}
+        return {
+            "done": self.done,
+            "queues": dict(self.queues),
+            "kept": dict(self.kept),
+            "seen": self.seen,
+            "missing": list(self.missing),
+        }

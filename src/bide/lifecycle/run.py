@@ -10,9 +10,10 @@ from datetime import datetime
 from typing import Final
 
 from bide.client import Client
-from bide.errors import InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
+from bide.errors import BideError, InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
 from bide.lifecycle.audit import IDS_PER_RECORD, Audit
-from bide.lifecycle.look import Held, Look
+from bide.lifecycle.held import Held
+from bide.lifecycle.look import Look
 from bide.outgoing import Outgoing
 from bide.recoverability.failed import FailedMessage
 
@@ -31,15 +32,16 @@ class Run:
     """The chosen messages on their way, :data:`WINDOW` at once.
 
     Attributes:
+        name: of the operation.
         copy: makes the copy that takes a message's place, from it and its number; None drops the messages.
         total: how many are chosen, for ``progress``.
         seen: messages that were looked at.
         done: messages that it was done to.
         queues: those that went to a queue, by its name.
         kept: chosen messages that stay, by the reason.
-        renewed: ids of messages that were replaced by the same.
     """
 
+    name: str
     client: Client
     look: Look
     audit: Audit | None
@@ -50,7 +52,6 @@ class Run:
     done: int = 0
     queues: Counter[str] = field(default_factory=Counter)
     kept: Counter[str] = field(default_factory=Counter)
-    renewed: set[str] = field(default_factory=set)
     _taken: set[str] = field(default_factory=set)
     _chosen: int = 0
     _ids: list[str] = field(default_factory=list)
@@ -59,10 +60,13 @@ class Run:
     _failed: BaseException | None = None
 
     def is_back(self, message: FailedMessage, begun: datetime) -> bool:
-        """Whether it was seen before in this run: it failed again at once, or it is a copy of ours."""
-        if message.id in self.renewed:
+        """Whether it was sent back by this run, and failed again at once.
+
+        Copies of it that others made meanwhile tell it by their time alone.
+        """
+        if message.history.run == self.name:
             return True
-        return message.id in self._taken and (message.failed_at is None or message.failed_at >= begun)
+        return message.id in self._taken and message.failed_at is not None and message.failed_at >= begun
 
     async def take(self, held: Held) -> None:
         """Do it to one message, as soon as fewer than ``WINDOW`` are on their way."""
@@ -77,8 +81,10 @@ class Run:
             copy = self.copy(held.message, place)
         except InvalidInputError as error:
             self.kept[str(error)] += 1
+            await self.look.release(held)
             return
         if copy is None:
+            await self.look.release(held)
             return
         while len(self._sending) >= WINDOW:
             await asyncio.wait(self._sending, return_when=asyncio.FIRST_COMPLETED)
@@ -103,7 +109,11 @@ class Run:
             await self.client.forward(copy)
         except _CANNOT as error:
             self.kept[_reason(error, str(copy.target)[2:])] += 1
+            await self.look.release(held)
             return
+        except BideError:
+            await self.look.release(held)
+            raise
         self.look.ack(held)
         self._ids.append(held.message.id)
         self.queues[str(copy.target)[2:]] += 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Self
 
-from bide.delay.arrival import restore
+from bide.delay.arrival import OWN_PREFIX, restore
 from bide.delay.infrastructure import HEADER_EXCHANGE, HEADER_TO
 from bide.duration import from_milliseconds
 from bide.recoverability import report as names
@@ -17,13 +17,13 @@ from bide.recoverability.departure import Departure
 from bide.recoverability.history import HEADER_SENT_BY, History, read_nservicebus_time
 
 HEADER_ARCHIVED_AT: Final = "bide-archived-at"
-HEADER_EDIT_OF: Final = "bide-edit-of"
-HEADER_RETRIED_BY: Final = "bide-operator-retries"
-"""Header with how often an operator sent a message back."""
 
 _FRAME: Final = re.compile(r'File "(?:[^"]*[/\\])?([^"/\\]+)", line (\d+), in (\S+)')
 _NET_FRAME: Final = re.compile(r"^\s*at ([^(\n]+)\(", re.MULTILINE)
 _ID_LENGTH: Final = 16
+
+_CHANGING: Final = frozenset({"headers", "expiration", "user_id", "delivery_mode"})
+"""Properties that are not part of the name of a message without an id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,15 +200,16 @@ def _identity(message_id: str | None, queue: str | None, values: Mapping[str, An
     """
     digest = hashlib.sha256(f"{message_id or ''}\n{queue or ''}".encode(errors="surrogatepass"))
     if message_id is None:
-        # Deliveries are counted in headers, which must not give the message another name.
-        kept = {
-            name: {key: one for key, one in value.items() if not key.startswith("x-")} if name == "headers" else value
-            for name, value in values.items()
-            if value is not None
-        }
-        digest.update(repr(sorted(kept.items(), key=lambda item: item[0])).encode(errors="surrogatepass"))
+        # What the broker and our own copies change must not give the message another name.
+        kept = {name: value for name, value in values.items() if value is not None and name not in _CHANGING}
+        headers = {name: value for name, value in (values.get("headers") or {}).items() if _is_senders(name)}
+        digest.update(repr([*sorted(kept.items()), *sorted(headers.items())]).encode(errors="surrogatepass"))
         digest.update(body)
     return digest.hexdigest()[:_ID_LENGTH]
+
+
+def _is_senders(header: str) -> bool:
+    return not header.startswith(("x-", OWN_PREFIX)) and header not in ("CC", "BCC")
 
 
 def _address(value: str | None) -> str | None:

@@ -33,6 +33,15 @@ HEADER_FIRST_DUE: Final = "bide-first-due"
 HEADER_SENT_BY: Final = "bide-sent-by"
 """Header with who published a message, on its copies: the broker refuses the name of another user in ``user_id``."""
 
+HEADER_RETRIED_BY: Final = "bide-operator-retries"
+"""Header with how often an operator sent a message back."""
+
+HEADER_OPERATOR_RUN: Final = "bide-operator-run"
+"""Header with the operation that sent a message back last, as the audit names it."""
+
+HEADER_EDIT_OF: Final = "bide-edit-of"
+"""Header with the message id of which an operator made this message."""
+
 NSERVICEBUS_RETRIES: Final = "NServiceBus.Retries"
 NSERVICEBUS_RETRIED_AT: Final = "NServiceBus.Retries.Timestamp"
 
@@ -57,6 +66,9 @@ class History:
         expires_at: when the sender loses interest, or None.
         deliveries: deliveries that a queue which does not count them was seen to make.
         first_due: the due time that the sender gave, or None where the message was not retried later.
+        returned: how often an operator sent it back.
+        run: the operation that did so last, or None.
+        edit_of: the message id of the message that an operator made this one of, or None.
     """
 
     retries: int = 0
@@ -66,6 +78,9 @@ class History:
     expires_at: datetime | None = None
     deliveries: int = 0
     first_due: datetime | None = None
+    returned: int = 0
+    run: str | None = None
+    edit_of: str | None = None
 
     @classmethod
     def read(cls, headers: Mapping[str, Any]) -> Self:
@@ -79,6 +94,9 @@ class History:
             expires_at=_moment(headers.get(HEADER_EXPIRES)),
             deliveries=_count(headers.get(HEADER_DELIVERIES)),
             first_due=_moment(headers.get(HEADER_FIRST_DUE)),
+            returned=_count(headers.get(HEADER_RETRIED_BY)),
+            run=_name(headers.get(HEADER_OPERATOR_RUN)),
+            edit_of=_name(headers.get(HEADER_EDIT_OF)),
         )
 
     def with_failures(self, times: tuple[datetime, ...], *, attempts: int, expires_at: datetime | None) -> History:
@@ -118,7 +136,13 @@ class History:
                 headers[name] = to_milliseconds(moment)
         if self.deliveries:
             headers[HEADER_DELIVERIES] = self.deliveries
-        return headers
+        return headers | self.operators_headers()
+
+    def operators_headers(self) -> dict[str, Any]:
+        """The headers that tell what operators did."""
+        returned = self.returned or None
+        headers = {HEADER_RETRIED_BY: returned, HEADER_OPERATOR_RUN: self.run, HEADER_EDIT_OF: self.edit_of}
+        return {name: value for name, value in headers.items() if value is not None}
 
 
 def nservicebus_time(moment: datetime) -> str:
@@ -151,3 +175,7 @@ def _count(value: Any) -> int:
 
 def _moment(value: Any) -> datetime | None:
     return from_milliseconds(value) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _name(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

@@ -12,17 +12,20 @@ from bide.delay.infrastructure import HEADER_EXCHANGE, HEADER_EXPIRATION, HEADER
 from bide.duration import from_milliseconds, to_milliseconds
 from bide.errors import InvalidInputError, ReservedHeaderError
 from bide.outgoing import Outgoing, new_message_id
-from bide.recoverability.failed import HEADER_ARCHIVED_AT, HEADER_EDIT_OF, HEADER_RETRIED_BY, FailedMessage
-from bide.recoverability.history import HEADER_ATTEMPT_TIMES, HEADER_SENT_BY
+from bide.recoverability.failed import HEADER_ARCHIVED_AT, FailedMessage
+from bide.recoverability.history import HEADER_ATTEMPT_TIMES, HEADER_EDIT_OF, HEADER_SENT_BY
 from bide.recoverability.successor import copy_of
 
-_COUNTS: Final = frozenset({"x-delivery-count", "x-acquired-count"})
+_NOT_COPIED: Final = frozenset({"x-delivery-count", "x-acquired-count", "CC", "BCC"})
+"""What the broker counts anew, and other addresses: it would send the copy there too."""
 
 LOCKED: Final = frozenset({"CC", "BCC", "x-death"})
 """Headers that an edit cannot set."""
 
 
-def back(message: FailedMessage, *, to: str | None = None, delay: timedelta | None = None) -> Outgoing:
+def back(
+    message: FailedMessage, *, to: str | None = None, delay: timedelta | None = None, run: str | None = None
+) -> Outgoing:
     """The copy that an operator sends back: what tells of the failure is taken off, the history of attempts stays.
 
     The endpoint's retry policy begins anew. The sender's ``expiration`` is dropped: an operator's decision stands above
@@ -30,6 +33,7 @@ def back(message: FailedMessage, *, to: str | None = None, delay: timedelta | No
 
     Args:
         to: another queue than the one that it failed on.
+        run: names the operation.
 
     Raises:
         InvalidInputError: nothing tells where it failed, and no queue is named.
@@ -37,17 +41,11 @@ def back(message: FailedMessage, *, to: str | None = None, delay: timedelta | No
     queue = to or message.queue
     if queue is None:
         raise InvalidInputError("nothing on it tells where it failed: name a queue with --to")
-    raw = _raw(message)
-    history = replace(message.history, retries=0, expires_at=None, deliveries=0)
-    headers = history.headers(places=len(history.times))
-    if not history.attempts:
-        headers = {}
-    elif not history.times:
-        headers.pop(HEADER_ATTEMPT_TIMES)
-    retried = raw.get(HEADER_RETRIED_BY)
-    headers[HEADER_RETRIED_BY] = retried + 1 if isinstance(retried, int) else 1
-    if (edit_of := raw.get(HEADER_EDIT_OF)) is not None:
-        headers[HEADER_EDIT_OF] = edit_of
+    before = message.history
+    history = replace(before, retries=0, expires_at=None, deliveries=0, returned=before.returned + 1, run=run)
+    headers = history.headers(places=len(history.times)) if history.attempts else history.operators_headers()
+    if not history.times:
+        headers.pop(HEADER_ATTEMPT_TIMES, None)
     return copy_of(_sent(message), message.body, queue=queue, headers=headers, sent_by=message.sent_by, delay=delay)
 
 
@@ -75,6 +73,8 @@ def edited(
             raise ReservedHeaderError(f"the header {name!r} is bide's or the broker's own: it cannot be edited")
     if body is None and not headers and not without:
         raise InvalidInputError("nothing is to be changed: give a body, or headers")
+    for name in sorted(without - message.headers.keys()):
+        raise InvalidInputError(f"the message has no header {name!r} that could be taken away")
     copy = back(message, to=to)
     kept = {name: value for name, value in copy.values["headers"].items() if name not in without}
     kept |= headers
@@ -114,7 +114,7 @@ def same(message: FailedMessage, *, queue: str) -> Outgoing:
 
 def _as_it_is(message: FailedMessage) -> dict[str, Any]:
     values = dict(message.values)
-    headers = {name: value for name, value in _raw(message).items() if name not in _COUNTS}
+    headers = {name: value for name, value in _raw(message).items() if name not in _NOT_COPIED}
     # A publish of ours would hide where it was first sent to, which only the delivery tells where x-death does not.
     if not message.deaths:
         headers.setdefault(HEADER_EXCHANGE, message.exchange)

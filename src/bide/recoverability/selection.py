@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from bide.duration import format_delay
+from bide.errors import InvalidInputError
 from bide.recoverability.failed import FailedMessage
 
 
@@ -27,6 +28,9 @@ class Selection:
         older_than: it failed longer ago than this; a message that does not say when is not meant.
         newer_than: it failed less long ago than this.
         headers: the sender's headers that it must have, with these values as text.
+
+    Raises:
+        InvalidInputError: the text is empty, which would hold for every message.
     """
 
     ids: frozenset[str] = frozenset()
@@ -40,6 +44,10 @@ class Selection:
     older_than: timedelta | None = None
     newer_than: timedelta | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.text == "":
+            raise InvalidInputError("the text to look for is empty, and so in every message: give one, or leave it out")
 
     @property
     def everything(self) -> bool:

@@ -1,0 +1,93 @@
+"""Keep a queue from giving up messages because they were looked at too often."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from bide.client import Client
+from bide.errors import BideError
+from bide.lifecycle.held import Held
+from bide.recoverability import restoration
+
+log = logging.getLogger(__name__)
+
+_MARGIN: Final = 2
+"""So many looks may be killed, and give back what they held uncounted by us, before the limit is reached."""
+
+_AT_ONCE: Final = 200
+"""Copies on their way at once."""
+
+
+class Renewal:
+    """Replaces messages that come near to their queue's delivery limit by copies, which count from zero.
+
+    Args:
+        queue: that is looked at.
+        limit: its delivery limit, or None for a queue without.
+        assumed: why the limit is not known for sure, or None where it is.
+    """
+
+    def __init__(self, client: Client, queue: str, limit: int | None, *, assumed: str | None = None) -> None:
+        self._client = client
+        self._queue = queue
+        self._limit = limit
+        self._assumed = assumed
+        self._copies: Counter[str] = Counter()
+        self._sending: set[asyncio.Task[None]] = set()
+        self._refused = 0
+
+    def is_due(self, deliveries: int) -> bool:
+        """Whether a message that was given back so often must not just be given back once more."""
+        if self._limit is None:
+            return False
+        if deliveries and self._assumed is not None:
+            log.warning(
+                "the delivery limit of %r is not known (%s): %d is assumed, and a lower one would lose messages that "
+                "are looked at too often; name the management API with --management-url",
+                self._queue,
+                self._assumed,
+                self._limit,
+            )
+            self._assumed = None
+        return deliveries >= self._limit - _MARGIN
+
+    def is_copy(self, held: Held) -> bool:
+        """Whether this message is a copy that was made here; each is recognised once."""
+        if held.deliveries or not self._copies[held.message.id]:
+            return False
+        self._copies[held.message.id] -= 1
+        return True
+
+    async def renew(self, held: Held, ack: Callable[[Held], None]) -> None:
+        """Send a copy to the end of the queue, and acknowledge the message once the broker has it, if that is due."""
+        if not self.is_due(held.deliveries):
+            return
+        while len(self._sending) >= _AT_ONCE:
+            await asyncio.wait(self._sending, return_when=asyncio.FIRST_COMPLETED)
+        self._copies[held.message.id] += 1
+        task = asyncio.create_task(self._send(held, ack))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def finish(self) -> None:
+        """Wait for the copies on their way, and say how many could not be sent."""
+        if self._sending:
+            await asyncio.wait(set(self._sending))
+        if self._refused:
+            log.warning("%r loses %d of its messages if they are looked at again and again", self._queue, self._refused)
+
+    async def _send(self, held: Held, ack: Callable[[Held], None]) -> None:
+        try:
+            await self._client.forward(restoration.same(held.message, queue=self._queue))
+            ack(held)
+        except BideError as error:
+            if not self._refused:
+                log.warning(
+                    "a message of %r was delivered %d times, its limit is %s, and the queue takes no copy of it: %s",
+                    *(self._queue, held.deliveries + 1, self._limit, error),
+                )
+            self._refused += 1
