@@ -97,7 +97,7 @@ def test_looking(program: Program, vhost: Vhost) -> None:
     (whole,) = lines(program.ok("errors", "show", objects[1]["id"], "--json"))
     assert whole["body"].startswith("body")
     assert "ValueError" in whole["stack"]
-    (group,) = json.loads(program.ok("errors", "groups", "--json"))
+    (group,) = lines(program.ok("errors", "groups", "--json"))
     assert (group["group"], group["count"], group["queues"]) == ("ValueError", 3, ["orders"])
     assert "3  20" in program.ok("errors", "groups")
     assert json.loads(program.ok("errors", "stats", "--json"))["by_queue"] == {"orders": 3}
@@ -158,7 +158,7 @@ def test_what_it_refuses(program: Program, vhost: Vhost) -> None:
 
 def test_a_retry_of_ten_thousand_that_is_killed_half_way(program: Program, vhost: Vhost) -> None:
     fill(vhost, PARKED)
-    (group,) = json.loads(program.ok("errors", "groups", "--json"))
+    (group,) = lines(program.ok("errors", "groups", "--json"))
     assert group["count"] == PARKED
     command = ["errors", "retry", "--group", group["group"], "--yes", "--json", *SMALL]
     process = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bide.cli import errors_view as view
-from bide.cli.output import json_line, print_json
+from bide.cli.output import print_json
 from bide.cli.running import run_async
 from bide.cli.selecting import pairs, queue_option, selection_options
 from bide.cli.settings import Settings, json_option, layout_options, management_options, pass_settings
@@ -116,7 +117,7 @@ def show(settings: Settings, id: str, queue: str, as_json: bool) -> None:
 @queue_option
 @click.option("--by", type=click.Choice(["exception", "type"]), default="exception", show_default=True,
               help="Exception and first stack frame, or message type.")  # fmt: skip
-@json_option("the groups")
+@json_option("one line for each group")
 @management_options
 @pass_settings
 def groups(settings: Settings, selection: Selection, queue: str, by: Any, as_json: bool) -> None:
@@ -126,7 +127,8 @@ def groups(settings: Settings, selection: Selection, queue: str, by: Any, as_jso
         async with _queue(settings, queue) as error_queue:
             found = await error_queue.groups(selection, by=by)
         if as_json:
-            print_json([one.to_dict() for one in found])
+            for one in found:
+                view.write_json_line(one.to_dict())
         else:
             view.write_groups(found)
 
@@ -146,7 +148,7 @@ def stats(settings: Settings, selection: Selection, queue: str, as_json: bool) -
         async with _queue(settings, queue) as error_queue:
             summary = await error_queue.summary(selection)
         if as_json:
-            print_json(summary.to_dict())
+            view.write_json_line(summary.to_dict())
         else:
             view.write_summary(summary)
 
@@ -256,7 +258,8 @@ def edit(
     """Send one message back with another body or other headers. It gets a new message id, and names the old one."""
     if body is not None and file is not None:
         raise click.UsageError("both --body and --file were given: give one")
-    content = file.read_bytes() if file is not None else None if body is None else body.encode()
+    # What the shell gave need not be UTF-8.
+    content = file.read_bytes() if file is not None else None if body is None else os.fsencode(body)
 
     async def work() -> str:
         async with _queue(settings, queue, audit=not no_audit) as error_queue:
@@ -283,7 +286,7 @@ def history(settings: Settings, as_json: bool) -> None:
         async with connect(settings.broker_url()) as client, aclosing(read_audit(client)) as records:
             async for record in records:
                 if as_json:
-                    sys.stdout.buffer.write(json_line(record.to_dict()))
+                    view.write_json_line(record.to_dict())
                 else:
                     view.write_record(record)
 
@@ -326,9 +329,7 @@ def _decide(
     if how.dry_run or ask:
         number = run_async(count())
         if how.dry_run:
-            print_json({"would_be_done": number}) if how.as_json else click.echo(
-                f"{view.counted(number)} would be {verb}"
-            )
+            view.write_count(number, verb, as_json=how.as_json)
             return 0
         if not click.confirm(f"{view.counted(number)} of {counted or queue} will be {verb}: go on?", err=True):
             raise click.Abort
@@ -336,10 +337,9 @@ def _decide(
     view.write_moved(moved, verb, as_json=how.as_json)
     for reason, number in moved.kept.items():
         click.echo(f"bide: {view.counted(number)} stay{'s' if number == 1 else ''}: {reason}", err=True)
-    missing = list(selection.ids) if selection.ids and not moved.done and not moved.kept else []
-    for one in missing:
+    for one in moved.missing:
         click.echo(f"bide: no message {one!r} is in the queue {counted or queue!r}", err=True)
-    return 1 if moved.kept or missing else 0
+    return 1 if moved.kept or moved.missing else 0
 
 
 @asynccontextmanager

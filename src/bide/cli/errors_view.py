@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bide.cli.output import json_line, on_one_line, print_json, text_or_base64
+from bide.cli.output import json_line, on_lines, on_one_line, print_json, text_or_base64
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
     from bide.lifecycle import AuditRecord, FailedMessage, Group, Moved, Summary
@@ -55,7 +56,12 @@ def as_dict(message: FailedMessage, *, whole: bool = False) -> dict[str, Any]:
 
 def write_json(message: FailedMessage, *, whole: bool = False) -> None:
     """Print a message as one line of JSON."""
-    sys.stdout.buffer.write(json_line(as_dict(message, whole=whole)))
+    write_json_line(as_dict(message, whole=whole))
+
+
+def write_json_line(value: Mapping[str, Any]) -> None:
+    """Print one line of JSON."""
+    sys.stdout.buffer.write(json_line(value))
     sys.stdout.buffer.flush()
 
 
@@ -67,8 +73,8 @@ def counted(number: int) -> str:
 def write_line(message: FailedMessage) -> None:
     """Print a message as one line: id, when and where it failed, and why."""
     what = f"{message.exception}: {message.text}" if message.exception else message.reason
-    line = f"{message.id}  {_local(message.failed_at)}  {message.queue or '?':<20}  {on_one_line(what)}"
-    click.echo(_fitting(line))
+    line = f"{message.id}  {_local(message.failed_at)}  {message.queue or '?':<20}  {what}"
+    click.echo(_fitting(on_one_line(line)))
 
 
 def write_whole(message: FailedMessage) -> None:
@@ -95,26 +101,25 @@ def write_whole(message: FailedMessage) -> None:
         if value is not None:
             click.echo(f"{name:<14} {on_one_line(str(value))}")
     for death in message.deaths:
-        click.echo(
-            f"{'died':<14} {death.get('reason')} in {death.get('queue')} x{death.get('count')}, "
-            f"from exchange {death.get('exchange')!r} with {death.get('routing-keys')}"
-        )
+        where = f"{death.get('reason')} in {death.get('queue')} x{death.get('count')}"
+        whence = f"from exchange {death.get('exchange')!r} with {death.get('routing-keys')}"
+        click.echo(f"{'died':<14} {on_one_line(f'{where}, {whence}')}")
     for name, value in message.headers.items():
         if name != "x-death":
             click.echo(f"{'header':<14} {on_one_line(f'{name}: {value}')}")
     body, is_base64 = text_or_base64(message.body)
     click.echo(f"{'body':<14} {len(message.body)} bytes{' (base64)' if is_base64 else ''}")
-    click.echo(body)
+    click.echo(on_lines(body))
     if message.stack:
         click.echo("")
-        click.echo(message.stack.rstrip())
+        click.echo(on_lines(message.stack.rstrip()))
 
 
 def write_groups(groups: list[Group]) -> None:
     """Print groups, the largest first."""
     for one in groups:
         queues = ", ".join(sorted(one.queues)) or "?"
-        click.echo(_fitting(f"{one.count:>7}  {_local(one.first)} to {_local(one.last)}  {queues}"))
+        click.echo(_fitting(on_one_line(f"{one.count:>7}  {_local(one.first)} to {_local(one.last)}  {queues}")))
         click.echo(f"         {on_one_line(one.name)}")
         if one.text:
             click.echo(_fitting(f"         such as {one.example}: {on_one_line(one.text)}"))
@@ -142,7 +147,7 @@ def write_moved(moved: Moved, verb: str, *, as_json: bool) -> None:
         print_json(moved.to_dict())
         return
     where = ", ".join(f"{count:,} to {queue}" for queue, count in sorted(moved.queues.items()))
-    click.echo(f"{counted(moved.done)} {verb}{f': {where}' if where else ''}")
+    click.echo(on_one_line(f"{counted(moved.done)} {verb}{f': {where}' if where else ''}"))
 
 
 def write_count(number: int, verb: str, *, as_json: bool) -> None:

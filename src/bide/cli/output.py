@@ -63,6 +63,11 @@ def on_one_line(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
+def on_lines(text: str) -> str:
+    """A text for a terminal that may have several lines: no other control characters than their ends, and tabs."""
+    return "\n".join("\t".join(map(on_one_line, line.split("\t"))) for line in text.split("\n"))
+
+
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Say on a terminal what takes a while, and take it away again; elsewhere say nothing."""
