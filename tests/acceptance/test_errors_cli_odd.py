@@ -1,0 +1,140 @@
+"""``bide errors`` at its worst: messages made to deceive, pipes that close, bad input, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pika
+import pytest
+
+from tests.acceptance.test_cli import Program, lines
+from tests.acceptance.test_errors_cli import fill, ready
+from tests.support import Vhost
+
+EVIL = "\x1b[31mred\nFORGED\u202e\x07"
+
+
+@pytest.fixture
+def program(vhost: Vhost) -> Program:
+    return Program(vhost)
+
+
+def on_a_terminal(program: Program, *arguments: str, answer: bytes = b"") -> tuple[int, str]:
+    """Run it as at a terminal, and answer its question."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [sys.executable, "-m", "bide", *arguments], program.environment)
+    said = b""
+    while True:
+        try:
+            part = os.read(terminal, 65536)
+        except OSError:  # as Linux tells the end
+            break
+        if not part:
+            break
+        said += part
+        if answer and b"go on?" in said:
+            os.write(terminal, answer)
+            answer = b""
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said.decode()
+
+
+def evil(vhost: Vhost) -> None:
+    """A message whose every text takes a terminal for a fool."""
+    headers = {
+        f"bide-{name}": EVIL for name in ("failed-queue", "error-type", "error-message", "error-stack", "endpoint")
+    }
+    death = {"reason": EVIL, "queue": EVIL, "count": 1, "exchange": EVIL, "routing-keys": [EVIL]}
+    properties = pika.BasicProperties(
+        message_id=EVIL, type=EVIL, app_id=EVIL, headers={**headers, EVIL: EVIL, "x-death": [death]}
+    )
+    with pika.BlockingConnection(pika.URLParameters(vhost.url)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("error", durable=True)
+        channel.basic_publish("", "error", EVIL.encode(), properties, mandatory=True)
+
+
+def test_no_message_takes_over_the_terminal(program: Program, vhost: Vhost) -> None:
+    evil(vhost)
+    (listed,) = lines(program.ok("errors", "list", "--json"))
+    assert listed["queue"] == EVIL
+    for arguments in (["list"], ["groups"], ["stats"], ["show", listed["id"]], ["retry", listed["id"]], ["history"]):
+        code, said = on_a_terminal(program, "errors", *arguments)
+        # The progress bar's own, which the terminal gets whatever the messages are.
+        own = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.replace("\x1b[31mred", "EVIL"))
+        assert "EVIL" not in own, arguments
+        assert not {"\x1b", "\u202e", "\x07"} & set(own), arguments
+        # Only a body and a stack trace have lines of their own.
+        assert arguments[0] == "show" or not re.search(r"^FORGED", own, re.MULTILINE), arguments
+        assert code == (1 if arguments[0] == "retry" else 0)
+
+
+def test_every_look_as_json_is_an_object_a_line(program: Program, vhost: Vhost) -> None:
+    evil(vhost)
+    for arguments in (["list"], ["groups"], ["groups", "--by", "type"], ["stats"]):
+        (found,) = lines(program.ok("errors", *arguments, "--json"))
+        assert EVIL in str(found) or repr(EVIL)[1:-1] in str(found)
+
+
+def test_a_reader_that_stops_reading(program: Program, vhost: Vhost) -> None:
+    fill(vhost, 300)
+    command = f"{sys.executable} -m bide errors list | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, env=program.environment, timeout=60, check=False)
+    assert done.stdout.count(b"\n") == 1
+    assert done.stderr == b""
+    assert ready(vhost, "error") == 300
+
+
+def test_bytes_are_sent_as_they_were_typed(program: Program, vhost: Vhost) -> None:
+    fill(vhost, 2)
+    sent = program.ok("errors", "edit", "m0", "--body", os.fsdecode(b"\xffx"), "--json")
+    message_id = json.loads(sent)["message_id"]
+    (found,) = lines(program.ok("errors", "show", message_id, "--queue", "orders", "--json"))
+    assert (found["body"], found["body_encoding"]) == ("/3g=", "base64")
+    assert "is empty" in program.fails(2, "errors", "retry", "--text", "")
+    done = program.run("errors", "archive", "m1", "nobody")
+    assert (done.returncode, done.stdout) == (1, b"1 message archived: 1 to error.archive\n")
+    assert b"no message 'nobody'" in done.stderr
+
+
+def test_a_question_and_a_progress_bar(program: Program, vhost: Vhost) -> None:
+    fill(vhost, 20)
+    code, said = on_a_terminal(program, "errors", "discard", "m1", answer=b"n\n")
+    assert (code, ready(vhost, "error")) == (130, 20)
+    assert "1 message of error will be discarded: go on?" in said
+    code, said = on_a_terminal(program, "errors", "retry", "--all", answer=b"y\n")
+    assert (code, ready(vhost, "error"), ready(vhost, "orders")) == (0, 0, 20)
+    assert "20/20" in said
+    assert "20 messages sent back: 20 to orders" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_retry_loses_and_repeats_nothing(program: Program, vhost: Vhost, number: signal.Signals) -> None:
+    count = 5000
+    fill(vhost, count)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bide", "errors", "retry", "--all", "--yes"],
+        env=program.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 30
+    while not ready(vhost, "orders"):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+    process.send_signal(number)
+    said = process.communicate(timeout=30)[1].decode()
+    assert process.returncode == (130 if number == signal.SIGINT else 128 + number)
+    assert "Traceback" not in said
+    sent = ready(vhost, "orders")
+    assert 0 < sent < count
+    assert sent + ready(vhost, "error") == count
