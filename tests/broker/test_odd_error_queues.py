@@ -265,3 +265,22 @@ async def test_large_messages_do_not_fill_the_memory(client: bide.Client, monkey
     assert count == 20
     # What the socket had been read for already still comes.
     assert most <= 6 << 20
+
+
+async def test_a_queue_keeps_its_order(client: bide.Client, release: tuple[int, ...]) -> None:
+    """Also when some were taken out, the last among them, and when nobody looked to the end."""
+    name = fresh("long")
+    await client.declare(bide.Topology(queues=[Queue.quorum(name)]))
+    for start in range(0, 1500, 500):
+        await asyncio.gather(*(client.publish(b"x", to=name, message_id=f"{start + one}") for one in range(500)))
+    queue = ErrorQueue(client, name, audit=False)
+    before = [str(one.message_id) for one in await listed(queue)]
+    gone = {before[place] for place in (0, 31, 700, 1499)}
+    assert (await queue.discard(Selection(ids=frozenset(gone)))).done == 4
+    left = [one for one in before if one not in gone]
+    await a_few(queue)
+    assert [one.message_id for one in await listed(queue)] == left
+    # Given back they were, and not only dropped with the connection.
+    (first,) = await listed(queue, ids=frozenset(left[:1]))
+    count = first.values["headers"].get("x-delivery-count", 0)
+    assert count == (0 if release >= (4, 3) else 4)
