@@ -149,6 +149,29 @@ async def test_a_copy_goes_nowhere_else(client: bide.Client) -> None:
     assert await ErrorQueue(client, other).count() == 0
 
 
+async def test_an_archive_keeps_what_only_the_broker_told(client: bide.Client) -> None:
+    """Nothing but ``x-death`` tells where a message of strangers failed, and brokers mistrust a copy that has it."""
+    work, dead = fresh("work"), fresh("dead")
+    arguments = {"x-queue-type": "quorum", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+    await client.declare(bide.Topology(queues=[Queue(work, arguments=arguments), Queue.quorum(dead)]))
+    await asyncio.to_thread(publish, client.url, work, [b"x"], pika.BasicProperties(headers={"tenant": 7}))
+    async with client.consume(work) as messages:
+        await (await anext(messages)).reject()
+    queue = ErrorQueue(client, dead)
+    await until(queue, 1)
+    (before,) = await listed(queue)
+    assert (before.queue, before.reason) == (work, "rejected")
+    assert (await queue.archive(Selection())).done == 1
+    (archived,) = await listed(ErrorQueue(client, queue.archive_queue))
+    assert (await queue.unarchive(Selection())).done == 1
+    (after,) = await listed(queue)
+    for one in (archived, after):
+        assert (one.id, one.queue, one.reason, one.failed_at, one.exchange, one.routing_key, dict(one.headers)) == (
+            *(before.id, work, "rejected", before.failed_at, "", work, dict(before.headers)),
+        )
+    assert (await queue.retry(Selection())).queues == {work: 1}
+
+
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])
 async def test_what_is_rejected_again_at_once_is_sent_once(client: bide.Client, queue_type: str) -> None:
     """The broker's times are in whole seconds, and tell nothing of what happened within one."""
