@@ -46,11 +46,9 @@ class Renewal:
             return False
         if deliveries and self._assumed is not None:
             log.warning(
-                "the delivery limit of %r is not known (%s): %d is assumed, and a lower one would lose messages that "
-                "are looked at too often; name the management API with --management-url",
-                self._queue,
-                self._assumed,
-                self._limit,
+                "the delivery limit of %r is not known: %d is assumed, and with a lower one messages that are looked "
+                "at too often are lost (%s)",
+                *(self._queue, self._limit, self._assumed),
             )
             self._assumed = None
         return deliveries >= self._limit - _MARGIN
