@@ -25,6 +25,8 @@ NEVER = bide.Retry(immediate=0, delays=())
 
 def endpoint(queue: str, recorder: Recorder, **options: Any) -> bide.Endpoint:
     """An endpoint with an error queue of its own."""
+    # The default's 30 s are more than the small infrastructure of these tests holds.
+    options.setdefault("retry", bide.Retry(delays=["1s"]))
     return bide.Endpoint(queue, error_queue=f"{queue}.error", observers=[recorder], **options)
 
 
@@ -418,7 +420,7 @@ async def test_what_nobody_comes_to_an_end_with_is_parked(client: bide.Client) -
     for _ in range(4):
         async with client.consume(queue) as messages:
             await asyncio.wait_for(anext(messages), 10)
-    app = endpoint(queue, recorder, poison_after=4, retry=bide.Retry(immediate=1))
+    app = endpoint(queue, recorder, poison_after=4, retry=bide.Retry(immediate=1, delays=["1s"]))
 
     @app.handler
     async def handle(message: bide.Message) -> None:

@@ -89,6 +89,8 @@ def attributes(span: ReadableSpan) -> Mapping[str, Any]:
 
 
 def endpoint(queue: str, observers: Sequence[bide.Observer], **options: Any) -> bide.Endpoint:
+    # The default's 30 s are more than the small infrastructure of these tests holds.
+    options.setdefault("retry", bide.Retry(delays=["1s"]))
     return bide.Endpoint(queue, error_queue=f"{queue}.error", observers=observers, **options)
 
 

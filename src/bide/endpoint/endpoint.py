@@ -19,11 +19,12 @@ from bide.duration import DelayLike, parse_delay
 from bide.endpoint.gate import Gate
 from bide.endpoint.handlers import Handlers
 from bide.endpoint.observer import Observer
+from bide.endpoint.rules import Rules
 from bide.endpoint.startup import prepare
-from bide.endpoint.worker import Rules, Worker
+from bide.endpoint.worker import Worker
 from bide.errors import ClosedError, InvalidInputError
 from bide.message import Message
-from bide.recoverability.policy import Retry, RetryPolicy, poison_limit, retries_at_once
+from bide.recoverability.policy import Retry, RetryPolicy, check_policy, poison_limit, retries_at_once
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ _CONSUMERS: Final = 20
 """So many processes may have died and given back what they had fetched ahead."""
 
 _SLOW_PAUSE: Final = 1.0
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Endpoint:
@@ -100,10 +103,10 @@ class Endpoint:
         if error_queue == queue:
             raise InvalidInputError(f"the error queue {queue!r} is the endpoint's own queue: name another")
         self.queue = queue
-        self.name = name or queue
+        self.name = queue if name is None else name
+        check_name("endpoint", self.name)
         self._policy: RetryPolicy = Retry() if retry is None else retry
-        if not callable(self._policy):
-            raise InvalidInputError(f"retry={retry!r}: give a bide.Retry, or a function from a failure to a decision")
+        check_policy(self._policy)
         self._error_queue = error_queue
         self._concurrency = whole_number("concurrency", concurrency, 1, 10_000)
         ahead = min(self._concurrency * _PREFETCH_FACTOR, MAX_PREFETCH) if prefetch is None else prefetch
@@ -118,12 +121,13 @@ class Endpoint:
             None if slow_down_after is None else whole_number("slow_down_after", slow_down_after, 1, 1_000_000)
         )
         self._deduplicate = None if deduplicate is None else parse_delay(deduplicate)
-        self._observers = tuple(observers)
+        self._observers = _checked_observers(observers)
         self._management_url = management_url
         self._drain = parse_delay(drain).total_seconds()
         self._handlers = Handlers(self._concurrency)
         self._stopping: asyncio.Event | None = None
         self._gate: Gate | None = None
+        self._hands: set[asyncio.Task[None]] = set()
 
     @overload
     def handler(self, function: AnyHandler, /, *, type: str | None = None) -> AnyHandler: ...
@@ -151,7 +155,7 @@ class Endpoint:
     @property
     def in_flight(self) -> int:
         """Messages that are being handled."""
-        return 0 if self._gate is None else self._gate.inside
+        return len(self._hands)
 
     @property
     def slow(self) -> bool:
@@ -174,6 +178,8 @@ class Endpoint:
             TargetNotFoundError: a queue is missing and may not be declared.
             DeliveryLimitError: the queue would give a message up before the endpoint does.
             UnsupportedBrokerError: the retry policy needs a newer broker.
+            InvalidInputError: the queue is a stream.
+            InvalidDelayError: the policy has a delay that the infrastructure cannot hold.
             ConsumerCancelledError: the queue was deleted.
             ClosedError: the client was closed.
             BrokerError: the broker cannot be reached at the start, or refuses.
@@ -223,13 +229,16 @@ class Endpoint:
         def stop(number: signal.Signals) -> None:
             log.info("%s: %s: draining", self.name, number.name)
             told.append(number)
-            loop.remove_signal_handler(number)
+            for one in _SIGNALS:
+                loop.remove_signal_handler(one)
+                # Python's own way with Ctrl-C would wait for the threads of handlers.
+                signal.signal(one, signal.SIG_DFL)
             if self._stopping is not None:
                 self.stop()
             else:
                 task.cancel()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _SIGNALS:
             loop.add_signal_handler(number, stop, number)
         try:
             async with connect(url, infrastructure=infrastructure) as client:
@@ -237,6 +246,9 @@ class Endpoint:
         except asyncio.CancelledError:
             if not told:
                 raise
+        finally:
+            if told:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
 
     async def _work(self, client: Client) -> None:
         gate = self._gate = Gate(self.name, self._concurrency, slow_down_after=self._slow_down_after, pause=_SLOW_PAUSE)
@@ -258,10 +270,9 @@ class Endpoint:
             observers=self._observers,
             deduplicate=self._deduplicate,
         )
-        hands: set[asyncio.Task[None]] = set()
         careful = client.consume(self.queue, prefetch=1)
         messages = client.consume(self.queue, prefetch=self._prefetch)
-        receiving = asyncio.create_task(self._receive(careful, messages, worker, gate, hands))
+        receiving = asyncio.create_task(self._receive(careful, messages, worker, gate))
         assert self._stopping is not None
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -269,24 +280,23 @@ class Endpoint:
             if receiving.done():
                 await receiving
         finally:
+            self._stopping.set()
             stopping.cancel()
             receiving.cancel()
             await _ended(receiving)
-            await self._drained(hands)
+            await self._drained()
             # What is not settled by now goes back, whoever still refers to it.
             await careful.close()
             await messages.close()
 
-    async def _receive(
-        self, careful: Consumer, messages: Consumer, worker: Worker, gate: Gate, hands: set[asyncio.Task[None]]
-    ) -> None:
+    async def _receive(self, careful: Consumer, messages: Consumer, worker: Worker, gate: Gate) -> None:
         # A consumer that was stopped gives back what it had not handed out; what it had can still be settled.
         try:
             first = await self._one_by_one(careful, worker, gate)
         finally:
             careful.stop()
         await gate.enter()
-        self._start(first, worker, gate, hands)
+        self._start(first, worker, gate)
         try:
             while True:
                 # The place first: what is not handed out yet goes back at once when we stop.
@@ -298,7 +308,7 @@ class Endpoint:
                     raise
                 if message is None:
                     raise ClosedError("the client was closed")
-                self._start(message, worker, gate, hands)
+                self._start(message, worker, gate)
         finally:
             messages.stop()
 
@@ -314,37 +324,36 @@ class Endpoint:
                 return message
             returned += 1
             await gate.enter()
-            one = asyncio.create_task(worker.take(message))
-            try:
-                await asyncio.shield(one)
-            except asyncio.CancelledError:
-                await self._drained({one})
-                raise
-            finally:
-                await gate.leave()
+            await asyncio.wait({self._start(message, worker, gate)})
         raise ClosedError("the client was closed")
 
-    def _start(self, message: Message, worker: Worker, gate: Gate, hands: set[asyncio.Task[None]]) -> None:
+    def _start(self, message: Message, worker: Worker, gate: Gate) -> asyncio.Task[None]:
         async def take() -> None:
             try:
                 await worker.take(message)
+            except asyncio.CancelledError:
+                if self._stopping is not None and not self._stopping.is_set() and not message.settled:
+                    # The handler has cancelled its own task: left so, the message would never come again.
+                    await message.requeue()
+                raise
             finally:
                 await gate.leave()
 
         task = asyncio.create_task(take())
-        hands.add(task)
-        task.add_done_callback(hands.discard)
+        self._hands.add(task)
+        task.add_done_callback(self._hands.discard)
         task.add_done_callback(self._report)
+        return task
 
     def _report(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s: a message could not be settled, and will come again: %s", self.name, error, exc_info=error)
 
-    async def _drained(self, hands: set[asyncio.Task[None]]) -> None:
+    async def _drained(self) -> None:
         """Let handlers end, and cancel those that take too long."""
-        if not hands:
+        if not self._hands:
             return
-        _, late = await asyncio.wait(set(hands), timeout=self._drain)
+        _, late = await asyncio.wait(set(self._hands), timeout=self._drain)
         for task in late:
             log.warning("%s: a handler did not end within %g s: its message goes back", self.name, self._drain)
             task.cancel()
@@ -357,3 +366,10 @@ async def _ended(task: asyncio.Task[None]) -> None:
         await asyncio.wait({task})
     if not task.cancelled():
         task.exception()
+
+
+def _checked_observers(observers: object) -> tuple[Observer, ...]:
+    given = tuple(observers) if isinstance(observers, Sequence) else (observers,)
+    if not isinstance(observers, Sequence) or not all(isinstance(one, Observer) for one in given):
+        raise InvalidInputError(f"observers={observers!r}: give a list of observers, such as [bide.EventStream()]")
+    return given

@@ -44,8 +44,13 @@ class Handlers:
         Raises:
             InvalidInputError: it is no function, or that type has one already.
         """
-        if not callable(handler):
+        if inspect.isclass(handler) or not callable(handler):
             raise InvalidInputError(f"the handler {handler!r} is no function: give one that takes a bide.Message")
+        if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+            # Called, it would do nothing, and the message would be acknowledged.
+            raise InvalidInputError(
+                f"the handler {_name(handler)} is a generator, which nobody runs: use no yield in it"
+            )
         if type in self._by_type:
             what = "every other type" if type is None else f"the type {type!r}"
             raise InvalidInputError(
@@ -75,13 +80,11 @@ class Handlers:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="bide-handler")
         context = copy_context()
-        # A thread cannot be cancelled: who waits for it waits until it is done.
-        work = asyncio.get_running_loop().run_in_executor(self._pool, context.run, handler, message)
-        try:
-            result = await asyncio.shield(work)
-        except asyncio.CancelledError:
-            work.add_done_callback(_seen)
-            raise
+        # A thread cannot be cancelled. What it comes to after a cancellation has no one to go to any more.
+        work = asyncio.get_running_loop().run_in_executor(self._pool, context.run, _outcome, handler, message)
+        result, error = await asyncio.shield(work)
+        if error is not None:
+            raise error
         if inspect.isawaitable(result):
             await result
 
@@ -123,7 +126,9 @@ def _name(handler: Callable[[Message], Any]) -> str:
     return str(getattr(handler, "__qualname__", handler))
 
 
-def _seen(work: asyncio.Future[Any]) -> None:
-    # Its failure has no one to go to any more: the message returns to its queue.
-    if not work.cancelled():
-        work.exception()
+def _outcome(handler: Callable[[Message], Any], message: Message) -> tuple[Any, BaseException | None]:
+    """What a handler returns or raises. A future does not carry all of that: who waits for a StopIteration waits on."""
+    try:
+        return handler(message), None
+    except BaseException as error:  # noqa: BLE001 (raised again by who waits for it)
+        return None, error

@@ -9,8 +9,17 @@ from typing import Any, Final
 from bide.admin.delivery_limit import delivery_limit
 from bide.admin.management import ManagementApi
 from bide.client import Client
-from bide.errors import BrokerError, DeliveryLimitError, TargetNotFoundError, UnsupportedBrokerError
-from bide.recoverability.policy import BrokerRetry, RetryPolicy
+from bide.delay.infrastructure import DelayInfrastructure
+from bide.duration import format_delay
+from bide.errors import (
+    BrokerError,
+    DeliveryLimitError,
+    InvalidDelayError,
+    InvalidInputError,
+    TargetNotFoundError,
+    UnsupportedBrokerError,
+)
+from bide.recoverability.policy import BrokerRetry, Retry, RetryPolicy
 from bide.topology import Queue, Topology
 
 log = logging.getLogger(__name__)
@@ -37,6 +46,8 @@ async def prepare(
         least_limit: the queue must be ready to deliver a message so often.
 
     Raises:
+        InvalidDelayError: the policy has a delay that the infrastructure cannot hold.
+        InvalidInputError: the queue is a stream.
         TargetNotFoundError: a queue is missing and may not be declared.
         UnsupportedBrokerError: the policy needs a newer broker.
         DeliveryLimitError: the queue would give a message up too early.
@@ -51,9 +62,10 @@ async def prepare(
                 "came with 4.3; use bide.Retry"
             )
         arguments |= policy.queue_arguments
+    _check_delays(policy, await client.infrastructure())
     await _expect(client, Queue.quorum(queue, arguments), declare=declare, exactly=bool(arguments))
     await _expect(client, Queue.quorum(error_queue), declare=declare, exactly=False)
-    await _check_limit(client, queue, least_limit, management_url)
+    await _check_queue(client, queue, least_limit, management_url)
     if not isinstance(policy, BrokerRetry):
         await client.bind(queue)
 
@@ -69,14 +81,28 @@ async def _expect(client: Client, queue: Queue, *, declare: bool, exactly: bool)
     await client.declare(Topology(queues=[queue]))
 
 
-async def _check_limit(client: Client, queue: str, least: int, management_url: str | None) -> None:
+def _check_delays(policy: RetryPolicy, infrastructure: DelayInfrastructure) -> None:
+    if isinstance(policy, Retry) and policy.longest_delay > infrastructure.max_delay:
+        raise InvalidDelayError(
+            f"the retry policy has delays of up to {format_delay(policy.longest_delay)}, and the delay infrastructure "
+            f"holds {format_delay(infrastructure.max_delay)} at most: give shorter delays, or more max_delay"
+        )
+
+
+async def _check_queue(client: Client, queue: str, least: int, management_url: str | None) -> None:
     try:
         release = await client.release()
         async with asyncio.timeout(_PATIENCE), ManagementApi.of(client.url, management_url) as api:
+            found = await api.queue(client.url.vhost, queue)
             limit = await delivery_limit(api, client.url.vhost, queue, release=release)
     except (BrokerError, TimeoutError) as error:
         log.warning("the delivery limit of the queue %s was not checked: %s", queue, error)
         return
+    if found is not None and found.type == "stream":
+        raise InvalidInputError(
+            f"the queue {queue!r} is a stream, which takes no message back and forgets none: give the endpoint a "
+            "quorum queue, and read the stream with client.consume"
+        )
     if limit is not None and limit < least:
         raise DeliveryLimitError(
             f"the queue {queue!r} delivers a message {limit} times and then drops or dead-letters it, but the endpoint "

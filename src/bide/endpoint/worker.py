@@ -8,16 +8,18 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+from bide.duration import format_delay
 from bide.endpoint.event import Event, Kind
 from bide.endpoint.gate import Gate
 from bide.endpoint.handlers import Handlers, beyond_us
 from bide.endpoint.memory import FailedAttempts, Handled
 from bide.endpoint.observer import Observer
+from bide.endpoint.rules import Rules
 from bide.errors import BrokerError, ClosedError, DeliveryLostError, InvalidInputError, PoisonMessageError
 from bide.recoverability import successor
 from bide.recoverability.decision import Decision, Discard, Park, RetryLater, RetryNow
@@ -30,7 +32,6 @@ from bide.recoverability.report import Report
 if TYPE_CHECKING:
     from bide.message import Message
     from bide.outgoing import Outgoing
-    from bide.recoverability.policy import RetryPolicy
 
 log = logging.getLogger(__name__)
 
@@ -40,25 +41,6 @@ _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 15.0
 _BOUNDS: Final = ((MESSAGE_BYTES, STACK_BYTES), (1024, 2048), (256, 0))
 """How much of an exception is kept: less where the message's own headers leave no room in a frame."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """How an endpoint treats its messages.
-
-    Attributes:
-        poison_after: a message that was delivered so often is parked without another attempt.
-        places: room for so many times of attempts in the headers of a retry.
-        nservicebus: use the header names of NServiceBus.
-    """
-
-    endpoint: str
-    queue: str
-    error_queue: str
-    policy: RetryPolicy
-    poison_after: int
-    places: int
-    nservicebus: bool
 
 
 class Worker:
@@ -92,6 +74,20 @@ class Worker:
     async def take(self, message: Message) -> None:
         """Handle a message and settle it."""
         key = (message.message_id, message.history.retries, message.history.deliveries)
+        try:
+            await self._take(message, key)
+        except ClosedError:
+            raise
+        except Exception as error:
+            if message.settled:
+                raise
+            # Left unsettled it would take up a place until the endpoint stops.
+            what = Explanation.of(error).stack
+            log.error("%s: %s is parked, for want of a way with it: %s", self._rules.endpoint, message.message_id, what)
+            event = self._event("parked", message, message.delivery_count + 1)
+            await self._park(message, key, message.history, error, event, None)
+
+    async def _take(self, message: Message, key: Any) -> None:
         if message.message_id is not None and message.redelivered and key in self._unacknowledged:
             await self._settle(message.ack, key)
             return
@@ -134,11 +130,15 @@ class Worker:
             if current is not None and current.cancelling():
                 # We are stopping: the message returns to its queue when the channel closes.
                 raise
-            error: Exception = RuntimeError("the handler was cancelled from within")
-            await self._failed(message, key, attempt, started, error)
+            cancelled = RuntimeError("the handler was cancelled from within")
+            await self._failed(message, key, attempt, started, cancelled)
             return False
-        except Exception as error:  # noqa: BLE001 (whatever a handler raises is its failure)
-            error.__traceback__ = beyond_us(error.__traceback__)
+        except (SystemExit, KeyboardInterrupt, GeneratorExit):
+            # The program ends, and gives the message back with its connection.
+            raise
+        except BaseException as error:  # noqa: BLE001 (whatever a handler raises is its failure)
+            # Not by assignment, which an exception may refuse: a frozen dataclass does.
+            error.with_traceback(beyond_us(error.__traceback__))
             await self._failed(message, key, attempt, started, error)
             return False
         self._gate.succeeded()
@@ -163,7 +163,7 @@ class Worker:
 
         around.push(leave)
 
-    async def _failed(self, message: Message, key: Any, attempt: int, started: datetime, error: Exception) -> None:
+    async def _failed(self, message: Message, key: Any, attempt: int, started: datetime, error: BaseException) -> None:
         now = datetime.now(UTC)
         times = self._attempts.add(key, now) if message.message_id is not None else (now,)
         history = message.history.with_failures(times, attempts=attempt, expires_at=_expiry(message))
@@ -181,6 +181,9 @@ class Worker:
             expires_at=history.expires_at,
         )
         decision = self._decide(failure)
+        if isinstance(decision, RetryNow) and attempt >= self._rules.poison_after:
+            # The next delivery would be taken for that of a poison message, and nobody would know of this exception.
+            decision = Park()
         explanation = Explanation.of(error)
         event = replace(
             self._event("failed", message, attempt, started=started),
@@ -189,14 +192,18 @@ class Worker:
             group=group_of(explanation.type, explanation.frame),
         )
         wait = decision.delay if isinstance(decision, RetryLater) else timedelta(0)
-        if history.expires_at is not None and now + wait > history.expires_at and not isinstance(decision, Park):
+        if history.expires_at is not None and wait > history.expires_at - now and not isinstance(decision, Park):
             await self._expire(message, event)
         elif isinstance(decision, RetryNow):
-            log.info("%s: %s failed (attempt %d): %s", self._rules.endpoint, message.message_id, attempt, error)
+            log.info("%s: %s failed (attempt %d): %s", self._rules.endpoint, message.message_id, attempt, event.text)
             await self._tell(event)
-            await self._settle(message.requeue, None)
+            if message.counted and not message.redelivered:
+                # The sender's copy of another queue's count, which would be taken for this queue's. Ours has none.
+                await self._replace(message, key)
+            else:
+                await self._settle(message.requeue, None)
         elif isinstance(decision, RetryLater):
-            await self._retry_later(message, key, history, decision, event)
+            await self._retry_later(message, key, history, wait, error, event)
         elif isinstance(decision, Discard):
             log.warning("%s: %s is discarded: %s", self._rules.endpoint, message.message_id, decision.reason)
             await self._tell(replace(event, kind="discarded"))
@@ -217,7 +224,7 @@ class Worker:
         return Park()
 
     async def _retry_later(
-        self, message: Message, key: Any, history: History, decision: RetryLater, event: Event
+        self, message: Message, key: Any, history: History, delay: timedelta, error: BaseException, event: Event
     ) -> None:
         copy = successor.later(
             message.as_sent(),
@@ -225,7 +232,7 @@ class Worker:
             queue=self._rules.queue,
             history=history,
             places=self._rules.places,
-            delay=decision.delay,
+            delay=delay,
             now=event.ended_at,
             nservicebus=self._rules.nservicebus,
             sent_by=message.sent_by,
@@ -234,21 +241,21 @@ class Worker:
             "%s: %s failed, and is tried again in %s: %s",
             event.endpoint,
             message.message_id,
-            decision.delay,
+            format_delay(delay),
             event.text,
         )
         try:
             await self._send(copy)
-        except InvalidInputError as error:
+        except InvalidInputError as refused:
             # Longer than the infrastructure holds, or no room for more headers.
-            log.error("%s: %s cannot be retried later: %s", event.endpoint, message.message_id, error)
+            log.error("%s: %s cannot be retried later: %s", event.endpoint, message.message_id, refused)
             await self._park(message, key, history, error, event, None)
             return
-        await self._tell(replace(event, kind="retried", delay=decision.delay, to=self._rules.queue))
+        await self._tell(replace(event, kind="retried", delay=delay, to=self._rules.queue))
         await self._settle(message.ack, key)
 
     async def _park(
-        self, message: Message, key: Any, history: History, error: Exception, event: Event, queue: str | None
+        self, message: Message, key: Any, history: History, error: BaseException, event: Event, queue: str | None
     ) -> None:
         queue = queue or self._rules.error_queue
         history = replace(history, first_due=successor.senders_due(message.as_sent(), history))
@@ -276,29 +283,25 @@ class Worker:
             else:
                 break
         else:
-            log.critical("%s: %s cannot be parked: it stays in %s", event.endpoint, message.message_id, event.queue)
-            return
-        log.error("%s: %s failed for good, and is parked in %s: %s", event.endpoint, message.message_id, queue, error)
+            # Its own headers fill the frame. It must not stay in hand, where nothing would come after it.
+            log.critical("%s: %s is parked without its story", event.endpoint, message.message_id)
+            await self._send(successor.raw(message.as_sent(), message.body, queue=queue))
+        what = Explanation.of(error)
+        log.error(
+            "%s: %s failed for good, and is parked in %s: %s", event.endpoint, event.message_id, queue, what.message
+        )
+        event = replace(event, exception=what.type, text=what.message, group=group_of(what.type, what.frame))
         await self._tell(replace(event, kind="parked", to=queue))
         await self._settle(message.ack, key)
 
     async def _give_up(self, message: Message, key: Any, attempt: int) -> None:
-        now = datetime.now(UTC)
         error = PoisonMessageError(
             f"the message was delivered {attempt - 1} times without an end: the processes that had it died, or were "
             f"stopped (limit: {self._rules.poison_after})"
         )
         # It was not raised here: a stack trace of this place would say nothing.
         history = message.history.with_failures((), attempts=attempt - 1, expires_at=_expiry(message))
-        explanation = Explanation.of(error)
-        event = replace(
-            self._event("parked", message, attempt - 1),
-            ended_at=now,
-            exception=explanation.type,
-            text=explanation.message,
-            group=group_of(explanation.type, ""),
-        )
-        await self._park(message, key, history, error, event, None)
+        await self._park(message, key, history, error, self._event("parked", message, attempt - 1), None)
 
     async def _replace(self, message: Message, key: Any) -> None:
         history = replace(message.history, deliveries=message.history.deliveries + 1)
@@ -380,12 +383,16 @@ class Worker:
 
 def _attempt(message: Message, failed_here: int) -> int:
     """The number of the attempt that comes now, since the last delayed retry."""
-    if message.counted:
-        return message.delivery_count + 1
-    return message.history.deliveries + failed_here + 1
+    # What stands in the headers of a first delivery is not this queue's count.
+    before = message.delivery_count if message.counted and message.redelivered else failed_here
+    return message.history.deliveries + before + 1
 
 
 def _expiry(message: Message) -> datetime | None:
-    return message.history.expires_at or expiry_of(
-        expiration=message.expiration, due=message.due, sent_at=message.sent_at, received_at=message.received_at
-    )
+    try:
+        return message.history.expires_at or expiry_of(
+            expiration=message.expiration, due=message.due, sent_at=message.sent_at, received_at=message.received_at
+        )
+    except OverflowError:
+        # After the year 9999: a timestamp that is none.
+        return None

@@ -5,21 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from bide.delay.infrastructure import check_name
+from bide.duration import DelayLike, parse_delay
+
 
 @dataclass(frozen=True, slots=True)
 class RetryNow:
     """Back to the queue, to be delivered again at once."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class RetryLater:
     """Through the delay infrastructure, back to the endpoint's own queue.
 
-    Attributes:
+    Args:
         delay: at least this long from now.
+
+    Raises:
+        InvalidDelayError: it is no delay.
     """
 
     delay: timedelta
+
+    def __init__(self, delay: DelayLike) -> None:
+        object.__setattr__(self, "delay", parse_delay(delay))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +37,16 @@ class Park:
 
     Attributes:
         queue: another queue than the endpoint's error queue.
+
+    Raises:
+        InvalidNameError: no queue can have that name.
     """
 
     queue: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.queue is not None:
+            check_name("queue", self.queue)
 
 
 @dataclass(frozen=True, slots=True)

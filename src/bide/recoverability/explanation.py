@@ -40,7 +40,7 @@ class Explanation:
         return cls(
             type=name_of(type(error)),
             message=cut(_text(error), message_bytes),
-            stack=cut("".join(traceback.format_exception(error)), stack_bytes, keep_end=True),
+            stack=cut(_stack(error), stack_bytes, keep_end=True),
             frame=f"{_file(last.filename)}:{last.lineno} in {last.name}" if last is not None else "",
             inner_type=name_of(type(inner)) if inner is not None else None,
             inner_message=cut(_text(inner), message_bytes) if inner is not None else None,
@@ -64,6 +64,13 @@ def cut(text: str, size: int, *, keep_end: bool = False) -> str:
 
 def _file(path: str) -> str:
     return path.replace("\\", "/").rpartition("/")[2]
+
+
+def _stack(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001 (somebody else's attributes, which a stack trace shows too)
+        return f"{''.join(traceback.format_tb(error.__traceback__))}{name_of(type(error))}: {_text(error)}\n"
 
 
 def _text(error: BaseException) -> str:

@@ -48,6 +48,9 @@ NSERVICEBUS_RETRIED_AT: Final = "NServiceBus.Retries.Timestamp"
 MOST_TIMES: Final = 100
 """No message carries the times of more attempts; the oldest are left out."""
 
+_MOST: Final = 1 << 31
+"""No counter of ours gets so far; a larger one is a stranger's, and could grow beyond what a header holds."""
+
 _UNUSED: Final = -(1 << 40)
 """As wide on the wire as a time."""
 
@@ -170,7 +173,7 @@ def expiry_of(
 def _count(value: Any) -> int:
     if isinstance(value, str) and value.isdecimal() and len(value) < 10:
         return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST else 0
 
 
 def _moment(value: Any) -> datetime | None:

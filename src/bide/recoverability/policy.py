@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -39,8 +40,8 @@ class Retry:
         immediate: retries at once, 0 to 100.
         delays: the delays of the retries after those; see also :func:`bide.linear` and :func:`bide.exponential`.
         jitter: each delay is changed by up to this part of it, up or down, so that messages that failed together are
-            not retried together: 0 to 1. It is computed from the message id, so that the same failure gives the same
-            decision.
+            not retried together: 0 to 1. It is computed from the message id, or else the time of the failure, so that
+            the same failure gives the same decision.
         give_up_after: park rather than retry when the next attempt would come later than this after the first failure.
         never: these exceptions park the message at once.
         at_once: these are retried at once only, and not later.
@@ -79,6 +80,14 @@ class Retry:
         """How often a message is tried at most."""
         return (self.immediate + 1) * (len(self._delays) + 1)
 
+    @property
+    def longest_delay(self) -> timedelta:
+        """No delayed retry is later than this, jitter included; zero where there is none."""
+        try:
+            return max(self._delays, default=timedelta(0)) * (1 + self.jitter)
+        except OverflowError:
+            return timedelta.max
+
     def __call__(self, failure: Failure) -> Decision:
         """The decision about this failure."""
         rule = self._rules.of(failure.error)
@@ -95,12 +104,13 @@ class Retry:
 
     def _in_time(self, failure: Failure, delay: timedelta) -> bool:
         limit = self._give_up_after
-        return limit is None or failure.failed_at + delay <= failure.first_failed_at + limit
+        return limit is None or delay <= limit - (failure.failed_at - failure.first_failed_at)
 
     def _jittered(self, delay: timedelta, failure: Failure) -> timedelta:
         if not self.jitter:
             return delay
-        seed = f"{failure.message_id}/{failure.queue}/{failure.delayed_retries}".encode(errors="surrogatepass")
+        message = failure.message_id or failure.failed_at.isoformat()
+        seed = f"{message}/{failure.queue}/{failure.delayed_retries}".encode(errors="surrogatepass")
         place = int.from_bytes(hashlib.blake2b(seed, digest_size=8).digest()) / _WHOLE
         return delay * (1 + self.jitter * (2 * place - 1))
 
@@ -162,6 +172,20 @@ class BrokerRetry:
         if rule == "discard":
             return _discarded(failure)
         return RetryNow() if rule is None and failure.attempt <= self.times else Park()
+
+
+def check_policy(policy: object) -> None:
+    """See that this can be called with a failure and gives a decision.
+
+    Raises:
+        InvalidInputError: it cannot.
+    """
+    if not callable(policy) or isinstance(policy, type):
+        raise InvalidInputError(f"retry={policy!r}: give a bide.Retry(), or a function from a failure to a decision")
+    if inspect.iscoroutinefunction(policy):
+        raise InvalidInputError(
+            f"retry={policy!r} is async: a policy is a plain function, which does nothing but decide"
+        )
 
 
 def retries_at_once(policy: RetryPolicy) -> int:

@@ -73,6 +73,15 @@ def parked(sent: Arrival, body: bytes, *, queue: str, headers: Mapping[str, Any]
     return copy_of(sent, body, queue=queue, headers=headers, sent_by=sent_by)
 
 
+def raw(sent: Arrival, body: bytes, *, queue: str) -> Outgoing:
+    """The message for an error queue as it was sent, with nothing of ours: it fits into a frame again."""
+    left_out = {"user_id", "expiration"}
+    values = {name: value for name, value in sent.values.items() if name not in left_out}
+    values["headers"] = _copied(sent)
+    message_id = str(values.get("message_id") or new_message_id())
+    return Outgoing(target=QueueTarget(queue), body=body, message_id=message_id, values=_sendable(values), is_copy=True)
+
+
 def senders_due(sent: Arrival, history: History) -> datetime | None:
     """The due time that the sender gave, or None: after a delayed retry, the message's own is that of the retry."""
     return history.first_due if history.retries else sent.due
@@ -92,8 +101,7 @@ def copy_of(
     values.pop("user_id", None)
     expiration = values.pop("expiration", None)
     message_id = values.setdefault("message_id", new_message_id())
-    merged = {name: value for name, value in (values.get("headers") or {}).items() if name not in _NOT_COPIED}
-    merged |= headers
+    merged = {**_copied(sent), **headers}
     merged[HEADER_EXCHANGE] = sent.exchange
     merged[HEADER_ROUTING_KEY] = sent.routing_key
     if expiration is not None:
@@ -104,5 +112,30 @@ def copy_of(
         merged[HEADER_SENT_BY] = sent_by
     values["headers"] = merged
     return Outgoing(
-        target=QueueTarget(queue), body=body, message_id=str(message_id), delay=delay, values=values, is_copy=True
+        target=QueueTarget(queue),
+        body=body,
+        message_id=str(message_id),
+        delay=delay,
+        values=_sendable(values),
+        is_copy=True,
     )
+
+
+def _copied(sent: Arrival) -> dict[str, Any]:
+    return {name: value for name, value in (sent.values.get("headers") or {}).items() if name not in _NOT_COPIED}
+
+
+def _sendable(values: Mapping[str, Any]) -> dict[str, Any]:
+    # What a stranger wrote as a time after the year 9999 was read as a number.
+    sendable = {name: _small(value) for name, value in values.items()}
+    if not isinstance(sendable.get("timestamp"), datetime):
+        sendable.pop("timestamp", None)
+    return sendable
+
+
+def _small(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _small(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_small(one) for one in value]
+    return str(value) if isinstance(value, int) and value >= 1 << 63 else value
