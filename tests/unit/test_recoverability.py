@@ -98,7 +98,28 @@ def test_jitter_spreads() -> None:
     assert 90 < sum(seconds) / len(seconds) < 110
 
 
+def test_jitter_spreads_messages_without_an_id() -> None:
+    policy = bide.Retry(immediate=0, delays=["100s"], jitter=0.5)
+    found = [policy(failure(message_id=None, failed_at=NOW + timedelta(milliseconds=number))) for number in range(200)]
+    seconds = [one.delay.total_seconds() for one in found if isinstance(one, bide.RetryLater)]
+    assert min(seconds) < 60
+    assert max(seconds) > 140
+    # Still pure.
+    assert policy(failure(message_id=None)) == policy(failure(message_id=None))
+
+
+@pytest.mark.parametrize(
+    ("delays", "jitter", "longest"),
+    [([], 1.0, 0), (["1s", "40s", "20s"], 0.0, 40), (["40s"], 0.5, 60)],
+)
+def test_the_longest_delay(delays: list[str], jitter: float, longest: int) -> None:
+    assert bide.Retry(delays=delays, jitter=jitter).longest_delay == timedelta(seconds=longest)
+    assert bide.Retry(delays=[timedelta.max], jitter=1.0).longest_delay == timedelta.max
+
+
 def test_giving_up_in_time() -> None:
+    never = bide.Retry(immediate=0, delays=[timedelta.max], give_up_after="1h")
+    assert never(failure()) == bide.Park()
     policy = bide.Retry(immediate=0, delays=["1h", "1h", "1h"], give_up_after="90m")
     assert [type(one) for one in path(policy, ValueError())] == [bide.RetryLater, bide.Park]
     late = failure(failed_at=NOW + timedelta(hours=2))

@@ -1,0 +1,91 @@
+"""An endpoint that is served by a process of its own, and what signals do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+import bide
+from tests.broker.receiving import receive
+from tests.support import Vhost
+
+PROGRAM = """
+import sys, time
+from datetime import timedelta
+import bide
+
+app = bide.Endpoint("orders", retry=bide.Retry(delays=["1s"]), concurrency=2, drain="20s")
+
+@app.handler
+def block(message):
+    print("inside", flush=True)
+    time.sleep(float(message.body))
+    print("handled", flush=True)
+
+app.serve(sys.argv[1], infrastructure=bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(seconds=1)))
+print("drained", flush=True)
+"""
+
+
+@asynccontextmanager
+async def serving(vhost: Vhost) -> AsyncIterator[Process]:
+    """The program, killed at the end."""
+    environment = {**os.environ, "BIDE_MANAGEMENT_URL": vhost.broker.management_url}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROGRAM, vhost.url, stdout=PIPE, env=environment
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def said(process: Process) -> str:
+    """The next line that the program prints."""
+    assert process.stdout is not None
+    return (await asyncio.wait_for(process.stdout.readline(), 30)).decode().strip()
+
+
+async def test_the_first_signal_drains(vhost: Vhost) -> None:
+    async with bide.connect(vhost.url) as client:
+        async with serving(vhost) as process:
+            await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
+            for _ in range(20):
+                await client.publish(b"1", to="orders")
+            assert [await said(process), await said(process)] == ["inside", "inside"]
+            process.send_signal(signal.SIGTERM)
+            assert [await said(process), await said(process), await said(process)] == ["handled", "handled", "drained"]
+            assert await asyncio.wait_for(process.wait(), 10) == 0
+        # What was fetched ahead is back at once, and what was handled is not.
+        assert len(await receive(client, "orders", 18)) == 18
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGINT)])
+async def test_the_second_signal_ends_the_process_though_a_handler_blocks(
+    vhost: Vhost, signals: tuple[signal.Signals, signal.Signals]
+) -> None:
+    first, second = signals
+    async with bide.connect(vhost.url) as client:
+        async with serving(vhost) as process:
+            await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
+            await client.publish(b"60", to="orders", message_id="one")
+            assert await said(process) == "inside"
+            process.send_signal(first)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(process.wait(), 1)
+            sent = time.monotonic()
+            process.send_signal(second)
+            assert await asyncio.wait_for(process.wait(), 10) == -second
+            assert time.monotonic() - sent < 5
+        (message,) = await receive(client, "orders", 1)
+        assert message.message_id == "one"
