@@ -286,7 +286,17 @@ def headers(raw: bytes) -> bytes:
 LARGEST = {f"bide-{name}": (1 << 63) - 1 for name in ("retries", "attempts", "deliveries", "due", "expires", "sent")}
 FULL = codec.properties({"headers": {"own": "x" * 130_900}})
 
+
+def nested(times: int) -> bytes:
+    """A header table in a header table, and so on."""
+    raw = b""
+    for _ in range(times):
+        raw = b"\x01aF" + struct.pack(">I", len(raw)) + raw
+    return raw
+
+
 STRANGE = {
+    "headers nested without end": headers(nested(5000)),
     "nothing": codec.properties({}),
     "a time after the year 9999": struct.pack(">HQ", 1 << 6, (1 << 64) - 1),
     "the end of time, and an expiration": codec.properties(

@@ -353,3 +353,14 @@ def test_a_damaged_header_is_a_value_error_at_worst(given_values: dict[str, Any]
     )
     with suppress(ValueError):
         assert isinstance(decoding.properties(damaged), dict)
+
+
+@pytest.mark.parametrize("kind", [b"F", b"A"])
+def test_headers_that_are_nested_without_end_can_be_read_and_sent_on(kind: bytes) -> None:
+    raw = b""
+    for _ in range(10_000):
+        raw = (b"\x01a" if kind == b"F" else b"") + kind + struct.pack(">I", len(raw)) + raw
+    raw = b"\x01a" + kind + struct.pack(">I", len(raw)) + raw
+    encoded = struct.pack(">HI", 1 << 13, len(raw)) + raw
+    values = decoding.properties(header_of(encoded))
+    assert len(codec.properties(values)) == len(encoded)

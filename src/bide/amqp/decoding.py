@@ -25,6 +25,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_SECOND: Final = 253_402_300_799
 """The end of the year 9999. Senders that stamp milliseconds, against the specification, are beyond it since 1978."""
 
+_DEEPEST: Final = 50
+"""Tables and lists that are nested deeper are left as their bytes. A frame has room for more than Python's stack."""
+
 _SHORT: Final = struct.Struct(">H")
 _LONG: Final = struct.Struct(">I")
 _LONGLONG: Final = struct.Struct(">Q")
@@ -118,7 +121,7 @@ def properties(frame: bytes) -> dict[str, Any]:
             if not flags & flag:
                 continue
             if name == "headers":
-                values[name], place = _table(frame, place)
+                values[name], place = _table(frame, place, 1)
             elif name in ("delivery_mode", "priority"):
                 values[name], place = frame[place], place + 1
             elif name == "timestamp":
@@ -143,37 +146,40 @@ def _short_string(raw: bytes, place: int) -> tuple[str, int]:
     return _slice(raw, place + 1, size).decode(errors="backslashreplace"), place + 1 + size
 
 
-def _table(raw: bytes, place: int) -> tuple[dict[str, Any], int]:
+def _table(raw: bytes, place: int, depth: int) -> tuple[dict[str, Any], int]:
     (size,) = _LONG.unpack_from(raw, place)
     place += 4
     end = place + size
     items: dict[str, Any] = {}
     while place < end:
         name, place = _short_string(raw, place)
-        items[name], place = _value(raw, place)
+        items[name], place = _value(raw, place, depth)
     return items, end
 
 
-def _array(raw: bytes, place: int) -> tuple[list[Any], int]:
+def _array(raw: bytes, place: int, depth: int) -> tuple[list[Any], int]:
     (size,) = _LONG.unpack_from(raw, place)
     place += 4
     end = place + size
     items = []
     while place < end:
-        item, place = _value(raw, place)
+        item, place = _value(raw, place, depth)
         items.append(item)
     return items, end
 
 
-def _value(raw: bytes, place: int) -> tuple[Any, int]:
+def _value(raw: bytes, place: int, depth: int) -> tuple[Any, int]:
     kind = raw[place]
     number = _NUMBERS.get(kind)
     if number is not None:
         return number.unpack_from(raw, place + 1)[0], place + 1 + number.size
     decode = _OTHERS.get(kind)
-    if decode is None:
+    if decode is not None:
+        return decode(raw, place + 1)
+    nested = _NESTED.get(kind)
+    if nested is None:
         raise ValueError(f"the content header holds a value of the unknown type {bytes((kind,))!r}")
-    return decode(raw, place + 1)
+    return nested(raw, place + 1, depth + 1) if depth < _DEEPEST else _bytes(raw, place + 1)
 
 
 def _bytes(raw: bytes, place: int) -> tuple[bytes, int]:
@@ -214,11 +220,10 @@ def _timestamp(raw: bytes, place: int) -> tuple[datetime | int, int]:
 
 _OTHERS: Final[Mapping[int, Callable[[bytes, int], tuple[Any, int]]]] = {
     ord("S"): _long_string,
-    ord("F"): _table,
-    ord("A"): _array,
     ord("x"): _bytes,
     ord("t"): _boolean,
     ord("V"): _void,
     ord("D"): _decimal,
     ord("T"): _timestamp,
 }
+_NESTED: Final[Mapping[int, Callable[[bytes, int, int], tuple[Any, int]]]] = {ord("F"): _table, ord("A"): _array}
