@@ -22,7 +22,8 @@ EVENTS: Final = "bide.events"
 class EventStream(Observer):
     """Writes every event as one message of JSON to a stream, confirmed before the message itself is settled.
 
-    So no event is lost; one is written twice when the process dies between the two.
+    So no event is lost with a process or a connection; one is written twice when the process dies between the two. What
+    the stream refuses is told in the log: messages do not wait for it.
 
     Args:
         name: of the stream.
