@@ -1,6 +1,9 @@
 # make demo and make test set up what they need; the second time that takes a fraction of a second.
 
 PYTHON_BIN := .venv/bin/python
+# Most tests wait for a broker: a few files at a time take half as long. WORKERS=0 runs one after the other.
+WORKERS ?= 3
+PARALLEL = --numprocesses=$(WORKERS) --dist=loadfile
 BROKER_TESTS := $(wildcard tests/broker tests/faults) tests/acceptance/test_local_broker.py
 
 .PHONY: help demo test test-brokers test-soak lint format lock setup rabbitmq clean
@@ -13,13 +16,13 @@ demo: setup ## watch delayed messages arrive on time, on a RabbitMQ that bide st
 	@.venv/bin/bide demo
 
 test: lint rabbitmq ## lint, type-check, and run every test on the installed RabbitMQ
-	@$(PYTHON_BIN) -m pytest
+	@$(PYTHON_BIN) -m pytest $(PARALLEL)
 
 test-brokers: setup ## run the broker tests on RabbitMQ 4.0 and 4.3 too (Linux, as root: each needs 520 MB)
 	@failed=; for suite in trixie forky; do \
 		root=$$(scripts/broker-root.sh $$suite) || exit 1; \
 		echo "== the RabbitMQ of $$suite"; \
-		BIDE_TEST_BROKER_ROOT=$$root $(PYTHON_BIN) -m pytest $(BROKER_TESTS) || failed="$$failed $$suite"; \
+		BIDE_TEST_BROKER_ROOT=$$root $(PYTHON_BIN) -m pytest $(PARALLEL) $(BROKER_TESTS) || failed="$$failed $$suite"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
 

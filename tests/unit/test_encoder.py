@@ -160,7 +160,9 @@ RIGHT = tuple(
 )
 
 
-@pytest.mark.parametrize("letter", list(wrong_letters()), ids=repr)
+@pytest.mark.parametrize(
+    "letter", list(wrong_letters()), ids=lambda letter: repr(letter).replace(repr(letter.json), "...")
+)
 def test_a_wrong_letter_is_refused_whatever_was_right_before(letter: Letter) -> None:
     with pytest.raises(InvalidInputError) as expected:
         made(letter)
