@@ -255,14 +255,17 @@ class Client:
         self._consumers.add(consumer)
         return consumer
 
-    async def declare(self, topology: Topology) -> Applied:
+    async def declare(self, topology: Topology, *, external: Iterable[str] = ()) -> Applied:
         """Declare exchanges, queues and bindings; what exists as wanted is left as it is.
+
+        Args:
+            external: names of exchanges and queues that others declare, and that bindings and arguments may refer to.
 
         Raises:
             InvalidTopologyError: the topology contradicts itself; nothing was declared.
             DeclarationMismatchError: something exists with other properties.
         """
-        return await apply(await self._publisher.connection(), topology)
+        return await apply(await self._publisher.connection(), topology, external=external)
 
 
 class Connecting:

@@ -9,7 +9,7 @@ import asyncio
 import concurrent.futures
 import os
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
@@ -157,9 +157,9 @@ class SyncClient:
         """Send a message and wait until the broker has it; the options are those of :meth:`bide.Client.publish`."""
         return self.wait_for(self._client.publish(body, **options))
 
-    def declare(self, topology: Topology) -> Applied:
+    def declare(self, topology: Topology, *, external: Iterable[str] = ()) -> Applied:
         """See :meth:`bide.Client.declare`."""
-        return self.wait_for(self._client.declare(topology))
+        return self.wait_for(self._client.declare(topology, external=external))
 
     @contextmanager
     def consume(

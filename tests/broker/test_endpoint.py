@@ -6,7 +6,7 @@ import asyncio
 import threading
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -519,8 +519,29 @@ async def test_the_events_stream_tells_what_happened(client: bide.Client) -> Non
     assert "due" not in by_id["bad"][1]
 
 
-async def test_nservicebus_reads_our_retries_and_failures(vhost: Vhost) -> None:
-    layout = bide.NServiceBus(routing="direct", levels=3)
+async def test_celerys_delays_carry_retries(vhost: Vhost) -> None:
+    queue, recorder = fresh("celery"), Recorder()
+    app = endpoint(queue, recorder, retry=bide.Retry(immediate=0, delays=["1s"]))
+    keys: list[str] = []
+
+    @app.handler
+    async def fail_once(message: bide.Message) -> None:
+        keys.append(message.routing_key)
+        if message.history.retries == 0:
+            raise ValueError("once")
+
+    async with bide.connect(vhost.url, infrastructure=bide.Celery()) as client, running(app, client, recorder):
+        await client.publish(b"x", to=queue)
+        await recorder.until("processed")
+    assert keys == [queue, queue]
+    assert recorder.kinds() == ["retried", "processed"]
+
+
+@pytest.mark.parametrize("routing", ["direct", "conventional"])
+async def test_nservicebus_reads_our_retries_and_failures(
+    vhost: Vhost, routing: Literal["direct", "conventional"]
+) -> None:
+    layout = bide.NServiceBus(routing=routing, levels=3)
     queue, recorder = fresh("nsb"), Recorder()
     app = endpoint(queue, recorder, retry=bide.Retry(immediate=0, delays=["1s"]))
     seen: list[dict[str, Any]] = []

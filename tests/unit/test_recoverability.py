@@ -22,6 +22,7 @@ from bide.recoverability.failed import FailedMessage, first_frame, group_of
 from bide.recoverability.history import History, nservicebus_time, read_nservicebus_time
 from bide.recoverability.policy import poison_limit
 from bide.recoverability.report import Report
+from bide.recoverability.selection import Selection
 
 NOW = datetime(2026, 11, 21, 3, 0, 0, 123000, tzinfo=UTC)
 
@@ -496,3 +497,22 @@ def test_old_failures_are_forgotten() -> None:
 def test_bad_durations_are_told() -> None:
     with pytest.raises(InvalidDelayError):
         bide.EventStream(keep="1ms")
+
+
+# -- which messages are meant
+
+
+@pytest.mark.parametrize(
+    ("part", "held"),
+    [("Gr\u00fc\u00dfe", True), ("\udcff", True), ("gr\u00fc\u00dfe", False), ("an", True), ("or", False)],
+)
+def test_a_part_of_the_body_is_looked_for_to_the_letter(part: str, held: bool) -> None:
+    message = FailedMessage.read("", "orders", {"message_id": "1"}, "Gr\u00fc\u00dfe an alle".encode() + b"\xff")
+    assert Selection(body_text=part).holds(message, NOW) is held
+
+
+def test_a_part_that_every_text_has_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="empty"):
+        Selection(text="")
+    with pytest.raises(InvalidInputError, match="empty"):
+        Selection(body_text="")

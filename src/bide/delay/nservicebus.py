@@ -173,11 +173,18 @@ class NServiceBus:
         Raises:
             InvalidNameError: the name cannot be an address.
         """
+        return self.address_topology(queue) | Topology(bindings=[self.delivery_binding(queue)])
+
+    def address_topology(self, queue: str) -> Topology:
+        """What makes a queue an address to senders that delay nothing: with conventional routing, its own exchange.
+
+        Raises:
+            InvalidNameError: the name cannot be an address.
+        """
         check_address("queue", queue, levels=self.levels)
-        delivery = Topology(bindings=[self.delivery_binding(queue)])
         if self.routing == "direct":
-            return delivery
-        return Topology([Exchange(queue, "fanout")], bindings=[Binding(queue, queue)]) | delivery
+            return Topology()
+        return Topology([Exchange(queue, "fanout")], bindings=[Binding(queue, queue)])
 
     def guard_topology(self) -> Topology:
         """The exchange and the queue for messages whose endpoint is gone; see :meth:`guard_policy`."""

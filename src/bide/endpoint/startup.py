@@ -10,6 +10,7 @@ from bide.admin.delivery_limit import delivery_limit
 from bide.admin.management import ManagementApi
 from bide.client import Client
 from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.nservicebus import NServiceBus
 from bide.duration import format_delay
 from bide.errors import (
     BrokerError,
@@ -62,10 +63,13 @@ async def prepare(
                 "came with 4.3; use bide.Retry"
             )
         arguments |= policy.queue_arguments
-    _check_delays(policy, await client.infrastructure())
+    infrastructure = await client.infrastructure()
+    _check_delays(policy, infrastructure)
     await _expect(client, Queue.quorum(queue, arguments), declare=declare, exactly=bool(arguments))
     await _expect(client, Queue.quorum(error_queue), declare=declare, exactly=False)
     await _check_queue(client, queue, least_limit, management_url)
+    if declare and isinstance(infrastructure, NServiceBus):
+        await client.declare(infrastructure.address_topology(queue), external={queue})
     if not isinstance(policy, BrokerRetry):
         await client.bind(queue)
 

@@ -23,6 +23,7 @@ class Selection:
         endpoint: the endpoint that failed on it.
         exception: the exception's type: with its module or without.
         text: part of what the exception says, in capitals or not.
+        body_text: part of the message's body, to the letter, in UTF-8.
         message_type: the sender's name for this kind of message.
         reason: ``failed``, ``rejected``, ``expired``...
         older_than: it failed longer ago than this; a message that does not say when is not meant.
@@ -39,6 +40,7 @@ class Selection:
     endpoint: str | None = None
     exception: str | None = None
     text: str | None = None
+    body_text: str | None = None
     message_type: str | None = None
     reason: str | None = None
     older_than: timedelta | None = None
@@ -46,7 +48,7 @@ class Selection:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.text == "":
+        if "" in (self.text, self.body_text):
             raise InvalidInputError("the text to look for is empty, and so in every message: give one, or leave it out")
 
     @property
@@ -65,6 +67,7 @@ class Selection:
             and self.reason in (None, message.reason)
             and _names(self.exception, message.exception)
             and (self.text is None or self.text.casefold() in (message.text or "").casefold())
+            and (self.body_text is None or self.body_text.encode(errors="surrogateescape") in message.body)
             and self._in_time(message.failed_at, now)
             and all(_as_text(message.headers.get(name)) == value for name, value in self.headers.items())
         )
