@@ -15,7 +15,7 @@ from pamqp.base import Frame
 
 from bide.amqp import codec, decoding, faults
 from bide.amqp.channel import Channel
-from bide.amqp.handshake import open_vhost, release_of, start_ok, tls_reason, tune_ok
+from bide.amqp.handshake import open_vhost, refused_certificate, release_of, start_ok, tls_reason, tune_ok
 from bide.amqp.url import BrokerUrl
 from bide.amqp.writer import Writer
 from bide.errors import (
@@ -264,7 +264,10 @@ class Connection(asyncio.Protocol):
             self.give_up(TlsError(f"TLS with {self.address} failed: {tls_reason(error)}"))
             return
         reason = f" ({error})" if error else ""
-        if self._is_open:
+        if self.url.certfile and isinstance(error, ConnectionResetError) and not self._is_open:
+            # Since TLS 1.3 a certificate is refused after the handshake, and a reset can overtake the broker's word.
+            self.give_up(TlsError(f"TLS with {self.address} failed: {refused_certificate(str(error))}"))
+        elif self._is_open:
             self.give_up(ConnectionLostError(f"the connection to the broker at {self.address} was lost{reason}"))
         else:
             self.give_up(

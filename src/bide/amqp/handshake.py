@@ -69,11 +69,16 @@ def tls_reason(error: ssl.SSLError) -> str:
     if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
         return "the port does not speak TLS: use amqp://, or the broker's TLS port"
     if "ALERT" in (error.reason or "") and re.search("CERT|UNKNOWN_CA", error.reason):
-        return (
-            f"the broker does not accept our certificate ({error.reason.lower()}): give one that it trusts with "
-            "certfile=... and keyfile=... in the URL"
-        )
+        return refused_certificate(error.reason.lower())
     return str(error.reason or error)
+
+
+def refused_certificate(reason: str) -> str:
+    """That the broker would not have us, and the way out."""
+    return (
+        f"the broker does not accept our certificate ({reason}): give one that it trusts with certfile=... and "
+        "keyfile=... in the URL"
+    )
 
 
 def _own_version() -> str:
