@@ -12,6 +12,7 @@ from bide.delay.celery import Celery
 from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, ExchangeTarget, QueueTarget
 from bide.delay.nservicebus import NServiceBus
+from bide.delay.waiting_hall import WaitingHall
 from bide.errors import BideError
 from bide.message import Message
 from bide.publisher import Receipt
@@ -84,6 +85,7 @@ __all__ = [
     "RetryNow",
     "SyncClient",
     "Topology",
+    "WaitingHall",
     "connect",
     "connect_sync",
     "exponential",

@@ -26,6 +26,7 @@ _SETTINGS: Final[Mapping[str, frozenset[str]]] = {
     "nservicebus": frozenset({"routing", "levels"}),
     "nservicebus-v1": frozenset({"routing", "levels"}),
     "celery": frozenset({"prefix", "queue_type"}),
+    "waiting-hall": frozenset({"prefix", "resolution", "levels"}),
 }
 """What can be set about each layout."""
 
@@ -45,19 +46,17 @@ def make_infrastructure(
 
     Args:
         layout: one of :data:`LAYOUTS`.
-        prefix: starts every name; of ``clock`` and ``celery``.
+        prefix: starts every name; of ``clock``, ``celery`` and ``waiting-hall``.
         max_delay: no queues for longer delays; of ``clock``.
-        resolution: delays are rounded up to it; of ``clock``.
+        resolution: delays are rounded up to it; of ``clock`` and ``waiting-hall``.
         lanes: parallel queues per digit; of ``clock``.
         routing: ``conventional`` or ``direct``; of the two ``nservicebus`` layouts.
-        levels: fewer than 28, to explain and to experiment; of the two ``nservicebus`` layouts.
+        levels: of ``waiting-hall``; and fewer than 28, to explain and to experiment, of the ``nservicebus`` layouts.
         queue_type: of the levels' queues, ``quorum`` or ``classic``; of ``celery``.
 
     Raises:
-        InvalidInputError: the layout is unknown, does not exist yet, has no such setting, or refuses its value.
+        InvalidInputError: the layout is unknown, has no such setting, or refuses its value.
     """
-    if layout == "waiting-hall":
-        raise InvalidInputError("the layout 'waiting-hall' does not exist yet: use clock, nservicebus or celery")
     if layout not in _SETTINGS:
         raise InvalidInputError(f"the layout {layout!r} is unknown: give one of {', '.join(_SETTINGS)}")
     given: dict[str, Any] = {
@@ -80,6 +79,10 @@ def make_infrastructure(
         from bide.delay.celery import Celery
 
         return Celery(**given)
+    if layout == "waiting-hall":
+        from bide.delay.waiting_hall import WaitingHall
+
+        return WaitingHall(**given)
     from bide.delay.nservicebus import NServiceBus
 
     return NServiceBus(version=1 if layout == "nservicebus-v1" else 2, **given)

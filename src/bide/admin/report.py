@@ -17,6 +17,7 @@ Check = Literal[
     "bindings",
     "policies",
     "consumers",
+    "relays",
     "targets",
     "delivery limits",
     "guard",

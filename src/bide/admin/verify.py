@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from bide.admin.apply import MINIMUM_RELEASE, check_release, check_streams
 from bide.admin.delivery_limit import effective_limit
+from bide.admin.infrastructure import Guarded
 from bide.admin.management import FoundQueue, ManagementApi
 from bide.admin.private import private_broker
 from bide.admin.report import Finding, Report, judged, listed, unchecked
@@ -16,6 +17,7 @@ from bide.amqp.connection import Connection
 from bide.delay.cascade import foreign_suffix_bindings
 from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.waiting_hall import WaitingHall
 from bide.errors import (
     BrokerError,
     DeclarationMismatchError,
@@ -56,6 +58,7 @@ async def verify(connection: Connection, infrastructure: DelayInfrastructure, ap
     why = f"only the management API tells: {finding.text}"
     findings += await _flags(connection, api if snapshot else None)
     findings += await _declared(connection, infrastructure)
+    findings += await _relays(connection, infrastructure)
     if snapshot is None:
         findings += [unchecked(check, why) for check in ("bindings", "targets", "delivery limits", "stuck messages")]
         findings += await _undeliverable(connection, infrastructure)
@@ -144,6 +147,27 @@ async def _declared(connection: Connection, infrastructure: DelayInfrastructure)
     return findings
 
 
+async def _relays(connection: Connection, infrastructure: DelayInfrastructure) -> list[Finding]:
+    """Whether somebody consumes from the queues that a waiting hall leaves to its relay."""
+    if not isinstance(infrastructure, WaitingHall):
+        return []
+    queues = [Queue(name) for name in infrastructure.relay_queues]
+    answers = await ask_each(connection, queues, lambda channel, one: channel.declare_queue(one, passive=True))
+    problems, relays = [], []
+    for queue, answer in zip(queues, answers, strict=True):
+        if _is_missing(answer):
+            continue
+        if isinstance(answer, BrokerError):
+            return [unchecked("relays", str(answer))]
+        relays.append(answer.consumer_count)
+        if not answer.consumer_count:
+            problems.append(
+                f"no relay consumes from {queue.name!r}, where {answer.message_count} messages wait: run 'bide relay' "
+                "with the same options"
+            )
+    return judged("relays", problems, f"{min(relays)} at work") if relays else []
+
+
 def _is_missing(answer: Any) -> bool:
     return isinstance(answer, TargetNotFoundError)
 
@@ -187,6 +211,9 @@ def _shown(binding: Binding) -> str:
 
 
 def _targets(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
+    if isinstance(infrastructure, WaitingHall):
+        # The relay lets a message wait that its target refuses, and goes on with the others.
+        return []
     problems = []
     targets = _delivered_to(snapshot, infrastructure)
     way_out = (
@@ -261,7 +288,7 @@ def _refuses(snapshot: Snapshot, found: FoundQueue) -> str | None:
 def _guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
     topology = infrastructure.topology()
     names = [one.name for one in topology.exchanges if one.name in snapshot.exchanges]
-    if isinstance(infrastructure, Clock):
+    if not isinstance(infrastructure, Guarded):
         # Its alternate exchanges are arguments, which were compared with the exchanges.
         return []
     bare = [name for name in names if snapshot.alternate_of(name) is None]
@@ -276,7 +303,8 @@ def _guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Find
 
 
 def _cross_delivery(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
-    if isinstance(infrastructure, Clock):
+    if not isinstance(infrastructure, Guarded):
+        # Its keys are its own, and each is for one target.
         return []
     bindings = snapshot.bindings_from(infrastructure.delivery_exchange)
     problems = [

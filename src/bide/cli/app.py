@@ -14,6 +14,7 @@ from bide.cli.delay import delay
 from bide.cli.demo import demo
 from bide.cli.errors import errors
 from bide.cli.receive import receive
+from bide.cli.relay import relay
 from bide.cli.send import send
 from bide.cli.settings import PROGRAM, Settings, configure_logging, program_options
 from bide.errors import BideError, InvalidInputError
@@ -38,7 +39,7 @@ def cli() -> None:
     """
 
 
-for _command in (demo, broker, delay, send, receive, errors):
+for _command in (demo, broker, delay, send, receive, relay, errors):
     cli.add_command(_command)
 
 

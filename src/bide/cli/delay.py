@@ -183,7 +183,7 @@ async def _resend(settings: Settings, infrastructure: DelayInfrastructure) -> Re
 @click.option("--exchange", metavar="NAME", help="Instead of a queue: the exchange that it goes to.")
 @click.option("--routing-key", default="", metavar="KEY", help="Its routing key, for --exchange.")
 @click.option("--mermaid", is_flag=True, help="Print a Mermaid diagram instead of the table.")
-@layout_options(levels=True)
+@layout_options(fewer_levels=True)
 @json_option("the rows")
 def explain(
     *,

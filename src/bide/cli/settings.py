@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from bide.errors import InvalidInputError
+
 if TYPE_CHECKING:
     from bide.amqp.url import BrokerUrl
     from bide.delay.infrastructure import DelayInfrastructure
@@ -152,11 +154,11 @@ def json_option(what: str) -> Callable[[_Decorated], _Decorated]:
     return click.option("--json", "as_json", is_flag=True, help=f"Print {what} as JSON.")
 
 
-def layout_options(*, levels: bool = False) -> Callable[[_Decorated], _Decorated]:
+def layout_options(*, fewer_levels: bool = False) -> Callable[[_Decorated], _Decorated]:
     """Add the options that choose a delay infrastructure, and hand it over as the argument ``infrastructure``.
 
     Args:
-        levels: offer ``--levels`` too, for what never touches a broker.
+        fewer_levels: let ``--levels`` shorten the cascade of NServiceBus too, for what never touches a broker.
     """
     from bide.layouts import LAYOUTS, QUEUE_TYPES, ROUTINGS
 
@@ -168,9 +170,13 @@ def layout_options(*, levels: bool = False) -> Callable[[_Decorated], _Decorated
             show_default=True,
             help="The delay infrastructure: bide's own, or that of another system on the same broker.",
         ),
-        click.option("--prefix", metavar="NAME", help="Start of all names (clock: 'bide', celery: none)."),
+        click.option(
+            "--prefix", metavar="NAME", help="Start of all names (clock, waiting-hall: 'bide'; celery: none)."
+        ),
         click.option("--max-delay", metavar="DELAY", help="Make no queues for longer delays (clock)."),
-        click.option("--resolution", metavar="DELAY", help="Round delays up to this: 10ms, 1s, 15s... (clock)."),
+        click.option(
+            "--resolution", metavar="DELAY", help="Round delays up to this: 10ms, 1s, 15s... (clock, waiting-hall)."
+        ),
         click.option("--lanes", type=int, metavar="N", help="Parallel queues per digit (clock)."),
         click.option(
             "--routing",
@@ -182,14 +188,17 @@ def layout_options(*, levels: bool = False) -> Callable[[_Decorated], _Decorated
             type=click.Choice(QUEUE_TYPES),
             help="Type of the delay queues (celery). [default: quorum]",
         ),
+        click.option(
+            "--levels",
+            type=int,
+            metavar="N",
+            help="Levels, of 1, 2, 4... times the resolution (waiting-hall)"
+            + ("; fewer than 28, to explain (nservicebus)." if fewer_levels else "."),
+        ),
     ]
-    if levels:
-        options.append(
-            click.option("--levels", type=int, metavar="N", help="Fewer than 28 levels, to explain (nservicebus).")
-        )
 
     def decorate(command: _Decorated) -> _Decorated:
-        wrapped = _with_infrastructure(command)
+        wrapped = _with_infrastructure(command, fewer_levels=fewer_levels)
         for option in reversed(options):
             wrapped = option(wrapped)
         return wrapped
@@ -197,7 +206,7 @@ def layout_options(*, levels: bool = False) -> Callable[[_Decorated], _Decorated
     return decorate
 
 
-def _with_infrastructure(command: _Decorated) -> _Decorated:
+def _with_infrastructure(command: _Decorated, *, fewer_levels: bool) -> _Decorated:
     from functools import wraps
 
     @wraps(command)
@@ -210,11 +219,15 @@ def _with_infrastructure(command: _Decorated) -> _Decorated:
         lanes: int | None,
         routing: Any,
         queue_type: Any,
-        levels: int | None = None,
+        levels: int | None,
         **kwargs: Any,
     ) -> Any:
         from bide.layouts import make_infrastructure
 
+        if levels is not None and layout.startswith("nservicebus") and not fewer_levels:
+            raise InvalidInputError(
+                "the levels of nservicebus are 28 on every broker, as the other endpoints have them: leave out --levels"
+            )
         infrastructure: DelayInfrastructure = make_infrastructure(
             layout,
             prefix=prefix,
@@ -226,5 +239,22 @@ def _with_infrastructure(command: _Decorated) -> _Decorated:
             levels=levels,
         )
         return command(*args, infrastructure=infrastructure, **kwargs)
+
+    return wrapper  # type: ignore[return-value]
+
+
+def hall_options(command: _Decorated) -> _Decorated:
+    """Add the options of a waiting hall, and hand it over as the argument ``hall``."""
+    from functools import wraps
+
+    @click.option("--prefix", metavar="NAME", help="Start of all its names. [default: bide]")
+    @click.option("--levels", type=int, metavar="N", help="Levels, of 1, 2, 4... times the resolution. [default: 20]")
+    @click.option("--resolution", metavar="DELAY", help="The wait of the lowest level. [default: 1s]")
+    @wraps(command)
+    def wrapper(*args: Any, prefix: str | None, levels: int | None, resolution: str | None, **kwargs: Any) -> Any:
+        from bide.layouts import make_infrastructure
+
+        hall = make_infrastructure("waiting-hall", prefix=prefix, levels=levels, resolution=resolution)
+        return command(*args, hall=hall, **kwargs)
 
     return wrapper  # type: ignore[return-value]

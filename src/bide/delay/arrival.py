@@ -18,6 +18,7 @@ from bide.delay.infrastructure import (
     HEADER_DUE,
     HEADER_EXCHANGE,
     HEADER_EXPIRATION,
+    HEADER_PICK_UP_KEY,
     HEADER_PRIORITY,
     HEADER_ROUTING_KEY,
     HEADER_SENT,
@@ -83,6 +84,8 @@ def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> Arriv
     if isinstance(target, str) and target[:2] in ("q:", "x:"):
         exchange = target[2:] if target[0] == "x" else ""
     routing_key = original_key(routing_key)
+    if isinstance(own_key := headers.get(HEADER_PICK_UP_KEY), str):
+        routing_key = own_key
     # A copy, of a message that was retried or that failed, tells by itself where the first one was sent to.
     if isinstance(first_exchange := headers.get(HEADER_EXCHANGE), str):
         exchange = first_exchange

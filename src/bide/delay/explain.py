@@ -134,7 +134,7 @@ class _Chart:
             self._exchange(step.exchange)
         for step, following in zip(self.steps, (*self.steps[1:], None), strict=True):
             self._taken(step, following)
-            self._not_taken(step)
+            self._not_taken(step, following)
         waits = {step.routed_to for step in self.steps if step.dead_letter_to is not None}
         exchanges = [node for (kind, _), node in self.nodes.items() if kind == "exchange"]
         used = [node for (kind, name), node in self.nodes.items() if kind == "queue" and name in waits]
@@ -174,14 +174,20 @@ class _Chart:
             queue = self._queue(step.routed_to, step.delay)
             self._arrow(here, "==>", queue)
             self._arrow(queue, "==>", self._exchange(step.dead_letter_to))
-        elif following is not None and following.exchange == step.routed_to:
+        elif following is None:
+            self._arrow(here, "==>", self._node("target", step.routed_to, f"[{_quoted(step.routed_to)}]"))
+        elif following.exchange == step.routed_to:
             self._arrow(here, "==>", self._exchange(step.routed_to))
         else:
-            self._arrow(here, "==>", self._node("target", step.routed_to, f"[{_quoted(step.routed_to)}]"))
+            # Somebody consumes it there and sends it on.
+            queue = self._queue(step.routed_to, step.delay)
+            self._arrow(here, "==>", queue)
+            self._arrow(queue, "==>", self._exchange(following.exchange))
 
-    def _not_taken(self, step: Step) -> None:
+    def _not_taken(self, step: Step, following: Step | None) -> None:
         """Draw the other bindings of one exchange, or how many there are."""
-        taken = ("queue" if step.dead_letter_to is not None else "exchange", step.routed_to)
+        goes_on = step.dead_letter_to is None and following is not None and following.exchange == step.routed_to
+        taken = ("exchange" if goes_on else "queue", step.routed_to)
         bound = dict.fromkeys(
             (one.destination_type, one.destination) for one in self.topology.bindings if one.source == step.exchange
         )

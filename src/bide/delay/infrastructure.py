@@ -33,6 +33,9 @@ HEADER_EXPIRATION: Final = "bide-expiration"
 HEADER_PRIORITY: Final = "bide-priority"
 """Header that carries the ``priority`` property past the delay queues."""
 
+HEADER_PICK_UP_KEY: Final = "bide-pick-up-key"
+"""Header with a message's own routing key while it passes the levels of a waiting hall, by the digits of its delay."""
+
 HEADER_EXCHANGE: Final = "bide-exchange"
 """Header with the exchange that a message was first sent to; empty for a queue. Copies of the message carry it."""
 

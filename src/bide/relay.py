@@ -1,0 +1,424 @@
+"""The relay of a waiting hall: takes each message out of one queue of the hall, and sends it on to the next.
+
+Any number of relays may work on one hall. A message is acknowledged only when the broker has confirmed its successor,
+so whatever becomes of a relay, none is lost; one that dies between the two leaves a message behind that another sends
+on once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from bide.admin.apply import apply, check_release, check_streams, exists
+from bide.amqp.channel import Channel
+from bide.amqp.connection import Connection
+from bide.amqp.content import Delivery
+from bide.amqp.url import BrokerUrl
+from bide.checks import whole_number
+from bide.consumer import MAX_PREFETCH
+from bide.delay.passing import Onward, Passing, Way
+from bide.delay.waiting_hall import WaitingHall
+from bide.errors import (
+    AccessRefusedError,
+    BideError,
+    BrokerError,
+    ConsumerCancelledError,
+    InvalidInputError,
+    NotAppliedError,
+    PublishRefusedError,
+    TargetNotFoundError,
+    UnroutableError,
+)
+from bide.link import Link
+from bide.relay_lane import Lane, Parcel
+from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology
+
+log = logging.getLogger(__name__)
+
+PREFETCH: Final = 1000
+GRACE: Final = 10.0
+"""Seconds that a relay which is told to stop takes to finish what it has in hand."""
+
+_PAUSE: Final = 1.0
+"""Seconds until a part of the hall that takes no messages is tried again."""
+
+_KNOWN_FOR: Final = 30.0
+"""Seconds for which an exchange that was there counts as being there."""
+
+_REMEMBERED: Final = 10_000
+
+
+@dataclass(slots=True, kw_only=True)
+class Relayed:
+    """What a relay has done.
+
+    Attributes:
+        rounds: messages sent to meditate.
+        delayed: messages sent to the levels.
+        delivered: messages that their target took.
+        refused: times that a target refused a message, which then waits to be offered again.
+        undeliverable: messages set aside, because nothing takes them.
+    """
+
+    rounds: int = 0
+    delayed: int = 0
+    delivered: int = 0
+    refused: int = 0
+    undeliverable: int = 0
+
+
+class Relay:
+    """Sends the messages of a waiting hall on, until it is told to stop.
+
+    Args:
+        url: of the broker; None takes ``BIDE_URL``, or RabbitMQ's default on this machine.
+        hall: with the settings that it has on the broker.
+        prefetch: messages of each of the two queues in hand at a time, 1 to 65,535.
+        declare: put the hall on the broker where it is missing.
+
+    Attributes:
+        done: what it has done so far.
+
+    Raises:
+        InvalidInputError: a value cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str | BrokerUrl | None = None,
+        *,
+        hall: WaitingHall,
+        prefetch: int = PREFETCH,
+        declare: bool = True,
+    ) -> None:
+        address = (
+            url if isinstance(url, BrokerUrl) else BrokerUrl.from_environment() if url is None else BrokerUrl.parse(url)
+        )
+        self.done = Relayed()
+        self._hall = hall
+        self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
+        self._declare = declare
+        self._link = Link(replace(address, name=f"{address.name} (relay)"))
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Take no more messages, and end when those in hand are sent on."""
+        self._stopping.set()
+
+    async def run(self, *, on_start: Callable[[Connection], None] | None = None) -> Relayed:
+        """Work until :meth:`stop`; connections that break are opened again.
+
+        Args:
+            on_start: called when messages are being consumed, at the first time and after every reconnect.
+
+        Raises:
+            NotAppliedError: the hall is not on the broker, and may not be declared.
+            DeclarationMismatchError: it is there with other settings.
+            AccessRefusedError: this user may not read from the hall, or write to it.
+            ConsumerCancelledError: the hall was deleted.
+            BrokerError: the broker cannot be reached at the start, or is none that can be used.
+        """
+        prepared = False
+        try:
+            while (connection := await self._connection()) is not None:
+                try:
+                    if not prepared:
+                        await self._prepare(connection)
+                        prepared = True
+                    shift = _Shift(connection, self._hall, self.done, prefetch=self._prefetch)
+                    await shift.work(self._stopping, on_start)
+                except BrokerError as error:
+                    if connection.is_open and not _may_pass(error):
+                        raise
+                    if not prepared:
+                        raise
+                    log.info("relaying again after: %s", error)
+                    if connection.is_open:
+                        await self._rest()
+        finally:
+            await self._link.close()
+        return self.done
+
+    async def _connection(self) -> Connection | None:
+        """The open connection, or None when the relay shall stop."""
+        connecting = asyncio.create_task(self._link.connection())
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({connecting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return None if self._stopping.is_set() else await connecting
+        finally:
+            for task in (connecting, stopping):
+                task.cancel()
+            await asyncio.gather(connecting, stopping, return_exceptions=True)
+
+    async def _prepare(self, connection: Connection) -> None:
+        check_release(connection)
+        probes = self._hall.probes()
+        if not self._declare:
+            if not await exists(connection, probes):
+                raise self._not_applied(connection)
+            return
+        try:
+            await check_streams(connection, prefix=self._hall.base)
+            await apply(connection, self._hall.topology(), last=probes)
+        except AccessRefusedError as error:
+            if not await exists(connection, probes):
+                raise self._not_applied(connection) from error
+            log.info("the waiting hall is taken as it is: %s", error)
+
+    def _not_applied(self, connection: Connection) -> NotAppliedError:
+        return NotAppliedError(
+            f"the waiting hall {self._hall.base!r} is not on the virtual host {connection.url.vhost!r} of "
+            f"{connection.address}: run 'bide delay apply --layout waiting-hall' with the same options"
+        )
+
+    async def _rest(self) -> None:
+        try:
+            async with asyncio.timeout(_PAUSE):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+
+def _may_pass(error: BrokerError) -> bool:
+    """Whether it may end by itself, such as a queue without a leader; a deleted hall, or a lack of rights, does not."""
+    if isinstance(error, TargetNotFoundError):
+        return "inaccessible" in str(error)
+    return not isinstance(error, AccessRefusedError | ConsumerCancelledError)
+
+
+class _Shift:
+    """The work on one connection."""
+
+    def __init__(self, connection: Connection, hall: WaitingHall, done: Relayed, *, prefetch: int) -> None:
+        self._connection = connection
+        self._hall = hall
+        self._done = done
+        self._prefetch = prefetch
+        self._user = connection.url.user
+        self._consuming: Channel | None = None
+        # An exchange of others may make the broker close the channel, and what else is on it is then sent once more:
+        # not what goes to queues, and still less what stays within the hall.
+        self._inside = Lane(connection, told=self._told_inside, failed=self._fail)
+        self._to_queues = Lane(connection, told=self._told_outside, failed=self._fail)
+        self._to_exchanges = Lane(connection, told=self._told_outside, failed=self._fail)
+        self._over: asyncio.Future[BideError] = connection.loop.create_future()
+        self._idle = asyncio.Event()
+        self._in_hand: set[int] = set()
+        self._resting: dict[Parcel, asyncio.TimerHandle] = {}
+        self._known: dict[str, float] = {}
+        self._asking: dict[str, list[Parcel]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._complaints: Counter[str] = Counter()
+
+    async def work(self, stopping: asyncio.Event, on_start: Callable[[Connection], None] | None) -> None:
+        """Relay until *stopping*, or until something breaks.
+
+        Raises:
+            BideError: what broke.
+        """
+        told = asyncio.create_task(stopping.wait())
+        try:
+            channel = self._consuming = await self._connection.channel()
+            await channel.qos(self._prefetch)
+            tags = [
+                await channel.consume(queue, on_message=take, on_end=self._fail)
+                for queue, take in zip(self._hall.relay_queues, (self._received, self._released), strict=True)
+            ]
+            if on_start is not None:
+                on_start(self._connection)
+            await self._first_of(told)
+            if stopping.is_set() and not self._over.done() and not self._connection.lost.done():
+                for tag in tags:
+                    await channel.cancel(tag)
+                await self._finish()
+            self._raise()
+        finally:
+            told.cancel()
+            self._close()
+
+    async def _first_of(self, task: asyncio.Task[Any], *, seconds: float | None = None) -> None:
+        """Wait until it is done, or something breaks."""
+        ends: set[asyncio.Future[Any]] = {task, self._over, self._connection.lost}
+        await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    def _raise(self) -> None:
+        if self._over.done():
+            raise self._over.result()
+        if self._connection.lost.done():
+            raise self._connection.lost.result()
+
+    async def _finish(self) -> None:
+        """Wait for what is on its way; what rests goes back to its queue at once."""
+        for parcel in list(self._resting):
+            self._give_back(parcel)
+        if not self._in_hand:
+            return
+        self._idle.clear()
+        idle = asyncio.create_task(self._idle.wait())
+        await self._first_of(idle, seconds=GRACE)
+        idle.cancel()
+        if self._in_hand:
+            log.warning("%d messages go back to their queue, which were not confirmed in time", len(self._in_hand))
+
+    def _close(self) -> None:
+        self._inside.close()
+        self._to_queues.close()
+        self._to_exchanges.close()
+        for handle in self._resting.values():
+            handle.cancel()
+        for task in self._tasks:
+            task.cancel()
+        if self._consuming is not None:
+            self._consuming.abandon()
+
+    def _fail(self, error: BideError) -> None:
+        if not self._over.done():
+            self._over.set_result(error)
+
+    # -- messages as they come
+
+    def _received(self, delivery: Delivery) -> None:
+        self._take(delivery, lambda passing, now: passing.onward(now))
+
+    def _released(self, delivery: Delivery) -> None:
+        self._take(delivery, lambda passing, _: passing.deliver())
+
+    def _take(self, delivery: Delivery, decide: Callable[[Passing, int], Onward]) -> None:
+        self._in_hand.add(delivery.delivery_tag)
+        now = time.time_ns() // 1_000_000
+        try:
+            passing = Passing.read(self._hall, delivery.routing_key, delivery.values, now=now, user=self._user)
+            onward = decide(passing, now)
+        except InvalidInputError as error:
+            self._set_aside(delivery, str(error))
+            return
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug(
+                "%s: %s to go, %s -> %s (%s)",
+                delivery.values.get("message_id"),
+                f"{passing.due - now} ms",
+                onward.way,
+                onward.exchange or "(default)",
+                onward.routing_key,
+            )
+        self._send(Parcel(delivery, passing, onward))
+
+    def _send(self, parcel: Parcel) -> None:
+        exchange = parcel.onward.exchange
+        if parcel.onward.way != "target":
+            self._inside.put(parcel)
+        elif exchange in (DEFAULT_EXCHANGE, self._hall.delivery_exchange):
+            self._to_queues.put(parcel)
+        elif self._is_known(exchange):
+            self._to_exchanges.put(parcel)
+        elif exchange in self._asking:
+            self._asking[exchange].append(parcel)
+        else:
+            self._asking[exchange] = [parcel]
+            task = asyncio.create_task(self._ask_for(exchange))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _is_known(self, exchange: str) -> bool:
+        return self._known.get(exchange, 0.0) > self._connection.loop.time()
+
+    async def _ask_for(self, exchange: str) -> None:
+        """A publish to an exchange that does not exist would cost the channel, with all that is on it."""
+        try:
+            there = await exists(self._connection, Topology([Exchange(exchange)]))
+        except BideError as error:
+            self._fail(error)
+            return
+        parcels = self._asking.pop(exchange)
+        if there:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[exchange] = self._connection.loop.time() + _KNOWN_FOR
+        for parcel in parcels:
+            if there:
+                self._to_exchanges.put(parcel)
+            else:
+                self._set_aside(parcel.delivery, f"the exchange {exchange!r} does not exist")
+
+    # -- what becomes of them
+
+    def _told_inside(self, parcel: Parcel, error: BideError | None) -> None:
+        match error:
+            case None:
+                self._count(parcel.onward.way)
+                self._settled(parcel.delivery)
+            case PublishRefusedError() | UnroutableError():
+                # A queue of the hall has no leader, or is missing: the message is safe where it is, so try again.
+                self._complain(f"the hall does not take messages at the moment: {error}")
+                self._resting[parcel] = self._connection.loop.call_later(_PAUSE, self._try_again, parcel)
+            case InvalidInputError():
+                self._set_aside(parcel.delivery, str(error))
+            case AccessRefusedError() | TargetNotFoundError():
+                self._fail(error)
+            case _:
+                self._set_aside(parcel.delivery, str(error))
+
+    def _told_outside(self, parcel: Parcel, error: BideError | None) -> None:
+        match error:
+            case None:
+                self._count(parcel.onward.way)
+                self._settled(parcel.delivery)
+            case PublishRefusedError():
+                self._done.refused += 1
+                self._complain(f"{parcel.passing.target} refuses messages, which wait to be offered again")
+                self._inside.put(Parcel(parcel.delivery, parcel.passing, parcel.passing.again()))
+            case AccessRefusedError() if parcel.exchange == DEFAULT_EXCHANGE:
+                # That is no matter of one target.
+                self._fail(error)
+            case _:
+                self._known.pop(parcel.exchange, None)
+                self._set_aside(parcel.delivery, str(error))
+
+    def _count(self, way: Way) -> None:
+        match way:
+            case "round":
+                self._done.rounds += 1
+            case "levels":
+                self._done.delayed += 1
+            case "target":
+                self._done.delivered += 1
+
+    def _try_again(self, parcel: Parcel) -> None:
+        del self._resting[parcel]
+        self._inside.put(parcel)
+
+    def _settled(self, delivery: Delivery) -> None:
+        self._settle(delivery, lambda channel: channel.ack(delivery.delivery_tag))
+
+    def _set_aside(self, delivery: Delivery, reason: str) -> None:
+        """Let it be dead-lettered to the undeliverable queue."""
+        self._done.undeliverable += 1
+        self._complain(f"set aside in {self._hall.undeliverable}: {reason}")
+        self._settle(delivery, lambda channel: channel.reject(delivery.delivery_tag, requeue=False))
+
+    def _give_back(self, parcel: Parcel) -> None:
+        self._resting.pop(parcel).cancel()
+        self._settle(parcel.delivery, lambda channel: channel.nack(parcel.delivery.delivery_tag))
+
+    def _settle(self, delivery: Delivery, how: Callable[[Channel], None]) -> None:
+        if self._consuming is not None and self._consuming.is_open:
+            how(self._consuming)
+        self._in_hand.discard(delivery.delivery_tag)
+        if not self._in_hand:
+            self._idle.set()
+
+    def _complain(self, what: str) -> None:
+        """Warn of the same thing at its 1st, 10th, 100th... time."""
+        if len(self._complaints) >= _REMEMBERED:
+            self._complaints.clear()
+        self._complaints[what] += 1
+        count = self._complaints[what]
+        if str(count).strip("0") == "1":
+            log.warning("%s%s", what, "" if count == 1 else f" ({count} times)")

@@ -1,0 +1,161 @@
+"""Sending what a relay has in hand: pipelined, and with one message to blame where the broker takes offence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from bide.amqp import codec, faults
+from bide.amqp.channel import Channel
+from bide.amqp.confirms import Unconfirmed
+from bide.amqp.connection import Connection
+from bide.amqp.content import Delivery
+from bide.delay.passing import Onward, Passing
+from bide.errors import BideError, BrokerError, InvalidInputError, PublishError
+
+log = logging.getLogger(__name__)
+
+
+class Parcel(Unconfirmed):
+    """A message that a relay has consumed and sends on.
+
+    Attributes:
+        delivery: what is acknowledged once the broker has its successor.
+        passing: the message.
+        onward: how it is sent on.
+    """
+
+    __slots__ = ("_lane", "delivery", "onward", "passing")
+
+    def __init__(self, delivery: Delivery, passing: Passing, onward: Onward) -> None:
+        super().__init__(onward.exchange, onward.routing_key, delivery.values.get("message_id"), delivery.body)
+        self.delivery = delivery
+        self.passing = passing
+        self.onward = onward
+        self._lane: Lane | None = None
+
+    def sent_by(self, lane: Lane) -> None:
+        """It is on its way now."""
+        self._lane = lane
+        self.returned = None
+
+    def settle(self, error: BideError | None) -> None:
+        """What became of it."""
+        assert self._lane is not None
+        self._lane.settled(self, error)
+
+
+Told = Callable[[Parcel, BideError | None], None]
+"""Called once for every parcel, with None when the broker has it, and else with the reason why it will not take it."""
+
+
+class Lane:
+    """A channel with confirms that messages are sent by, opened anew when the broker closes it.
+
+    The broker answers a message that it cannot accept by closing the channel, with all that is unconfirmed on it, and
+    does not always say for which. Then these are sent again one at a time, until it is clear which one it was.
+
+    Args:
+        told: what becomes of each parcel. Not called for what is on its way when the connection breaks.
+        failed: called when no channel can be opened.
+    """
+
+    def __init__(self, connection: Connection, *, told: Told, failed: Callable[[BideError], None]) -> None:
+        self._connection = connection
+        self._told = told
+        self._failed = failed
+        self._waiting: deque[Parcel] = deque()
+        self._flying: dict[Parcel, None] = {}
+        self._lost: list[Parcel] = []
+        self._suspects = 0
+        self._channel: Channel | None = None
+        self._opening: asyncio.Task[None] | None = None
+
+    def put(self, parcel: Parcel) -> None:
+        """Send it as soon as possible."""
+        self._waiting.append(parcel)
+        self._go_on()
+
+    def close(self) -> None:
+        """Send no more; nothing is told of what is still on its way."""
+        self._waiting.clear()
+        self._flying.clear()
+        if self._opening is not None:
+            self._opening.cancel()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.abandon()
+
+    def _go_on(self) -> None:
+        channel = self._channel
+        if channel is None or not channel.is_open:
+            if self._opening is None and not self._lost:
+                self._opening = asyncio.create_task(self._open())
+            return
+        while self._waiting and not (self._suspects and self._flying):
+            self._send(channel, self._waiting.popleft())
+
+    def _send(self, channel: Channel, parcel: Parcel) -> None:
+        try:
+            frames = codec.publish(
+                channel.number,
+                exchange=parcel.exchange,
+                routing_key=parcel.routing_key,
+                mandatory=True,
+                encoded_properties=codec.properties(parcel.onward.values),
+                body=parcel.body,
+                frame_max=self._connection.frame_max,
+            )
+        except InvalidInputError as error:
+            self._told(parcel, error)
+            return
+        self._flying[parcel] = None
+        parcel.sent_by(self)
+        channel.post(b"".join(frames), parcel)
+
+    async def _open(self) -> None:
+        try:
+            self._channel = await self._connection.channel(confirms=True)
+        except BideError as error:
+            self._failed(error)
+            return
+        finally:
+            self._opening = None
+        self._go_on()
+
+    def settled(self, parcel: Parcel, error: BideError | None) -> None:
+        """The broker's answer to one of them, or the end of the channel."""
+        if parcel not in self._flying:
+            # The lane was closed meanwhile.
+            return
+        del self._flying[parcel]
+        if error is not None and not isinstance(error, PublishError):
+            if not self._lost:
+                self._connection.loop.call_soon(self._judge, self._channel, error)
+            self._lost.append(parcel)
+            return
+        self._suspects = max(self._suspects - 1, 0)
+        self._told(parcel, error)
+        if self._waiting:
+            self._go_on()
+
+    def _judge(self, channel: Channel | None, error: BideError) -> None:
+        """The channel is closed: find out which of the messages on it made the broker do so."""
+        lost, self._lost = self._lost, []
+        if channel is None or self._channel is not channel or not self._connection.is_open:
+            return
+        self._channel = None
+        self._suspects = max(self._suspects - 1, 0)
+        exchange = faults.subject(channel.close_text) if isinstance(error, BrokerError) else None
+        guilty = [one for one in lost if one.exchange == exchange] or (lost if len(lost) == 1 else [])
+        if not guilty:
+            log.info(
+                "the broker closed a channel with %d messages on it, which are sent one by one: %s", len(lost), error
+            )
+            self._suspects = len(lost)
+        self._waiting.extendleft(reversed([one for one in lost if one not in guilty]))
+        for one in guilty:
+            self._told(one, error)
+        self._go_on()

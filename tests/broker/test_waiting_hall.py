@@ -1,0 +1,377 @@
+"""The waiting hall and its relay on a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+import bide
+from bide.admin.infrastructure import install, remove
+from bide.admin.management import ManagementApi
+from bide.admin.verify import verify
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.broker import LocalBroker
+from bide.errors import (
+    AccessRefusedError,
+    ConsumerCancelledError,
+    DeclarationMismatchError,
+    NotAppliedError,
+    NotEmptyError,
+)
+from bide.relay import Relay, Relayed
+from bide.topology import Binding, Exchange, Queue, Topology
+from bide.undeliverable import resend
+from tests.broker.receiving import eventually, ready, receive
+from tests.quiet import quiet_loop
+from tests.support import Vhost
+
+HALL = bide.WaitingHall(levels=4, resolution=timedelta(milliseconds=100))
+OTHERS = Topology(
+    [Exchange("shop", "topic"), Exchange("inner", internal=True)],
+    [Queue.quorum("orders"), Queue.quorum("created"), Queue.quorum("picked-up")],
+    [Binding("shop", "created", "order.#")],
+)
+UNDELIVERABLE = HALL.undeliverable
+
+
+@pytest.fixture(autouse=True)
+async def quiet() -> AsyncIterator[None]:
+    """A relay may leave no task behind, and no error that nobody took."""
+    async with quiet_loop():
+        yield
+
+
+@pytest.fixture
+async def client(vhost: Vhost, quiet: None) -> AsyncIterator[bide.Client]:
+    """A client of the hall, with some targets."""
+    async with bide.connect(vhost.url, infrastructure=HALL) as client:
+        picked_up = Topology(bindings=[Binding(HALL.delivery_exchange, "picked-up", "pick.*")])
+        await client.declare(HALL.topology() | OTHERS | picked_up)
+        yield client
+
+
+@pytest.fixture
+async def connection(vhost: Vhost, quiet: None) -> AsyncIterator[Connection]:
+    """A bare connection, for what a client of others does."""
+    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    yield connection
+    await connection.close()
+
+
+@asynccontextmanager
+async def relaying(url: str, hall: bide.WaitingHall = HALL, **settings: Any) -> AsyncIterator[Relay]:
+    """A relay at work; that it fails is an error."""
+    relay = Relay(url, hall=hall, **settings)
+    consuming = asyncio.Event()
+    running = asyncio.create_task(relay.run(on_start=lambda _: consuming.set()))
+    started = asyncio.create_task(consuming.wait())
+    try:
+        await asyncio.wait({running, started}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        if not started.done():
+            running.result()
+        yield relay
+    finally:
+        started.cancel()
+        relay.stop()
+        async with asyncio.timeout(20):
+            await running
+
+
+async def test_a_queue_and_an_exchange_get_the_message_as_it_was_sent(client: bide.Client, vhost: Vhost) -> None:
+    headers = {"text": "ü", "number": 1 << 40, "list": [1, {"deep": None}], "raw": b"\xff", "decimal": Decimal("1.5")}
+    properties: dict[str, Any] = {
+        "message_id": "m",
+        "correlation_id": "c",
+        "reply_to": "r",
+        "content_type": "text/plain",
+        "type": "t",
+        "app_id": "a",
+        "timestamp": datetime(2026, 1, 2, tzinfo=UTC),
+        "priority": 7,
+        "user_id": BrokerUrl.parse(vhost.url).user,
+    }
+    async with relaying(vhost.url) as relay:
+        addresses: list[dict[str, Any]] = [{"to": "orders"}, {"exchange": "shop", "routing_key": "order.created"}]
+        for address in addresses:
+            receipt = await client.publish(
+                b"\x00body", **address, delay="1.85s", headers=headers, expiration="1m", **properties
+            )
+            # 1.9 s: one round of 0.8, then 0.8 + 0.2 + 0.1, and the three queues of the relay.
+            assert receipt.hops == 1 + 3 + 3
+        (queued,) = await receive(client, "orders", 1)
+        (routed,) = await receive(client, "created", 1)
+    assert relay.done == Relayed(rounds=2, delayed=2, delivered=2)
+    for message, exchange, key in ((queued, "", "orders"), (routed, "shop", "order.created")):
+        assert message.body == b"\x00body"
+        assert (message.exchange, message.routing_key, message.headers) == (exchange, key, headers)
+        assert {name: message.raw.values[name] for name in properties} == properties
+        assert message.raw.values["expiration"] == "60000"
+        # Other consumers see it so too.
+        assert (message.raw.exchange, message.raw.routing_key) == (exchange, key)
+        assert set(message.raw.values["headers"]) == {*headers, "bide-to", "bide-due", "bide-sent"}
+        assert message.lateness is not None
+        assert timedelta(0) <= message.lateness < timedelta(seconds=5)
+
+
+async def test_going_round_many_times_is_no_cycle(client: bide.Client, vhost: Vhost) -> None:
+    """Below 4.0.1 the broker drops a message that comes to a queue twice, if it is told so by the message."""
+    one = bide.WaitingHall(levels=1, resolution=HALL.resolution, prefix="one")
+    async with relaying(vhost.url, one) as relay, bide.connect(vhost.url, infrastructure=one) as sender:
+        receipt = await sender.publish(b"", to="orders", delay="1.2s")
+        assert receipt.hops == 2 * 11 + 3
+        (message,) = await receive(client, "orders", 1)
+        assert message.lateness is not None
+        assert message.lateness >= timedelta(0)
+        # A relay that is late at one turn makes up for it, and goes round less often.
+        assert 1 <= relay.done.rounds <= 11
+        assert relay.done.delayed == 1
+
+
+async def test_a_client_of_others(client: bide.Client, vhost: Vhost, connection: Connection) -> None:
+    """Check in with a routing key and ``x-delay``, and be picked up under that key."""
+    async with relaying(vhost.url), await connection.channel(confirms=True) as channel:
+        sent = datetime.now(UTC)
+        await channel.publish(
+            exchange=HALL.check_in,
+            routing_key="pick.me",
+            values={"headers": {"x-delay": "350", "CC": ["pick.never-twice"]}, "expiration": "100000"},
+            body=b"hello",
+        )
+        (message,) = await receive(client, "picked-up", 1)
+        assert message.received_at - sent >= timedelta(milliseconds=350)
+        assert (message.raw.exchange, message.raw.routing_key) == (HALL.delivery_exchange, "pick.me")
+        assert message.headers == {"CC": ["pick.never-twice"]}
+        for headers in ({"x-delay": "soon"}, {"bide-to": "nobody"}):
+            await channel.publish(exchange=HALL.check_in, routing_key="pick.me", values={"headers": headers}, body=b"?")
+        await channel.publish(exchange=HALL.check_in, routing_key="nobody's", values={}, body=b"?")
+        aside = await receive(client, UNDELIVERABLE, 3)
+        assert {message.raw.routing_key for message in aside} == {"pick.me", "nobody's"}
+        assert await ready(connection, "picked-up") == 0
+
+
+async def test_targets_that_are_gone_and_come_back(client: bide.Client, vhost: Vhost, connection: Connection) -> None:
+    await client.declare(Topology([Exchange("late", "topic")], [Queue.quorum("gone")]))
+    await client.publish(b"q", to="gone", delay="300ms")
+    await client.publish(b"x", exchange="late", routing_key="a.b", delay="300ms")
+    await client.publish(b"unbound", exchange="shop", routing_key="nobody", delay="300ms")
+    channel = await connection.channel()
+    await channel.delete_exchange("late")
+    await channel.delete_queue("gone")
+    async with relaying(vhost.url) as relay:
+
+        async def set_aside() -> bool:
+            return await ready(connection, UNDELIVERABLE) == 3
+
+        await eventually(set_aside)
+        assert relay.done.undeliverable == 3
+        await client.declare(
+            Topology(
+                [Exchange("late", "topic")],
+                [Queue.quorum("gone"), Queue.quorum("new")],
+                [Binding("late", "new", "a.*")],
+            )
+        )
+        result = await resend(client)
+        assert (result.sent, dict(result.kept)) == (2, {"x:shop: UnroutableError": 1})
+        (queued,) = await receive(client, "gone", 1)
+        (routed,) = await receive(client, "new", 1)
+    assert queued.body == b"q"
+    assert (routed.body, routed.routing_key) == (b"x", "a.b")
+
+
+async def test_a_target_that_refuses_holds_up_nobody_and_gets_all_later(
+    client: bide.Client, vhost: Vhost, connection: Connection
+) -> None:
+    full = Queue("full", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    await client.declare(Topology(queues=[full]))
+    async with relaying(vhost.url, prefetch=10) as relay:
+        await asyncio.gather(*(client.publish(f"full {number}", to="full", delay="100ms") for number in range(45)))
+        await asyncio.gather(*(client.publish(str(number), to="orders", delay="100ms") for number in range(300)))
+        messages = await receive(client, "orders", 300)
+        assert len({message.body for message in messages}) == 300
+        assert relay.done.refused >= 44
+        got: set[bytes] = set()
+        async with asyncio.timeout(30), client.consume("full", prefetch=1) as offered:
+            async for message in offered:
+                await message.ack()
+                got.add(message.body)
+                if len(got) == 45:
+                    break
+    assert relay.done.undeliverable == 0
+
+
+async def test_messages_that_make_the_broker_close_the_channel(
+    client: bide.Client, vhost: Vhost, connection: Connection, small_messages_only: None
+) -> None:
+    """Only these are set aside; the others arrive, and what goes to a queue arrives once."""
+    big = b"b" * 200_000
+    async with relaying(vhost.url, prefetch=500) as relay:
+
+        async def send(number: int) -> None:
+            await client.publish(f"{number}", to="orders", delay="300ms")
+            if number % 20 == 0:
+                await client.publish(f"{number}", exchange="inner", delay="300ms")
+
+        await asyncio.gather(*(send(number) for number in range(100)))
+        messages = await receive(client, "orders", 100)
+        assert {message.body for message in messages} == {f"{number}".encode() for number in range(100)}
+
+        async def set_aside() -> bool:
+            return await ready(connection, UNDELIVERABLE) == 5
+
+        await eventually(set_aside)
+        assert relay.done.delayed == 105
+    await receive(client, UNDELIVERABLE, 5)
+    # They came in when they were not too large yet.
+    for number in range(10):
+        await client.publish(f"{number}", to="orders", delay="100ms")
+        await client.publish(big, to="orders", delay="3s" if number % 2 else "100ms")
+    _limit_messages(vhost.broker, 100_000)
+    async with relaying(vhost.url) as relay:
+        bodies: set[bytes] = set()
+        async with asyncio.timeout(20), client.consume("orders") as several:
+            async for message in several:
+                await message.ack()
+                # Those that were on the channel together with one that is too large may come twice.
+                bodies.add(message.body)
+                if len(bodies) == 10:
+                    break
+        assert bodies == {f"{number}".encode() for number in range(10)}
+        aside = await receive(client, UNDELIVERABLE, 10)
+        assert {message.body for message in aside} == {big}
+        assert relay.done.undeliverable == 10
+
+
+@pytest.fixture
+def small_messages_only(broker: LocalBroker) -> Iterator[None]:
+    """Restores the broker's limit."""
+    usual = re.sub(r"\D", "", broker.rabbitmqctl("eval", "{ok, N} = application:get_env(rabbit, max_message_size), N."))
+    yield
+    _limit_messages(broker, int(usual))
+
+
+def _limit_messages(broker: LocalBroker, size: int) -> None:
+    broker.rabbitmqctl("eval", f"application:set_env(rabbit, max_message_size, {size}).")
+    broker.rabbitmqctl("eval", f"persistent_term:put(max_message_size, {size}).")
+
+
+async def test_connections_that_break_while_two_relays_work(client: bide.Client, vhost: Vhost) -> None:
+    count = 2000
+    async with relaying(vhost.url), relaying(vhost.url):
+        sending = client.publish_many(bide.Letter(f"{number}", to="orders", delay="400ms") for number in range(count))
+        bodies: set[bytes] = set()
+        closing = asyncio.create_task(_close_relays(vhost, 6))
+        await sending
+        async with asyncio.timeout(30), client.consume("orders", prefetch=500) as messages:
+            async for message in messages:
+                await message.ack()
+                assert message.lateness is not None
+                assert message.lateness >= timedelta(0)
+                bodies.add(message.body)
+                if len(bodies) == count:
+                    break
+        await closing
+    assert len(bodies) == count
+
+
+async def _close_relays(vhost: Vhost, times: int) -> None:
+    """As an operator does, or a network."""
+    closing = (
+        '[rabbit_networking:close_connection(rabbit_misc:pget(pid, C), "test") || '
+        "C <- rabbit_networking:connection_info_all([pid, vhost, client_properties]), "
+        f'rabbit_misc:pget(vhost, C) =:= <<"{vhost.name}">>, '
+        '{<<"connection_name">>, longstr, N} <- rabbit_misc:pget(client_properties, C), '
+        'binary:match(N, <<"(relay)">>) =/= nomatch].'
+    )
+    for _ in range(times):
+        await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", closing)
+
+
+async def test_verify_says_that_no_relay_is_at_work(vhost: Vhost, connection: Connection) -> None:
+    await install(connection, HALL)
+    async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+        report = await verify(connection, HALL, api)
+        assert [(one.check, one.status) for one in report.problems] == [("relays", "problem")] * 2
+        assert "run 'bide relay'" in report.problems[0].text
+        async with relaying(vhost.url, declare=False):
+            report = await verify(connection, HALL, api)
+            assert report.ok, report.problems
+            (relays,) = (one for one in report.findings if one.check == "relays")
+            assert relays.text == "1 at work"
+        await (await connection.channel()).delete_queue(HALL.level_name(2))
+        report = await verify(connection, HALL, api)
+        assert any(HALL.level_name(2) in one.text for one in report.problems if one.check == "queues")
+
+
+async def test_destroying_refuses_while_messages_wait(
+    client: bide.Client, vhost: Vhost, connection: Connection
+) -> None:
+    await client.publish(b"", to="orders", delay="1h")
+    async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+
+        async def counted() -> bool:
+            (found,) = await api.queues(vhost.name, HALL.receiving_queue)
+            return found.messages == 1
+
+        await eventually(counted)
+        with pytest.raises(NotEmptyError, match="1 messages wait"):
+            await remove(connection, HALL, api)
+        other = bide.WaitingHall(levels=3, prefix="other")
+        await install(connection, other)
+        removed = await remove(connection, HALL, api, force=True)
+        assert removed.complete
+        assert removed.removed.queues == len(HALL.topology().queues)
+        assert not [one for one in await api.queues(vhost.name, "hall") if HALL.owns(one.queue.name)]
+        assert len(await api.queues(vhost.name, "hall")) == len(other.topology().queues)
+
+
+async def test_a_hall_that_is_deleted_ends_its_relay(vhost: Vhost, connection: Connection) -> None:
+    relay = Relay(vhost.url, hall=HALL)
+    consuming = asyncio.Event()
+    running = asyncio.create_task(relay.run(on_start=lambda _: consuming.set()))
+    await asyncio.wait_for(consuming.wait(), 20)
+    await remove(connection, HALL, None)
+    with pytest.raises(ConsumerCancelledError, match="deleted"):
+        await asyncio.wait_for(running, 20)
+
+
+async def test_relays_that_cannot_work(vhost: Vhost, connection: Connection) -> None:
+    with pytest.raises(NotAppliedError, match="bide delay apply"):
+        await Relay(vhost.url, hall=HALL, declare=False).run()
+    await (await connection.channel()).declare_queue(Queue.quorum(HALL.level_name(1)))
+    with pytest.raises(DeclarationMismatchError, match="level-01"):
+        await Relay(vhost.url, hall=HALL).run()
+    await (await connection.channel()).delete_queue(HALL.level_name(1))
+    broker = vhost.broker
+    broker.rabbitmqctl("add_user", "guest-of-the-hall", "secret")
+    try:
+        url = broker.vhost_url(vhost.name, user="guest-of-the-hall", password="secret")
+        broker.rabbitmqctl("set_permissions", "-p", vhost.name, "guest-of-the-hall", "^$", "^$", "^$")
+        with pytest.raises(NotAppliedError):
+            await Relay(url, hall=HALL).run()
+        await install(connection, HALL)
+        with pytest.raises(AccessRefusedError, match="receiving"):
+            await Relay(url, hall=HALL).run()
+        # It may read, but not write: found out with the first message, which stays.
+        broker.rabbitmqctl("set_permissions", "-p", vhost.name, "guest-of-the-hall", "^$", "^$", ".*")
+        async with await connection.channel(confirms=True) as channel:
+            await channel.publish(
+                exchange=HALL.check_in, routing_key="k", values={"headers": {"x-delay": 500}}, body=b""
+            )
+        with pytest.raises(AccessRefusedError, match="level-02"):
+            await asyncio.wait_for(Relay(url, hall=HALL).run(), 20)
+
+        async def back() -> bool:
+            return await ready(connection, HALL.receiving_queue) == 1
+
+        await eventually(back)
+    finally:
+        broker.rabbitmqctl("delete_user", "guest-of-the-hall")
