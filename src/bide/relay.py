@@ -331,8 +331,12 @@ class _Shift:
 
     async def _ask_for(self, exchange: str) -> None:
         """A publish to an exchange that does not exist would cost the channel, with all that is on it."""
+        reason = f"the exchange {exchange!r} does not exist"
         try:
             there = await exists(self._connection, Topology([Exchange(exchange)]))
+        except AccessRefusedError as error:
+            # From 4.3 on it is not told to a user without any right to it.
+            there, reason = False, str(error)
         except BideError as error:
             self._fail(error)
             return
@@ -345,7 +349,7 @@ class _Shift:
             if there:
                 self._to_exchanges.put(parcel)
             else:
-                self._set_aside(parcel.delivery, f"the exchange {exchange!r} does not exist")
+                self._set_aside(parcel.delivery, reason)
 
     # -- what becomes of them
 

@@ -193,17 +193,17 @@ async def test_a_target_that_refuses_holds_up_nobody_and_gets_all_later(
     full = Queue("full", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     await client.declare(Topology(queues=[full]))
     async with relaying(vhost.url, prefetch=10) as relay:
-        await asyncio.gather(*(client.publish(f"full {number}", to="full", delay="100ms") for number in range(45)))
+        await asyncio.gather(*(client.publish(f"full {number}", to="full", delay="100ms") for number in range(40)))
         await asyncio.gather(*(client.publish(str(number), to="orders", delay="100ms") for number in range(300)))
         messages = await receive(client, "orders", 300)
         assert len({message.body for message in messages}) == 300
-        assert relay.done.refused >= 44
+        assert relay.done.refused >= 39
         got: set[bytes] = set()
         async with asyncio.timeout(30), client.consume("full", prefetch=1) as offered:
             async for message in offered:
                 await message.ack()
                 got.add(message.body)
-                if len(got) == 45:
+                if len(got) == 40:
                     break
     assert relay.done.undeliverable == 0
 
@@ -268,7 +268,7 @@ async def test_connections_that_break_while_two_relays_work(client: bide.Client,
     async with relaying(vhost.url), relaying(vhost.url):
         sending = client.publish_many(bide.Letter(f"{number}", to="orders", delay="400ms") for number in range(count))
         bodies: set[bytes] = set()
-        closing = asyncio.create_task(_close_relays(vhost, 6))
+        closing = asyncio.create_task(_close_relays(vhost, 3))
         await sending
         async with asyncio.timeout(30), client.consume("orders", prefetch=500) as messages:
             async for message in messages:
@@ -315,15 +315,9 @@ async def test_destroying_refuses_while_messages_wait(
     client: bide.Client, vhost: Vhost, connection: Connection
 ) -> None:
     await client.publish(b"", to="orders", delay="1h")
+    with pytest.raises(NotEmptyError, match=r"1 messages wait in bide\.hall-100ms\.v1\.receiving"):
+        await remove(connection, HALL, None)
     async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
-
-        async def counted() -> bool:
-            (found,) = await api.queues(vhost.name, HALL.receiving_queue)
-            return found.messages == 1
-
-        await eventually(counted)
-        with pytest.raises(NotEmptyError, match="1 messages wait"):
-            await remove(connection, HALL, api)
         other = bide.WaitingHall(levels=3, prefix="other")
         await install(connection, other)
         removed = await remove(connection, HALL, api, force=True)
@@ -355,10 +349,11 @@ async def test_relays_that_cannot_work(vhost: Vhost, connection: Connection) -> 
     try:
         url = broker.vhost_url(vhost.name, user="guest-of-the-hall", password="secret")
         broker.rabbitmqctl("set_permissions", "-p", vhost.name, "guest-of-the-hall", "^$", "^$", "^$")
-        with pytest.raises(NotAppliedError):
+        # From 4.3 on the broker does not even tell such a user what there is.
+        with pytest.raises((NotAppliedError, AccessRefusedError)):
             await Relay(url, hall=HALL).run()
         await install(connection, HALL)
-        with pytest.raises(AccessRefusedError, match="receiving"):
+        with pytest.raises(AccessRefusedError, match="guest-of-the-hall"):
             await Relay(url, hall=HALL).run()
         # It may read, but not write: found out with the first message, which stays.
         broker.rabbitmqctl("set_permissions", "-p", vhost.name, "guest-of-the-hall", "^$", "^$", ".*")
