@@ -11,8 +11,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, Final
 
 from bide.admin.apply import apply, check_release, check_streams, exists
@@ -24,11 +25,11 @@ from bide.checks import whole_number
 from bide.consumer import MAX_PREFETCH
 from bide.delay.passing import Onward, Passing, Way
 from bide.delay.waiting_hall import WaitingHall
+from bide.duration import DelayLike, parse_delay
 from bide.errors import (
     AccessRefusedError,
     BideError,
     BrokerError,
-    ConsumerCancelledError,
     InvalidInputError,
     NotAppliedError,
     PublishRefusedError,
@@ -42,8 +43,8 @@ from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology
 log = logging.getLogger(__name__)
 
 PREFETCH: Final = 1000
-GRACE: Final = 10.0
-"""Seconds that a relay which is told to stop takes to finish what it has in hand."""
+GRACE: Final = timedelta(seconds=10)
+"""The time that a relay which is told to stop takes to finish what it has in hand."""
 
 _PAUSE: Final = 1.0
 """Seconds until a part of the hall that takes no messages is tried again."""
@@ -81,6 +82,7 @@ class Relay:
         hall: with the settings that it has on the broker.
         prefetch: messages of each of the two queues in hand at a time, 1 to 65,535.
         declare: put the hall on the broker where it is missing.
+        grace: after :meth:`stop`, what is not confirmed within this time goes back to its queue.
 
     Attributes:
         done: what it has done so far.
@@ -96,6 +98,7 @@ class Relay:
         hall: WaitingHall,
         prefetch: int = PREFETCH,
         declare: bool = True,
+        grace: DelayLike = GRACE,
     ) -> None:
         address = (
             url if isinstance(url, BrokerUrl) else BrokerUrl.from_environment() if url is None else BrokerUrl.parse(url)
@@ -104,6 +107,7 @@ class Relay:
         self._hall = hall
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
         self._declare = declare
+        self._grace = parse_delay(grace).total_seconds()
         self._link = Link(replace(address, name=f"{address.name} (relay)"))
         self._stopping = asyncio.Event()
 
@@ -118,10 +122,9 @@ class Relay:
             on_start: called when messages are being consumed, at the first time and after every reconnect.
 
         Raises:
-            NotAppliedError: the hall is not on the broker, and may not be declared.
+            NotAppliedError: the hall is not on the broker and may not be declared, or was deleted.
             DeclarationMismatchError: it is there with other settings.
             AccessRefusedError: this user may not read from the hall, or write to it.
-            ConsumerCancelledError: the hall was deleted.
             BrokerError: the broker cannot be reached at the start, or is none that can be used.
         """
         prepared = False
@@ -131,13 +134,12 @@ class Relay:
                     if not prepared:
                         await self._prepare(connection)
                         prepared = True
-                    shift = _Shift(connection, self._hall, self.done, prefetch=self._prefetch)
+                    shift = _Shift(connection, self._hall, self.done, prefetch=self._prefetch, grace=self._grace)
                     await shift.work(self._stopping, on_start)
                 except BrokerError as error:
-                    if connection.is_open and not _may_pass(error):
-                        raise
                     if not prepared:
                         raise
+                    self._check_hope(connection, error)
                     log.info("relaying again after: %s", error)
                     if connection.is_open:
                         await self._rest()
@@ -178,6 +180,22 @@ class Relay:
             f"{connection.address}: run 'bide delay apply --layout waiting-hall' with the same options"
         )
 
+    def _check_hope(self, connection: Connection, error: BrokerError) -> None:
+        """Go on after what may end by itself, such as a queue without a leader, or one that is being deleted.
+
+        Raises:
+            BrokerError: it does not: the user lacks a right, or the hall was deleted.
+        """
+        if not connection.is_open:
+            return
+        if isinstance(error, AccessRefusedError):
+            raise error
+        if isinstance(error, TargetNotFoundError) and "inaccessible" not in str(error):
+            raise NotAppliedError(
+                f"the waiting hall {self._hall.base!r} was deleted ({error}): start the relay again to put it back",
+                reply_code=error.reply_code,
+            ) from error
+
     async def _rest(self) -> None:
         try:
             async with asyncio.timeout(_PAUSE):
@@ -186,21 +204,17 @@ class Relay:
             return
 
 
-def _may_pass(error: BrokerError) -> bool:
-    """Whether it may end by itself, such as a queue without a leader; a deleted hall, or a lack of rights, does not."""
-    if isinstance(error, TargetNotFoundError):
-        return "inaccessible" in str(error)
-    return not isinstance(error, AccessRefusedError | ConsumerCancelledError)
-
-
 class _Shift:
     """The work on one connection."""
 
-    def __init__(self, connection: Connection, hall: WaitingHall, done: Relayed, *, prefetch: int) -> None:
+    def __init__(
+        self, connection: Connection, hall: WaitingHall, done: Relayed, *, prefetch: int, grace: float
+    ) -> None:
         self._connection = connection
         self._hall = hall
         self._done = done
         self._prefetch = prefetch
+        self._grace = grace
         self._user = connection.url.user
         self._consuming: Channel | None = None
         # An exchange of others may make the broker close the channel, and what else is on it is then sent once more:
@@ -210,6 +224,7 @@ class _Shift:
         self._to_exchanges = Lane(connection, told=self._told_outside, failed=self._fail)
         self._over: asyncio.Future[BideError] = connection.loop.create_future()
         self._idle = asyncio.Event()
+        self._draining = False
         self._in_hand: set[int] = set()
         self._resting: dict[Parcel, asyncio.TimerHandle] = {}
         self._known: dict[str, float] = {}
@@ -235,9 +250,7 @@ class _Shift:
                 on_start(self._connection)
             await self._first_of(told)
             if stopping.is_set() and not self._over.done() and not self._connection.lost.done():
-                for tag in tags:
-                    await channel.cancel(tag)
-                await self._finish()
+                await self._finish(channel, tags)
             self._raise()
         finally:
             told.cancel()
@@ -254,18 +267,25 @@ class _Shift:
         if self._connection.lost.done():
             raise self._connection.lost.result()
 
-    async def _finish(self) -> None:
-        """Wait for what is on its way; what rests goes back to its queue at once."""
+    async def _finish(self, channel: Channel, tags: Sequence[str]) -> None:
+        """Take no more, and wait for what is on its way; what rests goes back to its queue at once."""
+        finishing = asyncio.create_task(self._drain(channel, tags))
+        # A broker that takes no publishes (an alarm) answers nothing at all on this connection.
+        await self._first_of(finishing, seconds=self._grace)
+        finishing.cancel()
+        await asyncio.gather(finishing, return_exceptions=True)
+        if self._in_hand:
+            log.warning("%d messages go back to their queues, which were not confirmed in time", len(self._in_hand))
+
+    async def _drain(self, channel: Channel, tags: Sequence[str]) -> None:
+        for tag in tags:
+            await channel.cancel(tag)
         for parcel in list(self._resting):
             self._give_back(parcel)
-        if not self._in_hand:
-            return
-        self._idle.clear()
-        idle = asyncio.create_task(self._idle.wait())
-        await self._first_of(idle, seconds=GRACE)
-        idle.cancel()
-        if self._in_hand:
-            log.warning("%d messages go back to their queue, which were not confirmed in time", len(self._in_hand))
+        self._draining = True
+        while self._in_hand:
+            self._idle.clear()
+            await self._idle.wait()
 
     def _close(self) -> None:
         self._inside.close()
@@ -362,6 +382,8 @@ class _Shift:
                 # A queue of the hall has no leader, or is missing: the message is safe where it is, so try again.
                 self._complain(f"the hall does not take messages at the moment: {error}")
                 self._resting[parcel] = self._connection.loop.call_later(_PAUSE, self._try_again, parcel)
+                if self._draining:
+                    self._give_back(parcel)
             case InvalidInputError():
                 self._set_aside(parcel.delivery, str(error))
             case AccessRefusedError() | TargetNotFoundError():

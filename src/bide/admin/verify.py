@@ -153,7 +153,9 @@ async def _relays(connection: Connection, infrastructure: DelayInfrastructure) -
         return []
     queues = [Queue(name) for name in infrastructure.relay_queues]
     answers = await ask_each(connection, queues, lambda channel, one: channel.declare_queue(one, passive=True))
-    problems, relays = [], []
+    relays: list[int] = []
+    idle: list[str] = []
+    waiting = 0
     for queue, answer in zip(queues, answers, strict=True):
         if _is_missing(answer):
             continue
@@ -161,11 +163,12 @@ async def _relays(connection: Connection, infrastructure: DelayInfrastructure) -
             return [unchecked("relays", str(answer))]
         relays.append(answer.consumer_count)
         if not answer.consumer_count:
-            problems.append(
-                f"no relay consumes from {queue.name!r}, where {answer.message_count} messages wait: run 'bide relay' "
-                "with the same options"
-            )
-    return judged("relays", problems, f"{min(relays)} at work") if relays else []
+            idle.append(queue.name)
+            waiting += answer.message_count
+    problem = (
+        f"no relay consumes from {listed(idle)}, where {waiting} messages wait: run 'bide relay' with the same options"
+    )
+    return judged("relays", [problem] if idle else [], f"{min(relays)} at work") if relays else []
 
 
 def _is_missing(answer: Any) -> bool:

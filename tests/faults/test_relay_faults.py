@@ -1,0 +1,95 @@
+"""Relays on a broker that takes no publishes, and on one that dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import bide
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.relay import Relay
+from bide.topology import Queue, Topology
+from tests.broker.receiving import eventually, ready
+from tests.faults.conftest import Frail
+from tests.support import flush_declarations
+
+HALL = bide.WaitingHall(prefix="faults", levels=4, resolution=timedelta(milliseconds=100))
+
+
+@asynccontextmanager
+async def relaying(url: str) -> AsyncIterator[Relay]:
+    """A relay at work, which ends in time whatever the broker does."""
+    relay = Relay(url, hall=HALL, grace="1s")
+    consuming = asyncio.Event()
+    running = asyncio.create_task(relay.run(on_start=lambda _: consuming.set()))
+    try:
+        await asyncio.wait_for(consuming.wait(), 20)
+        yield relay
+    finally:
+        relay.stop()
+        async with asyncio.timeout(15):
+            await running
+
+
+async def test_a_relay_can_be_stopped_while_the_broker_takes_no_publishes(frail: Frail) -> None:
+    """What it has in hand is not lost."""
+    broker = frail.broker
+    async with bide.connect(broker.url, infrastructure=HALL) as client:
+        await client.declare(Topology(queues=[Queue.quorum("relayed")]))
+        await client.bind("relayed")
+        connection = await Connection.open(BrokerUrl.parse(broker.url))
+        try:
+            async with relaying(broker.url) as relay:
+                # Longer than it takes to raise the alarm.
+                await client.publish_many(bide.Letter(f"{n}", to="relayed", delay="1.5s") for n in range(50))
+
+                async def in_the_levels() -> bool:
+                    return relay.done.delayed == 50
+
+                await eventually(in_the_levels)
+                await asyncio.to_thread(broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
+
+                async def in_its_hands() -> bool:
+                    names = [*HALL.relay_queues, *(HALL.level_name(level) for level in range(4))]
+                    return not sum([await ready(connection, name) for name in names])
+
+                await eventually(in_its_hands)
+                done = relay.done.delivered
+            assert done < 50
+        finally:
+            await asyncio.to_thread(broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.6")
+        await connection.close()
+        bodies: set[bytes] = set()
+        async with relaying(broker.url), asyncio.timeout(20), client.consume("relayed") as messages:
+            async for message in messages:
+                await message.ack()
+                bodies.add(message.body)
+                if len(bodies) == 50:
+                    break
+
+
+async def test_a_broker_that_is_killed_while_relays_work(frail: Frail) -> None:
+    """All of the messages arrive, none too early; the relays see to themselves."""
+    count = 500
+    broker = frail.broker
+    async with bide.connect(broker.url, infrastructure=HALL) as client:
+        await client.declare(Topology(queues=[Queue.quorum("through-a-crash")]))
+        await client.bind("through-a-crash")
+        await asyncio.to_thread(flush_declarations, broker)
+        async with relaying(broker.url), relaying(broker.url):
+            letters = (bide.Letter(f"{n}", to="through-a-crash", delay=f"{100 + 5 * n}ms") for n in range(count))
+            await client.publish_many(letters)
+            await asyncio.to_thread(broker.kill)
+            await asyncio.to_thread(broker.restart)
+            bodies: set[bytes] = set()
+            async with asyncio.timeout(40), client.consume("through-a-crash") as messages:
+                async for message in messages:
+                    await message.ack()
+                    assert message.lateness is not None
+                    assert message.lateness >= timedelta(0)
+                    bodies.add(message.body)
+                    if len(bodies) == count:
+                        break
