@@ -29,6 +29,7 @@ if typing.TYPE_CHECKING:
     from bide.recoverability.failure import Failure
     from bide.recoverability.policy import BrokerRetry, Retry
     from bide.recoverability.schedule import exponential, linear
+    from bide.relay import Relay
 
 # What a script that only sends has no use for is imported when it is asked for.
 _LATER: typing.Final = {
@@ -38,6 +39,7 @@ _LATER: typing.Final = {
     "EventStream": "bide.endpoint",
     "Observer": "bide.endpoint",
     "Letter": "bide.letter",
+    "Relay": "bide.relay",
     "Outcome": "bide.outcome",
     "Report": "bide.outcome",
     "Discard": "bide.recoverability.decision",
@@ -79,6 +81,7 @@ __all__ = [
     "Queue",
     "QueueTarget",
     "Receipt",
+    "Relay",
     "Report",
     "Retry",
     "RetryLater",

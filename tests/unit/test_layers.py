@@ -28,7 +28,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "client": (
         *("", "bulk", "bulk_run", "bulk_source", "bulk_sync", "client", "consumer", "encoder", "letter"),
         *("link", "message", "publisher", "session", "subscription", "sync", "outcome", "undeliverable"),
-        *("relay", "relay_lane"),
+        "relay",
         *("endpoint", "event_bus", "lifecycle"),
     ),
     "admin": ("admin", "broker"),

@@ -1,0 +1,170 @@
+"""The relay of a waiting hall: takes each message out of one queue of the hall, and sends it on to the next.
+
+Any number of relays may work on one hall. A message is acknowledged only when the broker has confirmed its successor,
+so whatever becomes of a relay, none is lost; one that dies between the two leaves a message behind that another sends
+on once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Final
+
+from bide.admin.apply import apply, check_release, check_streams, exists
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.checks import whole_number
+from bide.consumer import MAX_PREFETCH
+from bide.delay.waiting_hall import WaitingHall
+from bide.duration import DelayLike, parse_delay
+from bide.errors import (
+    AccessRefusedError,
+    BrokerError,
+    NotAppliedError,
+    TargetNotFoundError,
+)
+from bide.link import Link
+from bide.relay.shift import Relayed, Shift
+
+log = logging.getLogger(__name__)
+
+PREFETCH: Final = 1000
+GRACE: Final = timedelta(seconds=10)
+"""The time that a relay which is told to stop takes to finish what it has in hand."""
+
+_PAUSE: Final = 1.0
+"""Seconds until a relay that the broker refused tries again."""
+
+
+class Relay:
+    """Sends the messages of a waiting hall on, until it is told to stop.
+
+    Args:
+        url: of the broker; None takes ``BIDE_URL``, or RabbitMQ's default on this machine.
+        hall: with the settings that it has on the broker.
+        prefetch: messages of each of the two queues in hand at a time, 1 to 65,535.
+        declare: put the hall on the broker where it is missing.
+        grace: after :meth:`stop`, what is not confirmed within this time goes back to its queue.
+
+    Attributes:
+        done: what it has done so far.
+
+    Raises:
+        InvalidInputError: a value cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str | BrokerUrl | None = None,
+        *,
+        hall: WaitingHall,
+        prefetch: int = PREFETCH,
+        declare: bool = True,
+        grace: DelayLike = GRACE,
+    ) -> None:
+        address = (
+            url if isinstance(url, BrokerUrl) else BrokerUrl.from_environment() if url is None else BrokerUrl.parse(url)
+        )
+        self.done = Relayed()
+        self._hall = hall
+        self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
+        self._declare = declare
+        self._grace = parse_delay(grace).total_seconds()
+        self._link = Link(replace(address, name=f"{address.name} (relay)"))
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Take no more messages, and end when those in hand are sent on."""
+        self._stopping.set()
+
+    async def run(self, *, on_start: Callable[[Connection], None] | None = None) -> Relayed:
+        """Work until :meth:`stop`; connections that break are opened again.
+
+        Args:
+            on_start: called when messages are being consumed, at the first time and after every reconnect.
+
+        Raises:
+            NotAppliedError: the hall is not on the broker and may not be declared, or was deleted.
+            DeclarationMismatchError: it is there with other settings.
+            AccessRefusedError: this user may not read from the hall, or write to it.
+            BrokerError: the broker cannot be reached at the start, or is none that can be used.
+        """
+        prepared = False
+        try:
+            while (connection := await self._connection()) is not None:
+                try:
+                    if not prepared:
+                        await self._prepare(connection)
+                        prepared = True
+                    shift = Shift(connection, self._hall, self.done, prefetch=self._prefetch, grace=self._grace)
+                    await shift.work(self._stopping, on_start)
+                except BrokerError as error:
+                    if not prepared:
+                        raise
+                    self._check_hope(connection, error)
+                    log.info("relaying again after: %s", error)
+                    if connection.is_open:
+                        await self._rest()
+        finally:
+            await self._link.close()
+        return self.done
+
+    async def _connection(self) -> Connection | None:
+        """The open connection, or None when the relay shall stop."""
+        connecting = asyncio.create_task(self._link.connection())
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({connecting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return None if self._stopping.is_set() else await connecting
+        finally:
+            for task in (connecting, stopping):
+                task.cancel()
+            await asyncio.gather(connecting, stopping, return_exceptions=True)
+
+    async def _prepare(self, connection: Connection) -> None:
+        check_release(connection)
+        probes = self._hall.probes()
+        if not self._declare:
+            if not await exists(connection, probes):
+                raise self._not_applied(connection)
+            return
+        try:
+            await check_streams(connection, prefix=self._hall.base)
+            await apply(connection, self._hall.topology(), last=probes)
+        except AccessRefusedError as error:
+            if not await exists(connection, probes):
+                raise self._not_applied(connection) from error
+            log.info("the waiting hall is taken as it is: %s", error)
+
+    def _not_applied(self, connection: Connection) -> NotAppliedError:
+        return NotAppliedError(
+            f"the waiting hall {self._hall.base!r} is not on the virtual host {connection.url.vhost!r} of "
+            f"{connection.address}: run 'bide delay apply --layout waiting-hall' with the same options"
+        )
+
+    def _check_hope(self, connection: Connection, error: BrokerError) -> None:
+        """Go on after what may end by itself, such as a queue without a leader, or one that is being deleted.
+
+        Raises:
+            BrokerError: it does not: the user lacks a right, or the hall was deleted.
+        """
+        if not connection.is_open:
+            return
+        if isinstance(error, AccessRefusedError):
+            raise error
+        if isinstance(error, TargetNotFoundError) and "inaccessible" not in str(error):
+            raise NotAppliedError(
+                f"the waiting hall {self._hall.base!r} was deleted ({error}): start the relay again to put it back",
+                reply_code=error.reply_code,
+            ) from error
+
+    async def _rest(self) -> None:
+        try:
+            async with asyncio.timeout(_PAUSE):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
