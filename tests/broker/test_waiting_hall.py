@@ -336,6 +336,30 @@ async def test_a_hall_that_is_deleted_ends_its_relay(vhost: Vhost, connection: C
         await asyncio.wait_for(running, 20)
 
 
+async def test_the_rights_that_a_relay_needs(client: bide.Client, vhost: Vhost) -> None:
+    """To write to the exchanges of the hall and its targets, to read from two queues, and to configure nothing."""
+    broker = vhost.broker
+    broker.rabbitmqctl("add_user", "relay", "secret")
+    try:
+        rights = ("^$", r"^(bide\.hall-.*|amq\.default|shop)$", r"^bide\.hall-.*\.(receiving|distributing)$")
+        broker.rabbitmqctl("set_permissions", "-p", vhost.name, "relay", *rights)
+        async with relaying(broker.vhost_url(vhost.name, user="relay", password="secret")) as relay:
+            user = BrokerUrl.parse(vhost.url).user
+            await client.publish(b"queue", to="orders", delay="100ms", user_id=user)
+            await client.publish(b"exchange", exchange="shop", routing_key="order.created", delay="100ms")
+            await client.publish(b"forbidden", exchange="inner", delay="100ms")
+            (queued,) = await receive(client, "orders", 1)
+            (routed,) = await receive(client, "created", 1)
+            (aside,) = await receive(client, UNDELIVERABLE, 1)
+        assert (queued.body, routed.body, aside.body) == (b"queue", b"exchange", b"forbidden")
+        # The relay may not send in the name of the publisher.
+        assert "user_id" not in queued.raw.values
+        assert queued.raw.values["headers"]["bide-user-id"] == user
+        assert relay.done == Relayed(delayed=3, delivered=2, undeliverable=1)
+    finally:
+        broker.rabbitmqctl("delete_user", "relay")
+
+
 async def test_relays_that_cannot_work(vhost: Vhost, connection: Connection) -> None:
     with pytest.raises(NotAppliedError, match="bide delay apply"):
         await Relay(vhost.url, hall=HALL, declare=False).run()
