@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,6 +19,8 @@ from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.broker import LocalBroker
+from bide.delay.passing import HEADER_DELAY
+from bide.delay.waiting_hall import HEADER_REST
 from bide.errors import (
     AccessRefusedError,
     DeclarationMismatchError,
@@ -30,8 +32,10 @@ from bide.topology import Binding, Exchange, Queue, Topology
 from bide.undeliverable import resend
 from tests.broker.receiving import eventually, ready, receive
 from tests.quiet import quiet_loop
+from tests.relay_process import Process, relay
 from tests.support import Vhost
 
+SEED = bide.WaitingHall(levels=4)
 HALL = bide.WaitingHall(levels=4, resolution=timedelta(milliseconds=100))
 OTHERS = Topology(
     [Exchange("shop", "topic"), Exchange("inner", internal=True)],
@@ -39,6 +43,35 @@ OTHERS = Topology(
     [Binding("shop", "created", "order.#")],
 )
 UNDELIVERABLE = HALL.undeliverable
+
+
+TAPS = {"check-in": SEED.check_in} | {f"level-{level}": SEED.level_name(level) for level in range(4)}
+"""Queues that get a copy of the message at every exchange of the hall."""
+
+
+class Seed(NamedTuple):
+    """A message on its way through a hall of four levels."""
+
+    url: str
+    process: Process
+
+
+@pytest.fixture(scope="module", autouse=True)
+def seed(broker: LocalBroker) -> Iterator[Seed]:
+    """The example of the seed, under way while the other tests run: it takes 27 seconds."""
+    vhost = Vhost(name="27-seconds", url=broker.add_vhost("27-seconds"), broker=broker)
+    tapped = Topology(
+        queues=[Queue.quorum(name) for name in (*TAPS, "final")],
+        bindings=[
+            *(Binding(exchange, name, "#") for name, exchange in TAPS.items()),
+            Binding(SEED.delivery_exchange, "final", "my-key"),
+        ],
+    )
+    with relay(vhost, "--levels", "4") as process, bide.connect_sync(vhost.url) as client:
+        client.declare(SEED.topology() | tapped)
+        client.publish("remind", exchange=SEED.check_in, routing_key="my-key", headers={HEADER_DELAY: 27_000})
+        yield Seed(vhost.url, process)
+    broker.delete_vhost(vhost.name)
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +189,34 @@ async def test_a_client_of_others(client: bide.Client, vhost: Vhost, connection:
         assert await ready(connection, "picked-up") == 0
 
 
+async def test_an_endpoint_retries_through_the_hall(client: bide.Client, vhost: Vhost) -> None:
+    app = bide.Endpoint(
+        "orders",
+        retry=bide.Retry(immediate=0, delays=["300ms"], jitter=0),
+        error_queue="error",
+        management_url=vhost.broker.management_url,
+    )
+    seen: list[tuple[str, str, int]] = []
+    done = asyncio.Event()
+
+    @app.handler
+    async def handle(message: bide.Message) -> None:
+        seen.append((message.exchange, message.routing_key, message.history.attempts))
+        if len(seen) == 1:
+            raise ConnectionError("not yet")
+        done.set()
+
+    async with relaying(vhost.url) as relay:
+        running = asyncio.create_task(app.run(client))
+        await client.declare(OTHERS | Topology(bindings=[Binding("shop", "orders", "retried")]))
+        await client.publish(b"", exchange="shop", routing_key="retried", delay="200ms")
+        await asyncio.wait_for(done.wait(), 20)
+        app.stop()
+        await running
+    assert seen == [("shop", "retried", 0), ("shop", "retried", 1)]
+    assert relay.done.delivered == 2
+
+
 async def test_targets_that_are_gone_and_come_back(client: bide.Client, vhost: Vhost, connection: Connection) -> None:
     await client.declare(Topology([Exchange("late", "topic")], [Queue.quorum("gone")]))
     await client.publish(b"q", to="gone", delay="300ms")
@@ -192,17 +253,17 @@ async def test_a_target_that_refuses_holds_up_nobody_and_gets_all_later(
     full = Queue("full", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     await client.declare(Topology(queues=[full]))
     async with relaying(vhost.url, prefetch=10) as relay:
-        await asyncio.gather(*(client.publish(f"full {number}", to="full", delay="100ms") for number in range(40)))
+        await asyncio.gather(*(client.publish(f"full {number}", to="full", delay="100ms") for number in range(20)))
         await asyncio.gather(*(client.publish(str(number), to="orders", delay="100ms") for number in range(300)))
         messages = await receive(client, "orders", 300)
         assert len({message.body for message in messages}) == 300
-        assert relay.done.refused >= 39
+        assert relay.done.refused >= 19
         got: set[bytes] = set()
         async with asyncio.timeout(30), client.consume("full", prefetch=1) as offered:
             async for message in offered:
                 await message.ack()
                 got.add(message.body)
-                if len(got) == 40:
+                if len(got) == 20:
                     break
     assert relay.done.undeliverable == 0
 
@@ -393,3 +454,39 @@ async def test_relays_that_cannot_work(vhost: Vhost, connection: Connection) -> 
         await eventually(back)
     finally:
         broker.rabbitmqctl("delete_user", "guest-of-the-hall")
+
+
+async def test_27_seconds_hop_by_hop(seed: Seed) -> None:
+    """Levels of 1, 2, 4 and 8 seconds: 27, 19 and 11 seconds to go, then ``1.0.1.1``, and the routing key restored."""
+    async with bide.connect(seed.url) as client:
+        (message,) = await receive(client, "final", 1, seconds=60)
+        assert message.lateness is not None
+        assert message.sent_at is not None
+        assert message.due is not None
+        assert message.due - message.sent_at >= timedelta(seconds=27)
+        assert timedelta(0) <= message.lateness < timedelta(seconds=5)
+        assert (message.body, message.raw.exchange, message.raw.routing_key) == (
+            *(b"remind", SEED.delivery_exchange),
+            "my-key",
+        )
+
+        checked_in = await receive(client, "check-in", 3)
+        assert [_header(one, HEADER_REST) for one in checked_in] == [None, 19_000, 11_000]
+        assert {one.raw.routing_key for one in checked_in} == {"my-key"}
+        assert [_waited(one) for one in checked_in] == [[], [SEED.meditating], [SEED.meditating]]
+        passed = [(await receive(client, f"level-{level}", 1))[0] for level in (3, 2, 1, 0)]
+        assert {one.raw.routing_key for one in passed} == {"1.0.1.1"}
+        eight, two = SEED.level_name(3), SEED.level_name(1)
+        # The zero of the four seconds takes no queue.
+        assert [_waited(one) for one in passed] == [[], [eight], [eight], [eight, two]]
+    done = seed.process.stop()
+    assert done == {"rounds": 2, "delayed": 1, "delivered": 1, "refused": 0, "undeliverable": 0}
+
+
+def _header(message: bide.Message, name: str) -> Any:
+    return message.raw.values["headers"].get(name)
+
+
+def _waited(message: bide.Message) -> list[str]:
+    """The queues that it has waited in since the relay sent it on, in order."""
+    return [death["queue"] for death in reversed(_header(message, "x-death") or [])]

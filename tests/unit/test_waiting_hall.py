@@ -275,6 +275,16 @@ def test_delays_of_strangers(delay: Any, milliseconds: int) -> None:
     assert Passing.read(SEED, "k", values, now=START).due == START + milliseconds
 
 
+def test_a_header_of_that_name_is_the_callers_own_where_bide_delays() -> None:
+    route = SEED.route(60 * SECOND, QueueTarget("orders"))
+    values = {"headers": {**route.headers, "bide-due": START + 60_000, "x-delay": 5}}
+    passing = Passing.read(SEED, "orders", values, now=START)
+    assert passing.due == START + 60_000
+    again = Passing.read(SEED, "orders", passing.onward(START).values, now=START + 50_000)
+    assert again.due == START + 60_000
+    assert again.deliver().values["headers"]["x-delay"] == 5
+
+
 def test_without_any_delay_it_is_due_at_once() -> None:
     assert Passing.read(SEED, "k", {}, now=START).onward(START).way == "target"
 

@@ -45,7 +45,7 @@ _CARRIED: Final = (("expiration", HEADER_EXPIRATION), ("priority", HEADER_PRIORI
 """Properties that would act on the hall's own queues, and the headers that carry them through."""
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_LEFT_BEHIND: Final = DEATH_HEADERS | {"x-delivery-count", "x-acquired-count", HEADER_DELAY, HEADER_PICK_UP_KEY}
+_LEFT_BEHIND: Final = DEATH_HEADERS | {"x-delivery-count", "x-acquired-count", HEADER_PICK_UP_KEY}
 """Below 4.0.1 RabbitMQ takes a message that comes with its old ``x-death`` for one that goes in a circle."""
 
 
@@ -91,6 +91,7 @@ class Passing:
         """Take a message as it comes from one of the relay's queues.
 
         Its due time is what ``x-delay`` says, counted from now, and else ``bide-due``; without both it is due at once.
+        In a message that bide itself has delayed, ``x-delay`` is a header like any other.
         Its target is what ``bide-to`` says, and else the pick-up exchange.
 
         Args:
@@ -103,11 +104,15 @@ class Passing:
         """
         given: Mapping[str, Any] = values.get("headers") or {}
         headers = {name: value for name, value in given.items() if name not in _LEFT_BEHIND}
+        if HEADER_REST not in given and HEADER_DELAY in given:
+            headers[HEADER_DUE] = now + _milliseconds(headers.pop(HEADER_DELAY))
         key = given.get(HEADER_PICK_UP_KEY, routing_key)
         if not isinstance(key, str):
             raise InvalidInputError(f"the header {HEADER_PICK_UP_KEY} is {key!r}, where a routing key is due")
         target = _target(headers.get(HEADER_TO), key, hall)
-        due = headers[HEADER_DUE] = _due(given, now)
+        due = headers.setdefault(HEADER_DUE, now)
+        if isinstance(due, bool) or not isinstance(due, int):
+            raise InvalidInputError(f"the header {HEADER_DUE} is {due!r}, where milliseconds since 1970 are due")
         headers[HEADER_TO] = str(target)
         properties = {name: value for name, value in values.items() if name != "headers"}
         for name, header in _CARRIED:
@@ -197,15 +202,6 @@ def _target(text: Any, routing_key: str, hall: WaitingHall) -> Target:
     if hall.owns(name) and text != f"x:{hall.delivery_exchange}":
         raise UnsupportedTargetError(f"the header {HEADER_TO} is {text!r}, a part of the waiting hall itself")
     return QueueTarget(name) if kind == "q" else ExchangeTarget(name, routing_key)
-
-
-def _due(headers: Mapping[str, Any], now: int) -> int:
-    if (delay := headers.get(HEADER_DELAY)) is not None:
-        return now + _milliseconds(delay)
-    due = headers.get(HEADER_DUE, now)
-    if isinstance(due, bool) or not isinstance(due, int):
-        raise InvalidInputError(f"the header {HEADER_DUE} is {due!r}, where milliseconds since 1970 are due")
-    return due
 
 
 def _milliseconds(delay: Any) -> int:

@@ -19,6 +19,7 @@ from bide.delay.waiting_hall import WaitingHall
 from bide.errors import (
     AccessRefusedError,
     BideError,
+    ClosedError,
     InvalidInputError,
     PublishRefusedError,
     TargetNotFoundError,
@@ -104,7 +105,8 @@ class Shift:
             await self._first_of(told)
             if stopping.is_set() and not self._over.done() and not self._connection.lost.done():
                 await self._finish(channel, tags)
-            self._raise()
+            else:
+                self._raise()
         finally:
             told.cancel()
             self._close()
@@ -129,6 +131,8 @@ class Shift:
         await asyncio.gather(finishing, return_exceptions=True)
         if self._in_hand:
             log.warning("%d messages go back to their queues, which were not confirmed in time", len(self._in_hand))
+            # To close it politely, the broker would have to answer.
+            self._connection.give_up(ClosedError("the relay was stopped"))
 
     async def _drain(self, channel: Channel, tags: Sequence[str]) -> None:
         for tag in tags:
@@ -233,7 +237,7 @@ class Shift:
                 self._settled(parcel.delivery)
             case PublishRefusedError() | UnroutableError():
                 # A queue of the hall has no leader, or is missing: the message is safe where it is, so try again.
-                self._complain(f"the hall does not take messages at the moment: {error}")
+                self._complain(f"{parcel.exchange!r} takes no messages at the moment: tried again every {_PAUSE:g} s")
                 self._resting[parcel] = self._connection.loop.call_later(_PAUSE, self._try_again, parcel)
                 if self._draining:
                     self._give_back(parcel)
@@ -256,6 +260,9 @@ class Shift:
             case AccessRefusedError() if parcel.exchange == DEFAULT_EXCHANGE:
                 # That is no matter of one target.
                 self._fail(error)
+            case UnroutableError():
+                key = f" with the routing key {parcel.routing_key!r}" if parcel.exchange else ""
+                self._set_aside(parcel.delivery, f"no queue takes messages for {parcel.passing.target}{key}")
             case _:
                 self._known.pop(parcel.exchange, None)
                 self._set_aside(parcel.delivery, str(error))

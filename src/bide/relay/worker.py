@@ -106,7 +106,8 @@ class Relay:
                     if not prepared:
                         raise
                     self._check_hope(connection, error)
-                    log.info("relaying again after: %s", error)
+                    if not self._stopping.is_set():
+                        log.warning("relaying stops until the broker is back: %s", error)
                     if connection.is_open:
                         await self._rest()
         finally:

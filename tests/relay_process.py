@@ -1,0 +1,75 @@
+"""``bide relay`` as a process, for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.support import Vhost
+
+PATIENCE = 20.0
+"""Seconds for it to start, and to end."""
+
+
+class Process:
+    """One ``bide relay``."""
+
+    def __init__(self, vhost: Vhost, *options: str) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bide", "relay", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env={**environment, "BIDE_URL": vhost.url},
+        )
+
+    def wait_until_it_works(self) -> None:
+        """It says so in a line of its own."""
+        assert self.process.stderr is not None
+        said = b""
+        deadline = time.monotonic() + PATIENCE
+        while b"\n" not in said:
+            readable, _, _ = select.select([self.process.stderr], [], [], max(deadline - time.monotonic(), 0))
+            assert readable, "the relay says nothing"
+            part = os.read(self.process.stderr.fileno(), 4096)
+            assert part, f"the relay ended: {said.decode()}"
+            said += part
+        assert said.startswith(b"relaying bide.hall"), said.decode()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it as ``kill -9`` does."""
+        self.process.kill()
+        self.process.communicate(timeout=PATIENCE)
+
+    def stop(self) -> dict[str, Any]:
+        """End it with SIGTERM, and return what it says that it has done."""
+        self.process.terminate()
+        out, err = self.process.communicate(timeout=PATIENCE)
+        assert self.process.returncode == 0, err.decode()
+        done: dict[str, Any] = json.loads(out)
+        return done
+
+
+@contextmanager
+def relay(vhost: Vhost, *options: str) -> Iterator[Process]:
+    """A relay at work, which does not outlive the test."""
+    process = Process(vhost, "--json", *options)
+    try:
+        process.wait_until_it_works()
+        yield process
+    finally:
+        if process.process.poll() is None:
+            process.kill()
