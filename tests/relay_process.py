@@ -32,18 +32,17 @@ class Process:
             env={**environment, "BIDE_URL": vhost.url},
         )
 
-    def wait_until_it_works(self) -> None:
-        """It says so in a line of its own."""
+    def wait_until_it_says(self, words: bytes) -> None:
+        """Read what it writes on standard error until these words came."""
         assert self.process.stderr is not None
         said = b""
         deadline = time.monotonic() + PATIENCE
-        while b"\n" not in said:
+        while words not in said:
             readable, _, _ = select.select([self.process.stderr], [], [], max(deadline - time.monotonic(), 0))
-            assert readable, "the relay says nothing"
+            assert readable, f"the relay did not say {words!r}: {said.decode()}"
             part = os.read(self.process.stderr.fileno(), 4096)
             assert part, f"the relay ended: {said.decode()}"
             said += part
-        assert said.startswith(b"relaying bide.hall"), said.decode()
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
@@ -68,7 +67,7 @@ def relay(vhost: Vhost, *options: str) -> Iterator[Process]:
     """A relay at work, which does not outlive the test."""
     process = Process(vhost, "--json", *options)
     try:
-        process.wait_until_it_works()
+        process.wait_until_it_says(b"relaying bide.hall")
         yield process
     finally:
         if process.process.poll() is None:

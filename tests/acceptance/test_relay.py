@@ -13,7 +13,7 @@ import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.topology import Queue, Topology
-from tests.broker.receiving import eventually, ready
+from tests.broker.receiving import eventually, ready, receive
 from tests.relay_process import PATIENCE, Process, relay
 from tests.support import Vhost
 
@@ -68,6 +68,33 @@ async def test_a_relay_that_is_killed_between_consume_and_confirm_loses_nothing(
     if not at_target:
         # The first one had sent on nothing at all, so there is no duplicate either.
         assert done["delivered"] == sum(bodies.values()) == count
+
+
+async def test_a_relay_that_is_killed_when_it_has_sent_and_got_no_confirm_loses_nothing(vhost: Vhost) -> None:
+    """The hall takes nothing, because its meditating queue is gone: messages are sent, returned, and sent again."""
+    count = 300
+    async with bide.connect(vhost.url, infrastructure=QUICK) as client:
+        await client.declare(Topology(queues=[Queue.quorum("orders")]))
+        await client.bind("orders")
+        connection = await Connection.open(BrokerUrl.parse(vhost.url))
+        with relay(vhost, *QUICKLY) as stuck:
+            await (await connection.channel()).delete_queue(QUICK.meditating)
+            await client.publish_many(bide.Letter(f"{n}", to="orders", delay="1.6s") for n in range(count))
+            # It counts what it could not get rid of, at the 1st, 10th and 100th.
+            stuck.wait_until_it_says(b"(100 times)")
+            assert await ready(connection, QUICK.receiving_queue) == 0
+            stuck.kill()
+
+        async def back() -> bool:
+            return await ready(connection, QUICK.receiving_queue) == count
+
+        await eventually(back)
+        await client.declare(QUICK.topology())
+        await connection.close()
+        with relay(vhost, *QUICKLY):
+            assert {message.body for message in await receive(client, "orders", count)} == {
+                f"{n}".encode() for n in range(count)
+            }
 
 
 async def test_three_relays_at_full_speed_of_which_one_is_killed_again_and_again(vhost: Vhost) -> None:
