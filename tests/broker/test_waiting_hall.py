@@ -153,8 +153,22 @@ async def test_a_queue_and_an_exchange_get_the_message_as_it_was_sent(client: bi
         assert timedelta(0) <= message.lateness < timedelta(seconds=5)
 
 
-async def test_going_round_many_times_is_no_cycle(client: bide.Client, vhost: Vhost) -> None:
-    """Below 4.0.1 the broker drops a message that comes to a queue twice, if it is told so by the message."""
+async def test_a_message_that_was_in_all_queues_of_the_hall_before_is_in_no_cycle(
+    client: bide.Client, vhost: Vhost, connection: Connection
+) -> None:
+    """Below 4.0.1 the broker holds a message for ever whose ``x-death`` knows the queue that it comes to next."""
+    deaths = [
+        {"queue": queue.name, "reason": "expired", "count": 1, "exchange": "", "routing-keys": ["x"]}
+        for queue in HALL.topology().queues
+    ]
+    async with relaying(vhost.url), await connection.channel(confirms=True) as channel:
+        headers = {"x-delay": 1900, "x-death": deaths, "bide-to": "q:orders"}
+        await channel.publish(exchange=HALL.check_in, routing_key="x", values={"headers": headers}, body=b"")
+        (message,) = await receive(client, "orders", 1)
+        assert set(message.raw.values["headers"]) == {"bide-to", "bide-due"}
+
+
+async def test_many_rounds(client: bide.Client, vhost: Vhost) -> None:
     one = bide.WaitingHall(levels=1, resolution=HALL.resolution, prefix="one")
     async with relaying(vhost.url, one) as relay, bide.connect(vhost.url, infrastructure=one) as sender:
         receipt = await sender.publish(b"", to="orders", delay="1.2s")
