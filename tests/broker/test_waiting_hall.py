@@ -236,16 +236,17 @@ async def test_targets_that_are_gone_and_come_back(client: bide.Client, vhost: V
     await client.publish(b"q", to="gone", delay="300ms")
     await client.publish(b"x", exchange="late", routing_key="a.b", delay="300ms")
     await client.publish(b"unbound", exchange="shop", routing_key="nobody", delay="300ms")
+    await client.publish(b"not picked up", exchange=HALL.delivery_exchange, routing_key="later.1", delay="300ms")
     channel = await connection.channel()
     await channel.delete_exchange("late")
     await channel.delete_queue("gone")
     async with relaying(vhost.url) as relay:
 
         async def set_aside() -> bool:
-            return await ready(connection, UNDELIVERABLE) == 3
+            return await ready(connection, UNDELIVERABLE) == 4
 
         await eventually(set_aside)
-        assert relay.done.undeliverable == 3
+        assert relay.done.undeliverable == 4
         await client.declare(
             Topology(
                 [Exchange("late", "topic")],
@@ -253,8 +254,17 @@ async def test_targets_that_are_gone_and_come_back(client: bide.Client, vhost: V
                 [Binding("late", "new", "a.*")],
             )
         )
+        kept = {"x:shop: UnroutableError": 1, f"x:{HALL.delivery_exchange}: UnroutableError": 1}
+        for sent in (2, 0):
+            result = await resend(client)
+            assert (result.sent, dict(result.kept)) == (sent, kept)
+        await client.declare(
+            HALL.topology() | OTHERS | Topology(bindings=[Binding(HALL.delivery_exchange, "picked-up", "later.*")])
+        )
         result = await resend(client)
-        assert (result.sent, dict(result.kept)) == (2, {"x:shop: UnroutableError": 1})
+        assert result.sent == 1
+        (picked_up,) = await receive(client, "picked-up", 1)
+        assert picked_up.raw.routing_key == "later.1"
         (queued,) = await receive(client, "gone", 1)
         (routed,) = await receive(client, "new", 1)
     assert queued.body == b"q"

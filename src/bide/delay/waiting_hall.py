@@ -384,7 +384,9 @@ def _topology(hall: WaitingHall) -> Topology:
     alternate = {"alternate-exchange": hall.undeliverable}
     exchanges = [
         Exchange(hall.undeliverable, "fanout"),
-        Exchange(hall.delivery_exchange, "topic", arguments=alternate),
+        # Without an alternate exchange: what nobody picks up comes back to the relay, which sets it aside with all that
+        # it needs to be sent once more.
+        Exchange(hall.delivery_exchange, "topic"),
         Exchange(hall.released_exchange, "fanout"),
         Exchange(hall.check_in, "fanout"),
         Exchange(hall.meditating, "fanout"),
