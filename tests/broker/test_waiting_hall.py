@@ -38,7 +38,7 @@ from tests.quiet import quiet_loop
 from tests.relay_process import Process, relay
 from tests.support import Vhost
 
-SEED = bide.WaitingHall(levels=4)
+FOUR = bide.WaitingHall(levels=4)
 HALL = bide.WaitingHall(levels=4, resolution=timedelta(milliseconds=100))
 OTHERS = Topology(
     [Exchange("shop", "topic"), Exchange("inner", internal=True)],
@@ -48,11 +48,11 @@ OTHERS = Topology(
 UNDELIVERABLE = HALL.undeliverable
 
 
-TAPS = {"check-in": SEED.check_in} | {f"level-{level}": SEED.level_name(level) for level in range(4)}
+TAPS = {"check-in": FOUR.check_in} | {f"level-{level}": FOUR.level_name(level) for level in range(4)}
 """Queues that get a copy of the message at every exchange of the hall."""
 
 
-class Seed(NamedTuple):
+class Walk(NamedTuple):
     """A message on its way through a hall of four levels."""
 
     url: str
@@ -61,26 +61,26 @@ class Seed(NamedTuple):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def seed(broker: LocalBroker) -> Iterator[Seed]:
-    """The example of the seed, under way while the other tests run: it takes 27 seconds."""
+def walk(broker: LocalBroker) -> Iterator[Walk]:
+    """The example of the design that the hall is made after, on its way for 27 seconds while the other tests run."""
     vhost = Vhost(name="27-seconds", url=broker.add_vhost("27-seconds"), broker=broker)
     tapped = Topology(
         queues=[Queue.quorum(name) for name in (*TAPS, "final", "copy")],
         bindings=[
             *(Binding(exchange, name, "#") for name, exchange in TAPS.items()),
-            Binding(SEED.delivery_exchange, "final", "my-key"),
-            Binding(SEED.delivery_exchange, "copy", "my-key"),
+            Binding(FOUR.delivery_exchange, "final", "my-key"),
+            Binding(FOUR.delivery_exchange, "copy", "my-key"),
         ],
     )
     with relay(vhost, "--levels", "4") as process, bide.connect_sync(vhost.url) as client:
-        client.declare(SEED.topology() | tapped)
-        client.publish("remind", exchange=SEED.check_in, routing_key="my-key", headers={HEADER_DELAY: 27_000})
+        client.declare(FOUR.topology() | tapped)
+        client.publish("remind", exchange=FOUR.check_in, routing_key="my-key", headers={HEADER_DELAY: 27_000})
         with subprocess.Popen(
             [sys.executable, "-m", "bide", "--url", vhost.url, "receive", "final", "--count", "1", "--json"],
             stdout=subprocess.PIPE,
         ) as receiver:
             try:
-                yield Seed(vhost.url, process, receiver)
+                yield Walk(vhost.url, process, receiver)
             finally:
                 receiver.terminate()
     broker.delete_vhost(vhost.name)
@@ -492,30 +492,30 @@ async def test_relays_that_cannot_work(vhost: Vhost, connection: Connection) -> 
         broker.rabbitmqctl("delete_user", "guest-of-the-hall")
 
 
-async def test_27_seconds_hop_by_hop(seed: Seed) -> None:
+async def test_27_seconds_hop_by_hop(walk: Walk) -> None:
     """Levels of 1, 2, 4 and 8 seconds: 27, 19 and 11 seconds to go, then ``1.0.1.1``, and the routing key restored."""
-    async with bide.connect(seed.url) as client:
-        out, _ = await asyncio.to_thread(seed.receiver.communicate, timeout=60)
+    async with bide.connect(walk.url) as client:
+        out, _ = await asyncio.to_thread(walk.receiver.communicate, timeout=60)
         assert 0 <= json.loads(out)["lateness_ms"] < 5000
         (message,) = await receive(client, "copy", 1)
         assert message.sent_at is not None
         assert message.due is not None
         assert message.due - message.sent_at >= timedelta(seconds=27)
         assert (message.body, message.raw.exchange, message.raw.routing_key) == (
-            *(b"remind", SEED.delivery_exchange),
+            *(b"remind", FOUR.delivery_exchange),
             "my-key",
         )
 
         checked_in = await receive(client, "check-in", 3)
         assert [_header(one, HEADER_REST) for one in checked_in] == [None, 19_000, 11_000]
         assert {one.raw.routing_key for one in checked_in} == {"my-key"}
-        assert [_waited(one) for one in checked_in] == [[], [SEED.meditating], [SEED.meditating]]
+        assert [_waited(one) for one in checked_in] == [[], [FOUR.meditating], [FOUR.meditating]]
         passed = [(await receive(client, f"level-{level}", 1))[0] for level in (3, 2, 1, 0)]
         assert {one.raw.routing_key for one in passed} == {"1.0.1.1"}
-        eight, two = SEED.level_name(3), SEED.level_name(1)
+        eight, two = FOUR.level_name(3), FOUR.level_name(1)
         # The zero of the four seconds takes no queue.
         assert [_waited(one) for one in passed] == [[], [eight], [eight], [eight, two]]
-    done = seed.process.stop()
+    done = walk.process.stop()
     assert done == {"rounds": 2, "delayed": 1, "delivered": 1, "refused": 0, "undeliverable": 0}
 
 

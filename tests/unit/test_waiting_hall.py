@@ -24,7 +24,7 @@ from bide.validation import validate
 SECOND = timedelta(seconds=1)
 MILLISECOND = timedelta(milliseconds=1)
 START = 1_800_000_000_000
-SEED = WaitingHall(levels=4)
+FOUR = WaitingHall(levels=4)
 
 OTHERS = Topology(
     [Exchange("shop", "topic")],
@@ -86,7 +86,7 @@ def send(hall: WaitingHall, delay: timedelta, target: Target, *, lag: int = 0) -
 
 
 def test_27_seconds_through_levels_of_1_2_4_and_8() -> None:
-    walk = send(SEED, 27 * SECOND, ExchangeTarget("shop", "order.created"))
+    walk = send(FOUR, 27 * SECOND, ExchangeTarget("shop", "order.created"))
     assert [(one.way, one.exchange, one.routing_key, one.rest) for one in walk.sent] == [
         ("round", "bide.hall.v1.meditating-03", "order.created", 19_000),
         ("round", "bide.hall.v1.meditating-03", "order.created", 11_000),
@@ -103,17 +103,17 @@ def test_27_seconds_through_levels_of_1_2_4_and_8() -> None:
 def test_a_message_goes_round_while_the_rest_exceeds_all_levels_together(
     seconds: int, rounds: int, digits: str
 ) -> None:
-    walk = send(SEED, seconds * SECOND, QueueTarget("orders"))
+    walk = send(FOUR, seconds * SECOND, QueueTarget("orders"))
     assert [one.way for one in walk.sent] == ["round"] * rounds + ["levels", "target"]
     assert walk.sent[rounds].routing_key == digits
-    assert SEED.route(seconds * SECOND, QueueTarget("orders")).hops == 2 * rounds + 2 + digits.count("1")
+    assert FOUR.route(seconds * SECOND, QueueTarget("orders")).hops == 2 * rounds + 2 + digits.count("1")
 
 
 def test_more_levels_understand_the_keys_of_fewer() -> None:
     """A publisher, or a relay, with other levels than the broker does no harm."""
     more = WaitingHall(levels=9)
     for units in range(1, 16):
-        (copy,) = model(more).travel(SEED.entry_exchange(units), SEED.key(units))
+        (copy,) = model(more).travel(FOUR.entry_exchange(units), FOUR.key(units))
         assert (copy.queue, copy.at) == (more.distributing_queue, units * SECOND)
 
 
@@ -128,7 +128,7 @@ targets = st.sampled_from(
 
 
 @given(hall=halls, share=st.floats(0, 1), microseconds=st.integers(0, 10**6), target=targets, lag=st.integers(0, 5000))
-@example(hall=SEED, share=1.0, microseconds=0, target=QueueTarget("orders"), lag=0)
+@example(hall=FOUR, share=1.0, microseconds=0, target=QueueTarget("orders"), lag=0)
 def test_never_early_and_rounded_up_by_less_than_the_resolution(
     hall: WaitingHall, share: float, microseconds: int, target: Target, lag: int
 ) -> None:
@@ -158,13 +158,13 @@ def test_the_explanation_is_the_way(hall: WaitingHall, units: int) -> None:
 
 
 def test_the_table_shows_every_round() -> None:
-    text = explain(SEED, 27 * SECOND, QueueTarget("orders"))
+    text = explain(FOUR, 27 * SECOND, QueueTarget("orders"))
     for words in ("27 s", "19 s", "11 s", "> 15 s: round 1", "> 15 s: round 2", "1.0.1.1"):
         assert words in text
     assert "round 3" not in text
-    assert "| 30 times" in explain(SEED, 270 * SECOND, QueueTarget("orders"))
-    assert len(rows(SEED, MAX_DELAY, QueueTarget("orders"))) < 25
-    chart = mermaid(SEED, 27 * SECOND, QueueTarget("orders"))
+    assert "| 30 times" in explain(FOUR, 270 * SECOND, QueueTarget("orders"))
+    assert len(rows(FOUR, MAX_DELAY, QueueTarget("orders"))) < 25
+    chart = mermaid(FOUR, 27 * SECOND, QueueTarget("orders"))
     relay = next(line.split("(")[0].strip() for line in chart.splitlines() if '("(relay)")' in line)
     assert sum(f"==> {relay}" in line for line in chart.splitlines()) == 2  # from both of its queues
     assert "Delay of 27 seconds" in chart
@@ -219,15 +219,15 @@ def test_settings_that_cannot_be(settings: dict[str, Any], error: type[Exception
         (SECOND, QueueTarget(""), InvalidNameError),
         (SECOND, ExchangeTarget("x", "k" * 256), InvalidNameError),
         (SECOND, ExchangeTarget("", "q"), UnsupportedTargetError),
-        (SECOND, ExchangeTarget(SEED.check_in), UnsupportedTargetError),
-        (SECOND, QueueTarget(SEED.receiving_queue), UnsupportedTargetError),
-        (SECOND, QueueTarget(SEED.delivery_exchange), UnsupportedTargetError),
+        (SECOND, ExchangeTarget(FOUR.check_in), UnsupportedTargetError),
+        (SECOND, QueueTarget(FOUR.receiving_queue), UnsupportedTargetError),
+        (SECOND, QueueTarget(FOUR.delivery_exchange), UnsupportedTargetError),
     ],
 )
 def test_what_cannot_be_sent(delay: timedelta, target: Target, error: type[Exception]) -> None:
     with pytest.raises(error):
-        SEED.route(delay, target)
-    assert SEED.route(SECOND, ExchangeTarget(SEED.delivery_exchange, "k" * 255)).hops == 3
+        FOUR.route(delay, target)
+    assert FOUR.route(SECOND, ExchangeTarget(FOUR.delivery_exchange, "k" * 255)).hops == 3
 
 
 def test_a_message_arrives_as_it_was_sent() -> None:
@@ -238,13 +238,13 @@ def test_a_message_arrives_as_it_was_sent() -> None:
         "message_id": "m",
         "headers": {"mine": {"deep": [1]}, "CC": ["also"], "x-delay": "2500.5", "x-death": [{"count": 1}]},
     }
-    passing = Passing.read(SEED, "a.b", sent, now=START, user="publisher")
+    passing = Passing.read(FOUR, "a.b", sent, now=START, user="publisher")
     inside = passing.onward(START)
     assert not {"expiration", "priority"} & set(inside.values)
     assert not {"CC", "x-death", "x-delay"} & set(inside.values["headers"])
-    assert (inside.exchange, inside.routing_key) == (SEED.level_name(1), "1.1")
-    out = Passing.read(SEED, inside.routing_key, inside.values, now=START, user="publisher").deliver()
-    assert (out.exchange, out.routing_key) == (SEED.delivery_exchange, "a.b")
+    assert (inside.exchange, inside.routing_key) == (FOUR.level_name(1), "1.1")
+    out = Passing.read(FOUR, inside.routing_key, inside.values, now=START, user="publisher").deliver()
+    assert (out.exchange, out.routing_key) == (FOUR.delivery_exchange, "a.b")
     assert {name: value for name, value in out.values.items() if name != "headers"} == {
         name: value for name, value in sent.items() if name != "headers"
     }
@@ -252,16 +252,16 @@ def test_a_message_arrives_as_it_was_sent() -> None:
         "mine": {"deep": [1]},
         "CC": ["also"],
         "bide-due": START + 2501,
-        "bide-to": f"x:{SEED.delivery_exchange}",
+        "bide-to": f"x:{FOUR.delivery_exchange}",
     }
     arrival = restore(out.exchange, out.routing_key, out.values)
-    assert (arrival.exchange, arrival.routing_key) == (SEED.delivery_exchange, "a.b")
+    assert (arrival.exchange, arrival.routing_key) == (FOUR.delivery_exchange, "a.b")
     # What falls out of the levels, into the undeliverable queue, tells its own key too.
     assert restore("", inside.routing_key, inside.values).routing_key == "a.b"
 
 
 def test_the_user_of_another_becomes_a_header() -> None:
-    out = Passing.read(SEED, "k", {"user_id": "alice"}, now=START, user="relay").deliver()
+    out = Passing.read(FOUR, "k", {"user_id": "alice"}, now=START, user="relay").deliver()
     assert "user_id" not in out.values
     assert out.values["headers"]["bide-user-id"] == "alice"
 
@@ -272,21 +272,21 @@ def test_the_user_of_another_becomes_a_header() -> None:
 def test_delays_of_strangers(delay: Any, milliseconds: int) -> None:
     """``x-delay`` wins over a due time, which may be a copy from a message that was delayed before."""
     values = {"headers": {"x-delay": delay, "bide-due": 5}}
-    assert Passing.read(SEED, "k", values, now=START).due == START + milliseconds
+    assert Passing.read(FOUR, "k", values, now=START).due == START + milliseconds
 
 
 def test_a_header_of_that_name_is_the_callers_own_where_bide_delays() -> None:
-    route = SEED.route(60 * SECOND, QueueTarget("orders"))
+    route = FOUR.route(60 * SECOND, QueueTarget("orders"))
     values = {"headers": {**route.headers, "bide-due": START + 60_000, "x-delay": 5}}
-    passing = Passing.read(SEED, "orders", values, now=START)
+    passing = Passing.read(FOUR, "orders", values, now=START)
     assert passing.due == START + 60_000
-    again = Passing.read(SEED, "orders", passing.onward(START).values, now=START + 50_000)
+    again = Passing.read(FOUR, "orders", passing.onward(START).values, now=START + 50_000)
     assert again.due == START + 60_000
     assert again.deliver().values["headers"]["x-delay"] == 5
 
 
 def test_without_any_delay_it_is_due_at_once() -> None:
-    assert Passing.read(SEED, "k", {}, now=START).onward(START).way == "target"
+    assert Passing.read(FOUR, "k", {}, now=START).onward(START).way == "target"
 
 
 @pytest.mark.parametrize(
@@ -304,14 +304,14 @@ def test_without_any_delay_it_is_due_at_once() -> None:
         {"bide-to": "q:"},
         {"bide-to": 7},
         {"bide-to": "x:" + "n" * 256},
-        {"bide-to": f"x:{SEED.check_in}"},
-        {"bide-to": f"q:{SEED.delivery_exchange}"},
+        {"bide-to": f"x:{FOUR.check_in}"},
+        {"bide-to": f"q:{FOUR.delivery_exchange}"},
         {"bide-pick-up-key": 7},
     ],
 )
 def test_what_nobody_can_understand(headers: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError):
-        Passing.read(SEED, "k", {"headers": headers}, now=START).onward(START)
+        Passing.read(FOUR, "k", {"headers": headers}, now=START).onward(START)
 
 
 @given(hall=halls)
