@@ -41,6 +41,10 @@
     │   ├── UnknownMessageTypeError    the endpoint has no handler for its type
     │   ├── PoisonMessageError         processes die on it
     │   └── NotFoundError              no such message is in the queue
+    ├── CallError: a request that got no good reply
+    │   ├── ReplyTimeoutError          none came in time
+    │   ├── ReplyLostError             the way back is gone
+    │   └── RemoteError                the server says that it failed
     ├── ClosedError                    used after it was closed
     └── LocalBrokerError: the private broker
         └── BrokerNotFoundError        no RabbitMQ is installed where bide looks
@@ -306,6 +310,30 @@ class PoisonMessageError(MessageError):
 
 class NotFoundError(MessageError):
     """No such message is in the queue."""
+
+
+class CallError(BideError):
+    """The request got no good reply.
+
+    Attributes:
+        correlation_id: of the request; empty where it had none.
+    """
+
+    def __init__(self, message: str | None = None, *, correlation_id: str = "") -> None:
+        super().__init__(message)
+        self.correlation_id = correlation_id
+
+
+class ReplyTimeoutError(CallError):
+    """No reply came in time: the server may have done the work, or may do it yet."""
+
+
+class ReplyLostError(CallError):
+    """The way back for the reply is gone: the server may have done the work."""
+
+
+class RemoteError(CallError):
+    """The server took the request and failed."""
 
 
 class ClosedError(BideError):

@@ -293,6 +293,8 @@ def test_direct_replies_need_no_queue() -> None:
         (lambda: alternates.not_routing("q.filter", queue="q", unwanted=["a"]), "both the exchange and"),
         (lambda: delays.delayed_retry_cascade(queues=["q"], levels=29), "give 1 to 28"),
         (lambda: delays.delayed_retry_cascade(queues=["q"], layout="clock", levels=3), "for the layout nservicebus"),
+        (lambda: delays.delayed_retry_cascade(queues=["q"], resolution="1s"), "for the layout clock"),
+        (lambda: delays.delayed_delivery_cascade(queues=["q"], resolution="7s"), "must be a multiple of a unit"),
         (lambda: delays.delayed_retry_cascade(queues=["q"], layout="sundial"), "layout='sundial'"),
         (lambda: delays.ephemeral_delay("x", delay="1s"), "either to="),
         (lambda: delays.ephemeral_delay("x", delay="1s", to="q", exchange="y"), "either to="),

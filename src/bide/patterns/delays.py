@@ -32,7 +32,13 @@ Longer than a publish of bide may take, so that a message that the broker confir
 
 
 def delayed_retry_cascade(
-    *, queues: Sequence[str], layout: str = "nservicebus", levels: int | None = None, queue_type: str = "quorum"
+    *,
+    queues: Sequence[str],
+    layout: str = "nservicebus",
+    levels: int | None = None,
+    max_delay: DelayLike | None = None,
+    resolution: DelayLike | None = None,
+    queue_type: str = "quorum",
 ) -> Topology:
     """Pattern 13, delayed retry by a cascade: levels of delay, shared by all, that add up to any delay.
 
@@ -49,13 +55,16 @@ def delayed_retry_cascade(
         layout: nservicebus (a cascade of powers of two) or clock (bide's own).
         levels: of nservicebus, 1 to 28: the longest delay is 2^levels - 1 seconds. 28 if not given; fewer only on a
             virtual host that no .NET endpoint uses.
+        max_delay: of clock: make no queues for longer delays.
+        resolution: of clock: round delays up to this.
         queue_type: of the consumers' queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: levels for the clock, or a queue that a cascade cannot address.
+        InvalidInputError: in one of its kinds: options of the other layout, or a queue that a cascade cannot
+            address.
     """
     names = distinct("queue", queues, option="queues")
-    infrastructure = cascade(layout, levels=levels)
+    infrastructure = cascade(layout, levels=levels, max_delay=max_delay, resolution=resolution)
     topology = infrastructure.topology() | Topology(queues=[make_queue(name, queue_type) for name in names])
     for name in names:
         topology |= infrastructure.route(infrastructure.resolution, QueueTarget(name)).requires
@@ -63,7 +72,13 @@ def delayed_retry_cascade(
 
 
 def delayed_delivery_cascade(
-    *, queues: Sequence[str], layout: str = "clock", levels: int | None = None, queue_type: str = "quorum"
+    *,
+    queues: Sequence[str],
+    layout: str = "clock",
+    levels: int | None = None,
+    max_delay: DelayLike | None = None,
+    resolution: DelayLike | None = None,
+    queue_type: str = "quorum",
 ) -> Topology:
     """Pattern 16, delayed delivery by a cascade: as pattern 13, but publishers send into the levels themselves.
 
@@ -76,25 +91,43 @@ def delayed_delivery_cascade(
         queues: the queues that are delivered to.
         layout: clock (bide's own) or nservicebus (a cascade of powers of two).
         levels: of nservicebus, 1 to 28; see pattern 13.
+        max_delay: of clock: make no queues for longer delays.
+        resolution: of clock: round delays up to this.
         queue_type: of the queues: quorum or classic.
 
     Raises:
         InvalidInputError: in one of its kinds, as for :func:`delayed_retry_cascade`.
     """
-    return delayed_retry_cascade(queues=queues, layout=layout, levels=levels, queue_type=queue_type)
+    return delayed_retry_cascade(
+        queues=queues, layout=layout, levels=levels, max_delay=max_delay, resolution=resolution, queue_type=queue_type
+    )
 
 
-def cascade(layout: str, *, levels: int | None = None) -> DelayInfrastructure:
+def cascade(
+    layout: str,
+    *,
+    levels: int | None = None,
+    max_delay: DelayLike | None = None,
+    resolution: DelayLike | None = None,
+) -> DelayInfrastructure:
     """The delay infrastructure of patterns 13 and 16.
 
     Raises:
-        InvalidInputError: an unknown layout, or levels for one that has its own.
+        InvalidInputError: an unknown layout, or options of the other one.
     """
+    limits = {
+        name: parse_delay(value)
+        for name, value in (("max_delay", max_delay), ("resolution", resolution))
+        if value is not None
+    }
     if one_of("layout", layout, CASCADES) == "nservicebus":
+        for name in limits:
+            raise InvalidInputError(f"{name} is for the layout clock, and nservicebus has levels: leave it out")
         return NServiceBus(routing="direct", levels=28 if levels is None else levels)
     if levels is not None:
         raise InvalidInputError(f"levels={levels} is for the layout nservicebus, and clock has its own: leave it out")
-    return Clock(carrier="CC")
+    # CC, not BCC, which depends on the broker's release: the topology is the same.
+    return Clock(carrier="CC", **limits)
 
 
 def ephemeral_delay(
