@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from bide.delay.clock import Clock
 from bide.delay.infrastructure import QueueTarget, check_name
 from bide.delay.nservicebus import NServiceBus
+from bide.delay.units import MAX_DELAY, RESOLUTION
 from bide.duration import DelayLike, parse_delay
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError
 from bide.patterns.building import distinct, finished, keys_of, make_queue, milliseconds, one_of
@@ -115,19 +116,19 @@ def cascade(
     Raises:
         InvalidInputError: an unknown layout, or options of the other one.
     """
-    limits = {
-        name: parse_delay(value)
-        for name, value in (("max_delay", max_delay), ("resolution", resolution))
-        if value is not None
-    }
     if one_of("layout", layout, CASCADES) == "nservicebus":
-        for name in limits:
-            raise InvalidInputError(f"{name} is for the layout clock, and nservicebus has levels: leave it out")
+        for name, value in (("max_delay", max_delay), ("resolution", resolution)):
+            if value is not None:
+                raise InvalidInputError(f"{name} is for the layout clock, and nservicebus has levels: leave it out")
         return NServiceBus(routing="direct", levels=28 if levels is None else levels)
     if levels is not None:
         raise InvalidInputError(f"levels={levels} is for the layout nservicebus, and clock has its own: leave it out")
     # CC, not BCC, which depends on the broker's release: the topology is the same.
-    return Clock(carrier="CC", **limits)
+    return Clock(
+        carrier="CC",
+        max_delay=MAX_DELAY if max_delay is None else parse_delay(max_delay),
+        resolution=RESOLUTION if resolution is None else parse_delay(resolution),
+    )
 
 
 def ephemeral_delay(
