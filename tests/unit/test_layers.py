@@ -43,6 +43,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "dead_letters",
             "duration",
             "exchange_types",
+            "itinerary",
             "queue_arguments",
             "rendering",
             "routing",

@@ -165,7 +165,8 @@ def summary_of(function: Callable[..., Topology]) -> str:
     """The first sentence of its docstring, without the number in front."""
     first = inspect.getdoc(function) or ""
     text = " ".join(first.partition("\n\n")[0].split())
-    return re.sub(r"^Pattern \d+, ", "", text)
+    text = re.sub(r"^Pattern \d+, ", "", text)
+    return text[:1].upper() + text[1:]
 
 
 def caveat_of(function: Callable[..., Topology]) -> str:
