@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from bide.checks import whole_number
 from bide.client import Client
-from bide.errors import BideError, DeliveryLostError, UnroutableError
+from bide.errors import BideError, DeliveryLostError, InvalidInputError, UnroutableError
 from bide.message import Message
 from bide.rpc import ERROR_HEADER
 
@@ -38,9 +38,19 @@ async def serve(client: Client, queue: str, handler: Handler, *, at_once: int = 
         BrokerError: the broker refuses.
     """
     whole_number("at_once", at_once, 1, 65_535)
-    async with client.consume(queue, prefetch=at_once) as requests, asyncio.TaskGroup() as tasks:
-        async for request in requests:
-            tasks.create_task(_answer(client, request, handler))
+    under_way: set[asyncio.Task[None]] = set()
+    async with client.consume(queue, prefetch=at_once) as requests:
+        try:
+            async for request in requests:
+                task = asyncio.create_task(_answer(client, request, handler))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+        finally:
+            # What they have not acknowledged goes back with the consumer, to another server.
+            for task in under_way:
+                task.cancel()
+            if under_way:
+                await asyncio.wait(under_way)
 
 
 async def _answer(client: Client, request: Message, handler: Handler) -> None:
@@ -56,7 +66,12 @@ async def _answer(client: Client, request: Message, handler: Handler) -> None:
         if request.reply_to is None:
             await (request.reject() if headers else request.ack())
             return
-        await _reply(client, request, result, headers)
+        try:
+            await _reply(client, request, result, headers)
+        except InvalidInputError as error:
+            # What the handler returned cannot be sent. Another server would do no better.
+            log.warning("the request %s failed: %s", request.correlation_id, error)
+            await _reply(client, request, None, {ERROR_HEADER: str(error)[:_LONGEST_ERROR]})
         await request.ack()
     except DeliveryLostError as error:
         log.info("the request %s comes again: %s", request.correlation_id, error)

@@ -16,6 +16,7 @@ import bide
 from bide.amqp.connection import Connection
 from bide.errors import (
     ClosedError,
+    ConsumerCancelledError,
     InvalidInputError,
     RemoteError,
     ReplyLostError,
@@ -87,6 +88,8 @@ async def test_what_is_returned_and_what_is_raised(client: bide.Client, replies:
                 return {"price": 7, "for": request.headers["item"]}
             case b"nothing":
                 return None
+            case b"no json":
+                return object()
             case _:
                 raise LookupError("no such\nitem")
 
@@ -95,6 +98,8 @@ async def test_what_is_returned_and_what_is_raised(client: bide.Client, replies:
         assert (await caller.call("nothing", to="prices")).body == b""
         with pytest.raises(RemoteError, match="LookupError: no such item"):
             await caller.call("unknown", to="prices")
+        with pytest.raises(RemoteError, match="json=object cannot be serialised"):
+            await caller.call("no json", to="prices")
         assert (await caller.call("nothing", to="prices")).body == b""
 
 
@@ -238,6 +243,17 @@ async def test_a_request_that_wants_no_reply(client: bide.Client) -> None:
             return handled == [b"fails", b"works"]
 
         await eventually(both)
+
+
+async def test_a_server_without_its_queue(client: bide.Client, connection: Connection) -> None:
+    with pytest.raises(TargetNotFoundError):
+        await serve(client, "nowhere", shout)
+    async with serving(client, shout) as server, Caller(client) as caller:
+        assert (await caller.call("a", to="prices")).body == b"A"
+        async with await connection.channel() as channel:
+            await channel.delete_queue("prices")
+        with pytest.raises(ConsumerCancelledError):
+            await asyncio.wait_for(asyncio.shield(server), 20)
 
 
 async def test_what_cannot_be(client: bide.Client) -> None:
