@@ -7,11 +7,13 @@ small part of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 from uuid import uuid4
 
 from bide.client import Client
 from bide.duration import DelayLike
+from bide.errors import BideError, PublishInDoubtError
 from bide.message import Message
 from bide.patterns.delays import ephemeral_delay
 from bide.publisher import Receipt
@@ -74,7 +76,7 @@ class EphemeralDelays:
             properties: more arguments of :meth:`bide.Client.publish`.
 
         Raises:
-            InvalidInputError: in one of its kinds; nothing was declared or sent.
+            InvalidInputError: in one of its kinds; nothing was sent, and nothing is left behind.
             BideError: as :meth:`bide.Client.publish`.
         """
         topology = ephemeral_delay(
@@ -86,9 +88,17 @@ class EphemeralDelays:
             grace=self._grace,
         )
         await self._client.declare(topology, external={to or str(exchange)})
-        return await self._client.publish(
-            body, exchange=topology.exchanges[0].name, routing_key=routing_key or to or "", **properties
-        )
+        try:
+            return await self._client.publish(
+                body, exchange=topology.exchanges[0].name, routing_key=routing_key or to or "", **properties
+            )
+        except PublishInDoubtError:
+            raise
+        except BideError:
+            # The message is not in the queue, and nobody else would ever remove that.
+            with suppress(BideError):
+                await self._client.destroy(topology)
+            raise
 
     async def retry(self, message: Message, *, delay: DelayLike, to: str) -> Receipt:
         """Send a received message back to its queue after a delay, and acknowledge it.

@@ -106,6 +106,8 @@ class _ReplyChannel:
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             _lose(future, error)
+        # Where the broker took the reply queue away, the channel is as good as closed: no reply comes by it any more.
+        self.channel.abandon()
 
 
 class Caller:

@@ -148,8 +148,9 @@ def ephemeral_delay(
     message deletes it: :mod:`bide.ephemeral` does both sides.
 
     Caveats: it costs two declarations and a deletion for each message. A classic queue loses a message that its target
-    refuses, or that comes into it so late that the queue expires first. Back to a queue (``to``) the message has that
-    queue's name as its routing key; by way of an exchange it keeps its own.
+    refuses, or that comes into it so late that the queue expires first; a quorum queue stays until somebody receives
+    its message. Back to a queue (``to``) the message has that queue's name as its routing key; by way of an exchange it
+    keeps its own.
 
     Args:
         name: of the exchange and of the queue; unique, such as with a UUID.

@@ -28,8 +28,7 @@ from bide.patterns.rpc import rpc
 from bide.rpc import Caller, Replies
 from bide.rpc_server import serve
 from bide.topology import Binding, Exchange, Topology
-from tests.broker.patterns.taking import take_all
-from tests.broker.receiving import eventually, receive
+from tests.broker.receiving import eventually, ready, receive
 from tests.faults.cutting import Proxy
 from tests.support import Vhost
 
@@ -139,7 +138,12 @@ async def test_a_request_ends_with_its_callers_patience(client: bide.Client, con
     async with Caller(client, timeout="200ms") as caller:
         with pytest.raises(ReplyTimeoutError):
             await caller.call("too late", to="prices")
-    assert await take_all(connection, "prices") == []
+
+    async def expired() -> bool:
+        return await ready(connection, "prices") == 0
+
+    # It was sent a moment after its caller began to wait.
+    await eventually(expired)
 
 
 @every_way
@@ -224,6 +228,30 @@ async def test_the_way_back_breaks(vhost: Vhost, replies: Replies) -> None:
         proxy.cut()
         with pytest.raises(ReplyLostError, match="not known whether"):
             await call
+        assert (await caller.call("tea", to="prices")).body == b"tea"
+
+
+async def test_a_reply_queue_that_is_taken_away(client: bide.Client, vhost: Vhost) -> None:
+    taken, go_on = asyncio.Event(), asyncio.Event()
+
+    async def take(request: bide.Message) -> bytes:
+        taken.set()
+        await go_on.wait()
+        return request.body
+
+    async with serving(client, take), Caller(client, replies="instance") as caller:
+        call = asyncio.create_task(caller.call("tea", to="prices"))
+        await asyncio.wait_for(taken.wait(), 20)
+        found = {one["name"] for one in vhost.broker.management.call("GET", "queues", vhost.name)}
+        (reply_queue,) = found - {"prices"}
+        expression = (
+            f'{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"{vhost.name}">>, queue, <<"{reply_queue}">>)), '
+            'rabbit_amqqueue:delete(Q, false, false, <<"test">>).'
+        )
+        await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", expression)
+        with pytest.raises(ReplyLostError):
+            await call
+        go_on.set()
         assert (await caller.call("tea", to="prices")).body == b"tea"
 
 
