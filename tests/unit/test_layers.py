@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *("link", "message", "publisher", "session", "subscription", "sync", "outcome", "undeliverable"),
         "relay",
         *("endpoint", "event_bus", "lifecycle"),
-        *("delayed_message", "ephemeral", "partitions", "rpc", "rpc_server", "wire_tap"),
+        *("delayed_message", "ephemeral", "partitions", "rpc", "rpc_server", "rpc_sync", "wire_tap"),
     ),
     "admin": ("admin", "broker"),
     "amqp": ("amqp",),

@@ -37,7 +37,7 @@ async def read_topology(api: ManagementApi, vhost: str, *, policies: bool = Fals
         ManagementApiError: the API does not answer as it should.
     """
     exchanges = {one.exchange.name: one for one in await api.exchanges(vhost, "") if one.exchange.name}
-    queues = {one.queue.name: one for one in await api.queues(vhost, "")}
+    queues = {one.queue.name: replace(one, queue=_untyped(one.queue)) for one in await api.queues(vhost, "")}
     bindings = await api.bindings(vhost)
     if not policies:
         return Topology((one.exchange for one in exchanges.values()), (one.queue for one in queues.values()), bindings)
@@ -56,6 +56,13 @@ async def read_topology(api: ManagementApi, vhost: str, *, policies: bool = Fals
         (_with(one.queue, _arguments(snapshot.policy_of(one))) for one in queues.values()),
         bindings,
     )
+
+
+def _untyped(queue: Queue) -> Queue:
+    """RabbitMQ 4.0 writes down that a queue is a classic one, whoever declared it without a word about that."""
+    if queue.arguments.get("x-queue-type") != "classic":
+        return queue
+    return replace(queue, arguments={name: value for name, value in queue.arguments.items() if name != "x-queue-type"})
 
 
 def _with(thing: _Thing, arguments: Mapping[str, Argument]) -> _Thing:
@@ -93,6 +100,7 @@ class Comparison:
 
 def compare(live: Topology, wanted: Topology) -> Comparison:
     """Compare what is on a broker with a topology. What others have there is none of its business."""
+    wanted = Topology(wanted.exchanges, map(_untyped, wanted.queues), wanted.bindings)
     own_exchanges = {one.name for one in wanted.exchanges}
     own_queues = {one.name for one in wanted.queues}
     own_bindings = frozenset(wanted.bindings)

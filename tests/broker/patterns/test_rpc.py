@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,6 +28,7 @@ from bide.errors import (
 from bide.patterns.rpc import rpc
 from bide.rpc import Caller, Replies
 from bide.rpc_server import serve
+from bide.rpc_sync import SyncCaller
 from bide.topology import Binding, Exchange, Topology
 from tests.broker.receiving import eventually, ready, receive
 from tests.faults.cutting import Proxy
@@ -271,6 +273,52 @@ async def test_a_request_that_wants_no_reply(client: bide.Client) -> None:
             return handled == [b"fails", b"works"]
 
         await eventually(both)
+
+
+@every_way
+async def test_a_caller_that_has_gone_is_no_harm_to_the_server(
+    client: bide.Client, connection: Connection, replies: Replies
+) -> None:
+    taken, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: bide.Message) -> bytes:
+        if request.body == b"leaves":
+            taken.set()
+            await go_on.wait()
+        return request.body
+
+    async with serving(client, handler):
+        async with Caller(client, replies=replies) as leaving:
+            call = asyncio.create_task(leaving.call("leaves", to="prices"))
+            await asyncio.wait_for(taken.wait(), 20)
+        with pytest.raises(ReplyLostError):
+            await call
+        go_on.set()
+        async with Caller(client, replies=replies) as staying:
+            assert (await staying.call("stays", to="prices")).body == b"stays"
+    # The request of the one that left was answered and is done with, though nobody got the reply.
+    assert await ready(connection, "prices") == 0
+
+
+async def test_without_an_event_loop(client: bide.Client, vhost_url: str) -> None:
+    def ask() -> list[bytes]:
+        with (
+            bide.connect_sync(vhost_url) as blocking,
+            SyncCaller(blocking) as caller,
+            ThreadPoolExecutor(4) as threads,
+        ):
+            answers = list(threads.map(lambda text: caller.call(text, to="prices").body, ("a", "b", "c", "d")))
+            with pytest.raises(ReplyTimeoutError):
+                caller.call("slow", to="prices", timeout="100ms")
+            return answers
+
+    async def handler(request: bide.Message) -> str:
+        if request.body == b"slow":
+            await asyncio.sleep(60)
+        return await shout(request)
+
+    async with serving(client, handler):
+        assert await asyncio.to_thread(ask) == [b"A", b"B", b"C", b"D"]
 
 
 async def test_a_server_without_its_queue(client: bide.Client, connection: Connection) -> None:
