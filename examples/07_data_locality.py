@@ -45,21 +45,21 @@ async def homes(client: bide.Client, partitions: int) -> dict[str, set[str]]:
     return heard
 
 
+def clicks(partitions: int) -> bide.Topology:
+    return data_locality("example7.clicks", queue="example7.clicks", partitions=partitions, header="user-id")
+
+
 async def main() -> None:
     async with bide.connect() as client:
-        for partitions in (3, 4):
-            topology = data_locality(
-                "example7.clicks", queue="example7.clicks", partitions=partitions, header="user-id"
-            )
-            await client.declare(topology)
-            if partitions == 3:
-                before = await homes(client, 3)
-                assert all(len(places) == 1 for places in before.values())
-                print(f"with 3 partitions: {len(before)} users, each counted in one place")
+        await client.declare(clicks(3))
+        before = await homes(client, 3)
+        assert all(len(places) == 1 for places in before.values())
+        print(f"with 3 partitions: {len(before)} users, each counted in one place")
+        await client.declare(clicks(4))
         after = await homes(client, 4)
         moved = {next(iter(after[user])) for user in USERS if after[user] != before[user]}
         print(f"with 4 partitions: some moved, all of them to {', '.join(sorted(moved))}")
-        await client.destroy(topology, force=True)
+        await client.destroy(clicks(4), force=True)
 
 
 asyncio.run(main())

@@ -22,22 +22,28 @@ CLOCK = bide.Clock(max_delay=timedelta(seconds=10), resolution=timedelta(millise
 
 async def main() -> None:
     topology = delayed_message_exchange("example15.reminders", bindings={"example15.mail": ["user.#"]})
+    headers = {"x-delay": 300}
     async with bide.connect(infrastructure=CLOCK) as client:
         try:
             await client.declare(topology)
-            publish = client.publish
         except UnsupportedBrokerError:
             print("no plugin here")
             topology = bide.Topology(
                 [bide.Exchange("example15.reminders", "topic")], topology.queues, topology.bindings
             )
             await client.declare(topology)
-            publish = DelayedMessagePublisher(client).publish
-        await publish("tea", exchange="example15.reminders", routing_key="user.7", headers={"x-delay": 300})
+            await DelayedMessagePublisher(client).publish(
+                "tea", exchange="example15.reminders", routing_key="user.7", headers=headers
+            )
+        else:
+            # The plugin knows of no mandatory messages, since it routes them later.
+            await client.publish(
+                "tea", exchange="example15.reminders", routing_key="user.7", headers=headers, mandatory=False
+            )
         async with client.consume("example15.mail") as messages:
-            message = await anext(messages)
-            print(f"reminder for {message.routing_key}, x-delay was {-message.headers['x-delay']}")
-            await message.ack()
+            reminder = await anext(messages)
+            print(f"reminder for {reminder.routing_key}, x-delay was {-reminder.headers['x-delay']}")
+            await reminder.ack()
         await client.destroy(topology)
 
 
