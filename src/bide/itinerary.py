@@ -120,18 +120,16 @@ class _Planner:
     def plan(self, exchange: str) -> Itinerary:
         exchanges = {one.name: one for one in (*PREDECLARED, *self.topology.exchanges)}
         certain = self._walk(exchange, exchanges, maybe=False, seen=frozenset())
-        reached = frozenset(stop.exchange for stop in self.stops)
         doubtful = [
-            look.name
-            for stop in self.stops
-            for look in stop.looks
-            if look.goes is None and look.kind == "exchange" and look.name not in reached
+            look.name for stop in self.stops for look in stop.looks if look.goes is None and look.kind == "exchange"
         ]
         possible = {
             look.name for stop in self.stops for look in stop.looks if look.goes is None and look.kind == "queue"
         }
-        for name in dict.fromkeys(doubtful):
-            possible |= self._walk(name, exchanges, maybe=True, seen=reached)
+        for name in doubtful:
+            visited = frozenset(stop.exchange for stop in self.stops)
+            if name not in visited:
+                possible |= self._walk(name, exchanges, maybe=True, seen=visited)
         return Itinerary(
             stops=tuple(self.stops), queues=tuple(sorted(certain)), possible=tuple(sorted(possible - certain))
         )

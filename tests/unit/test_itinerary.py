@@ -107,6 +107,24 @@ def test_what_only_the_broker_knows() -> None:
     assert [(stop.exchange, stop.certain) for stop in way.stops] == [("in", True), ("a", False), ("b", False)]
 
 
+def test_what_two_doubtful_ways_lead_to_is_told_once() -> None:
+    names = ("in", "a", "b", "c")
+    topology = Topology(
+        [Exchange(name, "x-random" if name == "in" else "fanout") for name in names],
+        [Queue("q")],
+        [
+            *(
+                Binding(source, destination, destination_type="exchange")
+                for source, destination in (("in", "a"), ("in", "b"), ("a", "c"), ("b", "c"))
+            ),
+            Binding("c", "q"),
+        ],
+    )
+    way = plan(topology, "in")
+    assert sorted(stop.exchange for stop in way.stops) == sorted(names)
+    assert way.possible == ("q",)
+
+
 def test_the_plugin_routes_by_its_inner_type() -> None:
     way = plan(find_pattern("15").sample_topology(), "reminders", "user.7")
     assert way.queues == ("mail",)
