@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 from email.message import EmailMessage
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from bide.errors import InvalidInputError
 from bide.patterns import alternates, broadcast, conventions, delays, partitions, primitives, rpc, service_classes
 from bide.patterns.building import references
 from bide.patterns.catalogue import PATTERNS, Pattern, find_pattern
-from bide.patterns.options import header_value
+from bide.patterns.options import header_value, options_of
 from bide.rendering import definitions, from_definitions, graphviz, mermaid
 from bide.routing import route, travel
 from bide.topology import Topology
@@ -103,11 +104,33 @@ def test_options_that_cannot_be_read(name: str, texts: Mapping[str, Sequence[str
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("pet", "pet"), ("2", 2), ('"2"', "2"), ("2.5", 2.5), ("true", True), ("null", "null"), ("[1]", "[1]"), ("", "")],
+    [
+        ("pet", "pet"),
+        ("2", 2),
+        ('"2"', "2"),
+        ("2.5", 2.5),
+        ("true", True),
+        ("null", "null"),
+        ("[1]", "[1]"),
+        ("", ""),
+        ("NaN", "NaN"),
+    ],
 )
 def test_a_header_value_has_a_type(text: str, value: object) -> None:
     assert header_value(text) == value
     assert type(header_value(text)) is type(value)
+
+
+def test_a_docstring_without_its_indentation_is_read_alike() -> None:
+    """As Python 3.13 keeps it."""
+
+    def build(exchange: str, *, queues: Sequence[str]) -> Topology:
+        return broadcast.fanout_broadcast(exchange, queues=queues)
+
+    function: Any = broadcast.fanout_broadcast
+    build.__doc__ = inspect.cleandoc(function.__doc__)
+    assert options_of(build) == options_of(function)[:2]
+    assert all(one.help for one in options_of(build))
 
 
 # -- where messages go, by the model of the routing

@@ -153,6 +153,8 @@ def _way_to(exchange_type: str) -> str:
             "publish with delay=... to an exchange of the plain type instead (Client.publish), or keep the x-delay "
             "header and publish with bide.delayed_message.DelayedMessagePublisher; neither needs the plugin"
         )
+    if exchange_type == "x-local-random":
+        return "upgrade the broker to RabbitMQ 4.0 or later, or use another type"
     plugin = _PLUGINS.get(exchange_type)
     if plugin is None:
         return "enable the plugin that adds it, or use another type"

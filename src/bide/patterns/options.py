@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Never
 
 from bide.errors import InvalidInputError
 from bide.topology import Argument, Topology
@@ -121,24 +121,28 @@ def header_value(text: str) -> Argument:
     Headers exchanges compare the types too.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_no_constant)
     except ValueError:
         return text
     return value if isinstance(value, str | int | float) else text
+
+
+def _no_constant(name: str) -> Never:
+    """NaN and its like are no JSON, though Python reads them."""
+    raise ValueError(name)
 
 
 def options_of(function: Callable[..., Topology]) -> tuple[Option, ...]:
     """The options of a pattern's function, in order.
 
     Raises:
-        TypeError: a parameter is of a type that no option has, or the docstring does not explain it.
+        TypeError: a parameter is of a type that no option has.
     """
     explained = {name: " ".join(text.split()) for name, text in _ARGUMENT.findall(_unindented(function.__doc__ or ""))}
     options = []
     for parameter in inspect.signature(function).parameters.values():
         kind = _KINDS.get(str(parameter.annotation).removesuffix(" | None"))
-        text = explained.get(parameter.name)
-        if kind is None or text is None:
+        if kind is None:
             raise TypeError(f"{function.__name__}: the parameter {parameter.name} cannot be made an option")
         name = parameter.name if kind in ("text", "number") else _PLURAL.sub("", parameter.name)
         options.append(
@@ -148,7 +152,7 @@ def options_of(function: Callable[..., Topology]) -> tuple[Option, ...]:
                 kind=kind,
                 form=_FORMS[kind],
                 required=parameter.default is inspect.Parameter.empty,
-                help=text,
+                help=explained.get(parameter.name, ""),  # "python -OO" has no docstrings
             )
         )
     return tuple(options)

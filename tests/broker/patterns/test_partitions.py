@@ -10,7 +10,7 @@ import pytest
 
 import bide
 from bide.broker.configuration import MANAGEMENT_PLUGIN
-from bide.errors import UnsupportedBrokerError
+from bide.errors import DeclarationMismatchError, UnsupportedBrokerError
 from bide.partitions import consume_partitions
 from bide.patterns.partitions import data_locality, ordered_partitions, partition_queues
 from tests.broker.receiving import eventually
@@ -140,3 +140,22 @@ async def test_a_broker_without_the_plugin(rabbitmq: Rabbitmq) -> None:
             # The client's own connection is as good as before.
             await client.declare(bide.Topology(queues=[bide.Queue("q")]))
             await client.publish("still here", to="q")
+
+
+async def test_an_exchange_of_another_type_is_in_the_way(client: bide.Client) -> None:
+    await client.declare(bide.Topology([bide.Exchange("x", "fanout")]))
+    with pytest.raises(DeclarationMismatchError, match="the exchange 'x' exists with type = fanout") as caught:
+        await client.declare(ordered_partitions("x", queue="q", partitions=2))
+    assert caught.value.applied == "nothing"
+
+
+async def test_a_type_that_nobody_has_heard_of(client: bide.Client, release: tuple[int, ...]) -> None:
+    with pytest.raises(
+        UnsupportedBrokerError, match=r"'x-random', which the exchange 'x' is of: run 'rabbitmq-plugins"
+    ):
+        await client.declare(bide.Topology([bide.Exchange("x", "x-random")]))
+    if release < (4, 0):
+        with pytest.raises(UnsupportedBrokerError, match=r"upgrade the broker to RabbitMQ 4\.0"):
+            await client.declare(bide.Topology([bide.Exchange("x", "x-local-random")]))
+    else:
+        await client.declare(bide.Topology([bide.Exchange("x", "x-local-random")]))
