@@ -30,9 +30,10 @@ def priority_queue(
     priorities 0 to 31 from 4.3 on. On 3.x it takes no notice of them.
 
     Caveats: starvation: while urgent messages keep coming, the others wait, and their TTL does not free them, because
-    only what is next in line expires. Overflow: a full classic queue makes room at its head, where the urgent messages
-    are, so that a message of low priority pushes out one of high priority; overflow=reject-publish refuses the new one
-    instead. Prefer pattern 10 where you can.
+    only what is next in line expires (a quorum queue of RabbitMQ 4.3 looks at each priority, and frees them). Overflow:
+    a full queue makes room at its head, where the urgent messages are. So a message of low priority pushes out one of
+    high priority, and an urgent one that comes to a queue full of others is dropped itself, at once;
+    overflow=reject-publish refuses the new one instead. Prefer pattern 10 where you can.
 
     Args:
         queue: the queue.
