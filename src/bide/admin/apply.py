@@ -30,6 +30,9 @@ MINIMUM_RELEASE: Final = (3, 10)
 
 _IN_FLIGHT: Final = 256
 
+_NO_SUCH_TYPE: Final = ("unknown exchange type", "invalid exchange type")
+"""The broker's words for a type that it has never heard of, and for one whose plugin is not enabled."""
+
 _EVERYWHERE: Final = frozenset({"direct", "topic", "fanout", "headers"})
 """Exchange types that need no plugin."""
 
@@ -136,7 +139,7 @@ async def check_exchange_types(connection: Connection, topology: Topology) -> No
             try:
                 await (await probing.channel()).declare_exchange(exchange)
             except BrokerError as error:
-                if "unknown exchange type" not in str(error):
+                if not any(text in str(error) for text in _NO_SUCH_TYPE):
                     raise
                 raise UnsupportedBrokerError(
                     f"the broker at {connection.address} has no exchange type {exchange.type!r}, which the exchange "
