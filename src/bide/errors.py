@@ -11,6 +11,7 @@
     │   ├── UnsupportedTargetError     this infrastructure cannot deliver to this kind of target
     │   ├── MessageTooLargeError       a body over the limit
     │   ├── InvalidUrlError            a broker URL that cannot be read
+    │   ├── InvalidOptionError         an option of the Spark data source that is unknown or cannot be read
     │   └── InvalidTopologyError       a topology that contradicts itself
     ├── BrokerError: the broker, or the way to it, said no
     │   ├── BrokerUnreachableError     nothing answers at that address
@@ -98,6 +99,10 @@ class MessageTooLargeError(InvalidInputError):
 
 class InvalidUrlError(InvalidInputError):
     """The broker URL cannot be read."""
+
+
+class InvalidOptionError(InvalidInputError):
+    """An option of the data source is unknown, or its value cannot be read."""
 
 
 class InvalidTopologyError(InvalidInputError):

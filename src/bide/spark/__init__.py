@@ -1,0 +1,22 @@
+"""RabbitMQ as a data source of Spark: ``spark.read.format("rabbitmq")``, and the same for streaming and writing.
+
+It needs ``bide[spark]``. Spark finds the data source by itself where bide is installed, through the package
+``pyspark_bide``; :func:`register` does it explicitly, for a session that looked for data sources before that,
+or for Spark Connect.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format ``rabbitmq`` known to a session; once more does no harm."""
+    from bide.spark.datasource import RabbitMQDataSource
+
+    spark.dataSource.register(RabbitMQDataSource)

@@ -1,0 +1,70 @@
+"""The columns that are read, for Spark and for Arrow."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from bide.errors import InvalidOptionError
+
+VALUE: Final = "value"
+HEADERS: Final = "headers"
+
+_TEXT: Final = pa.string()
+_TIME: Final = pa.timestamp("us", tz="UTC")
+
+COLUMNS: Final[dict[str, tuple[DataType, pa.DataType]]] = {
+    VALUE: (BinaryType(), pa.binary()),
+    "stream": (StringType(), _TEXT),
+    "offset": (LongType(), pa.int64()),
+    "timestamp": (TimestampType(), _TIME),
+    "exchange": (StringType(), _TEXT),
+    "routing_key": (StringType(), _TEXT),
+    "message_id": (StringType(), _TEXT),
+    "correlation_id": (StringType(), _TEXT),
+    "content_type": (StringType(), _TEXT),
+    "due": (TimestampType(), _TIME),
+    "scheduled": (TimestampType(), _TIME),
+    HEADERS: (MapType(StringType(), StringType()), pa.map_(_TEXT, _TEXT)),
+}
+"""Every column with its type in Spark and in Arrow, in the order of the table."""
+
+
+def table_schema(*, include_headers: bool) -> StructType:
+    """The table's columns; ``headers`` only when asked for, as in Spark's source for Kafka."""
+    return StructType(
+        [StructField(name, kind) for name, (kind, _) in COLUMNS.items() if include_headers or name != HEADERS]
+    )
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The same columns for Arrow.
+
+    Raises:
+        InvalidOptionError: the schema, which the user may choose, has a column that is not read, or of another type.
+    """
+    fields = []
+    for field in schema.fields:
+        spark_type, arrow_type = COLUMNS.get(field.name, (None, None))
+        if spark_type is None:
+            raise InvalidOptionError(
+                f"the schema has a column {field.name!r} that is not read: known are {', '.join(COLUMNS)}"
+            )
+        if field.dataType != spark_type or not field.nullable:
+            raise InvalidOptionError(
+                f"the schema has the column {field.name!r} as {field.dataType.simpleString()}"
+                f"{'' if field.nullable else ' not null'}: it is {spark_type.simpleString()}, nullable"
+            )
+        fields.append(pa.field(field.name, arrow_type))
+    return pa.schema(fields)
