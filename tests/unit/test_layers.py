@@ -33,6 +33,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *("endpoint", "event_bus", "lifecycle"),
     ),
     "admin": ("admin", "broker"),
+    "stream": ("stream",),
     "amqp": ("amqp",),
     "recoverability": ("recoverability",),
     "patterns": ("patterns",),
