@@ -9,7 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from bide.spark.columns import table_schema
+from bide.spark.options import Options
 
 
 class RabbitMQDataSource(DataSource):
@@ -24,3 +28,21 @@ class RabbitMQDataSource(DataSource):
     def name(cls) -> str:
         """The name of the format."""
         return "rabbitmq"
+
+    def schema(self) -> StructType:
+        """The columns of a read. A schema of the user's may choose some of them."""
+        return table_schema(include_headers=Options(self.options).flag("includeHeaders", default=False))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A batch read."""
+        from bide.spark.read_options import ReadOptions
+        from bide.spark.source import StreamsReader
+
+        return StreamsReader(ReadOptions.read(Options(self.options), self.environment, streaming=False), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
+        """A query's read."""
+        from bide.spark.read_options import ReadOptions
+        from bide.spark.source import StreamsQueryReader
+
+        return StreamsQueryReader(ReadOptions.read(Options(self.options), self.environment, streaming=True), schema)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import struct
 import uuid
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bide.errors import UndecodableMessageError
 
@@ -55,16 +54,15 @@ class Symbol(str):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Sections:
-    """A message, cut up.
+class Sections(NamedTuple):
+    """A message, cut up. A tuple, because that is made quickest.
 
     Attributes:
         annotations: the encoded map of message annotations, empty without.
         properties: the encoded list of properties, empty without.
         application: the encoded map of application properties, empty without.
-        body: the bytes of its data; of a message whose body is a value or a sequence, None.
-        value: the encoded body, where it is a value; of sequences, each.
+        body: the bytes of its data; None of a message whose body is a value or made of sequences.
+        value: that body, encoded.
     """
 
     annotations: bytes
@@ -149,6 +147,36 @@ def decode(data: bytes) -> Any:
     if at != len(data):
         raise UndecodableMessageError("a value is longer or shorter than it says")
     return value
+
+
+def identity(properties: bytes) -> tuple[Any, Any, Any]:
+    """Message id, correlation id and content type, from an encoded list of properties; None for what is not set.
+
+    Raises:
+        UndecodableMessageError: it is no list, or ends too early.
+    """
+    try:
+        match properties[0]:
+            case 0xC0:
+                count, at = properties[2], 3
+            case 0xD0:
+                count, at = _LENGTH.unpack_from(properties, 5)[0], 9
+            case 0x45:
+                return None, None, None
+            case _:
+                raise UndecodableMessageError("its properties are no list")
+        found: list[Any] = []
+        for _ in range(min(count, 7)):
+            if properties[at] == 0x40:
+                found.append(None)
+                at += 1
+            else:
+                value, at = _value(properties, at, 1)
+                found.append(value)
+    except (IndexError, struct.error):
+        raise UndecodableMessageError("its properties end too early") from None
+    found += [None] * (7 - len(found))
+    return found[0], found[5], found[6]
 
 
 def _value(data: bytes, at: int, depth: int) -> tuple[Any, int]:
