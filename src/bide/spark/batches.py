@@ -7,14 +7,14 @@ from base64 import b64encode
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import pyarrow as pa
 
 from bide.delay.infrastructure import HEADER_DUE, HEADER_SENT
 from bide.errors import UndecodableMessageError
-from bide.stream.amqp10 import Sections, decode, identity, sections
+from bide.stream.amqp10 import Sections, decode, identity, lookup, sections
 from bide.stream.chunk import COMPRESSIONS, Chunk, unpack_gzip
 
 MOST_ROWS: Final = 10_000
@@ -26,6 +26,8 @@ _LATEST: Final = 253_402_300_800_000
 """Milliseconds from 1970 to the year 10000, where Spark's calendar ends for Python."""
 
 _BY_ARROW: Final = frozenset({"lz4", "zstd"})
+_DUE: Final = HEADER_DUE.encode()
+_SENT: Final = HEADER_SENT.encode()
 _OWN_ANNOTATIONS: Final = ("x-exchange", "x-routing-key")
 _BROKER_PREFIXES: Final = ("x-opt-", "x-basic-", "x-stream-")
 
@@ -49,6 +51,20 @@ def unpack(compression: int, data: bytes, length: int) -> bytes:
     return unpacked
 
 
+class Row(NamedTuple):
+    """What a message says itself; the names are those of the columns."""
+
+    value: bytes
+    exchange: str | None = None
+    routing_key: str | None = None
+    message_id: str | None = None
+    correlation_id: str | None = None
+    content_type: str | None = None
+    due: int | None = None
+    scheduled: int | None = None
+    headers: list[tuple[str, str | None]] | None = None
+
+
 class Batches:
     """Turns the chunks of one stream into record batches with the columns of a schema."""
 
@@ -56,15 +72,16 @@ class Batches:
         self._schema = schema
         self._stream = stream
         self._raw = raw
-        self._columns: dict[str, list[Any]] = {name: [] for name in schema.names}
-        self._bytes = 0
-        self._rows = 0
         wanted = set(schema.names)
         self._headers = "headers" in wanted
         self._routing = bool(wanted & {"exchange", "routing_key", "headers"})
         self._identity = bool(wanted & {"message_id", "correlation_id", "content_type"})
         self._times = bool(wanted & {"due", "scheduled"})
         self._entries: dict[bytes, Entry] = {}
+        self._rows: list[Row] = []
+        self._offsets: list[int] = []
+        self._timestamps: list[int] = []
+        self._bytes = 0
 
     def add(self, chunk: Chunk, first: int, last: int) -> Iterator[pa.RecordBatch]:
         """Take in the messages between two indexes of a chunk; yields the batches that are full.
@@ -72,64 +89,79 @@ class Batches:
         Raises:
             UndecodableMessageError: a message is not one of AMQP 1.0, and it is not wanted as it is.
         """
-        offset = chunk.first + first
-        stamp = chunk.timestamp * 1000
-        columns = self._columns
-        for data in islice(chunk.messages(unpack), first, last):
+        messages = islice(chunk.messages(unpack), first, last)
+        size = max(1, len(chunk.data) // max(1, chunk.count))
+        offset, end = chunk.first + first, chunk.first + last
+        while offset < end:
+            room = max(1, min(MOST_ROWS - len(self._rows), (MOST_BYTES - self._bytes) // size))
+            until = min(end, offset + room)
+            self._extend(islice(messages, until - offset), offset)
+            self._offsets.extend(range(offset, until))
+            self._timestamps.extend([chunk.timestamp * 1000] * (until - offset))
+            self._bytes += size * (until - offset)
+            offset = until
+            if len(self._rows) >= MOST_ROWS or self._bytes + size > MOST_BYTES:
+                yield self.take()
+
+    def _extend(self, messages: Iterator[bytes], offset: int) -> None:
+        rows = self._rows
+        begun = len(rows)
+        for data in messages:
             try:
-                row = self._row(data)
+                rows.append(self._row(data))
             except UndecodableMessageError as error:
                 if not self._raw:
                     raise UndecodableMessageError(
-                        f"the message at offset {offset:,} of stream {self._stream!r} cannot be read: {error}. "
-                        "The option undecodable=raw takes such messages as they are"
+                        f"the message at offset {offset + len(rows) - begun:,} of stream {self._stream!r} cannot be "
+                        f"read: {error}. The option undecodable=raw takes such messages as they are"
                     ) from error
-                row = {"value": data}
-            row["offset"] = offset
-            row["timestamp"] = stamp
-            row["stream"] = self._stream
-            for name, values in columns.items():
-                values.append(row.get(name))
-            offset += 1
-            self._rows += 1
-            self._bytes += len(data)
-            if self._rows >= MOST_ROWS or self._bytes >= MOST_BYTES:
-                yield self.take()
+                rows.append(Row(data))
 
     @property
     def rows(self) -> int:
         """How many rows wait to be taken."""
-        return self._rows
+        return len(self._rows)
 
     def take(self) -> pa.RecordBatch:
         """The rows so far."""
-        arrays = [pa.array(self._columns[field.name], type=field.type) for field in self._schema]
-        for values in self._columns.values():
-            values.clear()
-        self._rows = self._bytes = 0
+        columns: dict[str, Any] = dict(zip(Row._fields, zip(*self._rows, strict=True), strict=False))
+        columns["offset"] = self._offsets
+        columns["timestamp"] = self._timestamps
+        columns["stream"] = pa.repeat(self._stream, len(self._rows))
+        arrays = [pa.array(columns[field.name], type=field.type) for field in self._schema]
+        self._rows, self._offsets, self._timestamps, self._bytes = [], [], [], 0
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _row(self, data: bytes) -> dict[str, Any]:
+    def _row(self, data: bytes) -> Row:
         cut = sections(data)
-        row: dict[str, Any] = {"value": cut.body if cut.body is not None else _body(cut)}
+        exchange = routing_key = message_id = correlation_id = content_type = headers = due = sent = None
         annotated: dict[str, Any] = {}
         if self._routing and cut.annotations:
-            row["exchange"], row["routing_key"], annotated = self._annotations(cut.annotations)
+            exchange, routing_key, annotated = self._annotations(cut.annotations)
         if self._identity and cut.properties:
-            message_id, correlation_id, content_type = identity(cut.properties)
-            row["message_id"] = text_of(message_id)
-            row["correlation_id"] = text_of(correlation_id)
-            row["content_type"] = text_of(content_type)
-        if cut.application and (self._headers or (self._times and b"bide-" in cut.application)):
-            headers = decode(cut.application)
-            if not isinstance(headers, dict):
-                raise UndecodableMessageError("its application properties are no map")
-            row["due"] = _time(headers.get(HEADER_DUE))
-            row["scheduled"] = _time(headers.get(HEADER_SENT))
-            annotated = {**annotated, **headers}
+            message_id, correlation_id, content_type = map(text_of, identity(cut.properties))
+        if cut.application:
+            if self._headers:
+                application = decode(cut.application)
+                if not isinstance(application, dict):
+                    raise UndecodableMessageError("its application properties are no map")
+                due, sent = application.get(HEADER_DUE), application.get(HEADER_SENT)
+                annotated = {**annotated, **application}
+            elif self._times and b"bide-" in cut.application:
+                due, sent = lookup(cut.application, _DUE, _SENT)
         if self._headers and annotated:
-            row["headers"] = [(str(name), text_of(value)) for name, value in annotated.items()]
-        return row
+            headers = [(str(name), text_of(value)) for name, value in annotated.items()]
+        return Row(
+            cut.body if cut.body is not None else _body(cut),
+            exchange,
+            routing_key,
+            message_id,
+            correlation_id,
+            content_type,
+            due if due is None else _time(due),
+            sent if sent is None else _time(sent),
+            headers,
+        )
 
     def _annotations(self, data: bytes) -> Entry:
         """They are the same for most messages of a stream: read them once."""
@@ -174,9 +206,10 @@ def _time(value: Any) -> int | None:
 
 def text_of(value: Any) -> str | None:
     """A value of AMQP as text: bytes are read as UTF-8, or else as Base64; lists and maps are JSON."""
+    # First what is most frequent.
+    if value is None or type(value) is str:
+        return value
     match value:
-        case None:
-            return None
         case str():
             return str(value)
         case bool():

@@ -46,6 +46,9 @@ _NUMBERS: Final = {
 _CONSTANTS: Final = {0x40: None, 0x41: True, 0x42: False, 0x43: 0, 0x44: 0}
 
 _LENGTH: Final = struct.Struct(">I")
+_SHORT: Final = frozenset({0xA0, 0xA1, 0xA3, 0xC0, 0xC1})
+_LONG: Final = frozenset({0xB0, 0xB1, 0xB3, 0xD0, 0xD1})
+"""Binary, text, symbol, list and map, with lengths of one byte and of four."""
 
 
 class Symbol(str):
@@ -82,6 +85,7 @@ def sections(data: bytes) -> Sections:
     body: bytes | None = None
     values: list[bytes] = []
     at, end = 0, len(data)
+    unpack_length = _LENGTH.unpack_from
     try:
         while at < end:
             if data[at]:
@@ -92,14 +96,20 @@ def sections(data: bytes) -> Sections:
                 kind, at = int.from_bytes(data[at + 2 : at + 10]), at + 10
             else:
                 raise UndecodableMessageError(f"a section of the unknown kind {data[at + 1]:#04x}")
-            start = at
-            at = _after(data, at)
+            start, form = at, data[at]
+            # Nearly all sections are of one of these forms.
+            if form in _SHORT:
+                at += 2 + data[at + 1]
+            elif form in _LONG:
+                at += 5 + unpack_length(data, at + 1)[0]
+            else:
+                at = _after(data, at)
             if at > end:
                 raise IndexError
             if kind == _DATA:
-                skipped = start + (2 if data[start] == 0xA0 else 5)
-                if data[start] not in (0xA0, 0xB0):
-                    raise UndecodableMessageError(f"its data are of type {data[start]:#04x}, not binary")
+                skipped = start + (2 if form == 0xA0 else 5)
+                if form not in (0xA0, 0xB0):
+                    raise UndecodableMessageError(f"its data are of type {form:#04x}, not binary")
                 body = data[skipped:at] if body is None else body + data[skipped:at]
             elif kind == _ANNOTATIONS:
                 annotations = data[start:at]
@@ -167,16 +177,56 @@ def identity(properties: bytes) -> tuple[Any, Any, Any]:
                 raise UndecodableMessageError("its properties are no list")
         found: list[Any] = []
         for _ in range(min(count, 7)):
-            if properties[at] == 0x40:
+            kind = properties[at]
+            if kind == 0x40:
                 found.append(None)
                 at += 1
+            elif kind == 0xA1 or kind == 0xA3:
+                end = at + 2 + properties[at + 1]
+                found.append(properties[at + 2 : end].decode())
+                at = end
             else:
                 value, at = _value(properties, at, 1)
                 found.append(value)
+        if at > len(properties):
+            raise IndexError
+    except UnicodeDecodeError:
+        raise UndecodableMessageError("a text in its properties is not UTF-8") from None
     except (IndexError, struct.error):
         raise UndecodableMessageError("its properties end too early") from None
     found += [None] * (7 - len(found))
     return found[0], found[5], found[6]
+
+
+def lookup(application: bytes, *names: bytes) -> list[Any]:
+    """The values under some names in an encoded map of application properties; None for what is not there.
+
+    Quicker than to read all of it.
+
+    Raises:
+        UndecodableMessageError: it is no map, or ends too early.
+    """
+    found: list[Any] = [None] * len(names)
+    try:
+        if application[0] == 0xC1:
+            count, at = application[2], 3
+        elif application[0] == 0xD1:
+            count, at = _LENGTH.unpack_from(application, 5)[0], 9
+        else:
+            raise UndecodableMessageError("its application properties are no map")
+        for _ in range(count // 2):
+            start = at
+            at = _after(application, at)
+            name = application[start + (2 if application[start] in _SHORT else 5) : at]
+            if name in names:
+                found[names.index(name)], at = _value(application, at, 1)
+            else:
+                at = _after(application, at)
+    except (IndexError, struct.error):
+        raise UndecodableMessageError("its application properties end too early") from None
+    if at != len(application):
+        raise UndecodableMessageError("its application properties are longer or shorter than they say")
+    return found
 
 
 def _value(data: bytes, at: int, depth: int) -> tuple[Any, int]:
