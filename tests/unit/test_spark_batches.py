@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bide.errors import UndecodableMessageError
 from bide.spark import batches
 from bide.spark.batches import Batches, text_of, unpack
-from bide.spark.columns import arrow_schema, table_schema
+from bide.spark.columns import STREAM_COLUMNS, arrow_schema, table_schema
 from bide.stream.amqp10 import Symbol, identity, lookup
 from bide.stream.chunk import HEADER, Chunk
 from tests.unit.test_amqp10 import FROM_3_10, FROM_4_3, encode, section
@@ -29,7 +29,7 @@ def chunk(messages: list[bytes], first: int = 100) -> Chunk:
 
 
 def read(*messages: bytes, headers: bool = True, raw: bool = False) -> list[dict[str, Any]]:
-    made = Batches(arrow_schema(table_schema(include_headers=headers)), "s", raw=raw)
+    made = Batches(arrow_schema(table_schema(STREAM_COLUMNS, include_headers=headers), STREAM_COLUMNS), "s", raw=raw)
     assert list(made.add(chunk(list(messages)), 0, len(messages))) == []
     rows: list[dict[str, Any]] = made.take().to_pylist()
     return rows
@@ -119,7 +119,9 @@ def test_batches_have_their_bounds_and_lose_nothing(sizes: list[int], rows: int,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches, "MOST_ROWS", rows)
         patch.setattr(batches, "MOST_BYTES", most_bytes)
-        made = Batches(arrow_schema(table_schema(include_headers=False)), "s", raw=False)
+        made = Batches(
+            arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False), STREAM_COLUMNS), "s", raw=False
+        )
         found: list[pa.RecordBatch] = []
         first = 0
         for size in sizes:
@@ -134,7 +136,7 @@ def test_batches_have_their_bounds_and_lose_nothing(sizes: list[int], rows: int,
 
 
 def test_a_part_of_a_chunk() -> None:
-    made = Batches(arrow_schema(table_schema(include_headers=False)), "s", raw=False)
+    made = Batches(arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False), STREAM_COLUMNS), "s", raw=False)
     assert list(made.add(chunk([message(body=b"%d" % number) for number in range(9)]), 3, 5)) == []
     assert [(row["offset"], row["value"]) for row in made.take().to_pylist()] == [(103, b"3"), (104, b"4")]
 

@@ -7,12 +7,15 @@ or for Spark Connect.
 
 from __future__ import annotations
 
+import typing
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register"]
+    from bide.spark.draining import Drained, drain
+
+__all__ = ["Drained", "drain", "register"]
 
 
 def register(spark: SparkSession) -> None:
@@ -20,3 +23,11 @@ def register(spark: SparkSession) -> None:
     from bide.spark.datasource import RabbitMQDataSource
 
     spark.dataSource.register(RabbitMQDataSource)
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name not in ("Drained", "drain"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import bide.spark.draining
+
+    return getattr(bide.spark.draining, name)

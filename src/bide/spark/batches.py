@@ -158,8 +158,8 @@ class Batches:
             message_id,
             correlation_id,
             content_type,
-            due if due is None else _time(due),
-            sent if sent is None else _time(sent),
+            due if due is None else microseconds(due),
+            sent if sent is None else microseconds(sent),
             headers,
         )
 
@@ -199,7 +199,7 @@ def _body(cut: Sections) -> bytes:
     return (text_of(value) or "").encode()
 
 
-def _time(value: Any) -> int | None:
+def microseconds(value: Any) -> int | None:
     """Microseconds from the milliseconds in a header, or None where that is no time."""
     return value * 1000 if type(value) is int and 0 <= value < _LATEST else None
 

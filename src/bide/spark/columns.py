@@ -24,11 +24,10 @@ HEADERS: Final = "headers"
 _TEXT: Final = pa.string()
 _TIME: Final = pa.timestamp("us", tz="UTC")
 
-COLUMNS: Final[dict[str, tuple[DataType, pa.DataType]]] = {
-    VALUE: (BinaryType(), pa.binary()),
-    "stream": (StringType(), _TEXT),
-    "offset": (LongType(), pa.int64()),
-    "timestamp": (TimestampType(), _TIME),
+Columns = dict[str, tuple[DataType, pa.DataType]]
+"""Columns by name, with their types in Spark and in Arrow."""
+
+_OF_MESSAGES: Final[Columns] = {
     "exchange": (StringType(), _TEXT),
     "routing_key": (StringType(), _TEXT),
     "message_id": (StringType(), _TEXT),
@@ -38,17 +37,38 @@ COLUMNS: Final[dict[str, tuple[DataType, pa.DataType]]] = {
     "scheduled": (TimestampType(), _TIME),
     HEADERS: (MapType(StringType(), StringType()), pa.map_(_TEXT, _TEXT)),
 }
-"""Every column with its type in Spark and in Arrow, in the order of the table."""
+
+STREAM_COLUMNS: Final[Columns] = {
+    VALUE: (BinaryType(), pa.binary()),
+    "stream": (StringType(), _TEXT),
+    "offset": (LongType(), pa.int64()),
+    "timestamp": (TimestampType(), _TIME),
+    **_OF_MESSAGES,
+}
+"""What is read from streams, in the order of the table."""
+
+QUEUE_COLUMNS: Final[Columns] = {
+    VALUE: (BinaryType(), pa.binary()),
+    "queue": (StringType(), _TEXT),
+    "id": (StringType(), _TEXT),
+    "reason": (StringType(), _TEXT),
+    "failed_queue": (StringType(), _TEXT),
+    "failed_at": (TimestampType(), _TIME),
+    "exception": (StringType(), _TEXT),
+    "error": (StringType(), _TEXT),
+    **_OF_MESSAGES,
+}
+"""What is read from queues."""
 
 
-def table_schema(*, include_headers: bool) -> StructType:
+def table_schema(columns: Columns, *, include_headers: bool) -> StructType:
     """The table's columns; ``headers`` only when asked for, as in Spark's source for Kafka."""
     return StructType(
-        [StructField(name, kind) for name, (kind, _) in COLUMNS.items() if include_headers or name != HEADERS]
+        [StructField(name, kind) for name, (kind, _) in columns.items() if include_headers or name != HEADERS]
     )
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
+def arrow_schema(schema: StructType, columns: Columns) -> pa.Schema:
     """The same columns for Arrow.
 
     Raises:
@@ -56,10 +76,10 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     """
     fields = []
     for field in schema.fields:
-        spark_type, arrow_type = COLUMNS.get(field.name, (None, None))
+        spark_type, arrow_type = columns.get(field.name, (None, None))
         if spark_type is None:
             raise InvalidOptionError(
-                f"the schema has a column {field.name!r} that is not read: known are {', '.join(COLUMNS)}"
+                f"the schema has a column {field.name!r} that is not read: known are {', '.join(columns)}"
             )
         if field.dataType != spark_type or not field.nullable:
             raise InvalidOptionError(

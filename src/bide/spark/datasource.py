@@ -12,7 +12,7 @@ from collections.abc import MutableMapping
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from bide.spark.columns import table_schema
+from bide.spark.columns import QUEUE_COLUMNS, STREAM_COLUMNS, table_schema
 from bide.spark.options import Options
 
 
@@ -31,18 +31,27 @@ class RabbitMQDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of a read. A schema of the user's may choose some of them."""
-        return table_schema(include_headers=Options(self.options).flag("includeHeaders", default=False))
+        given = Options(self.options)
+        columns = QUEUE_COLUMNS if "queue" in given else STREAM_COLUMNS
+        return table_schema(columns, include_headers=given.flag("includeHeaders", default=False))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""
-        from bide.spark.read_options import ReadOptions
+        from bide.spark.queue_source import QueueReader
+        from bide.spark.read_options import QueueOptions, ReadOptions
         from bide.spark.source import StreamsReader
 
-        return StreamsReader(ReadOptions.read(Options(self.options), self.environment, streaming=False), schema)
+        given = Options(self.options)
+        if "queue" in given:
+            return QueueReader(QueueOptions.read(given, self.environment, streaming=False), schema)
+        return StreamsReader(ReadOptions.read(given, self.environment, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
         """A query's read."""
-        from bide.spark.read_options import ReadOptions
+        from bide.spark.read_options import QueueOptions, ReadOptions
         from bide.spark.source import StreamsQueryReader
 
-        return StreamsQueryReader(ReadOptions.read(Options(self.options), self.environment, streaming=True), schema)
+        given = Options(self.options)
+        if "queue" in given:
+            QueueOptions.read(given, self.environment, streaming=True)  # which refuses it
+        return StreamsQueryReader(ReadOptions.read(given, self.environment, streaming=True), schema)

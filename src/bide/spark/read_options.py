@@ -39,7 +39,8 @@ KNOWN: Final = frozenset(
         "url",
     }
 )
-_OF_QUEUES: Final = frozenset({"limit", "mode"})
+OF_QUEUES: Final = frozenset({"includeHeaders", "limit", "mode", "queue", "url"})
+_OF_STREAMS: Final = KNOWN - {"limit", "mode", "queue"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ class ReadOptions:
         Raises:
             InvalidOptionError: one is unknown, has a bad value, or contradicts another.
         """
-        given.refuse_unknown(KNOWN - _OF_QUEUES, purpose="reading streams")
+        given.refuse_unknown(_OF_STREAMS, purpose="reading streams")
         if sum(name in given for name in ("stream", "superStream")) != 1:
             raise InvalidOptionError(
                 "give one of the options stream (a name, or several with commas between), superStream and queue"
@@ -111,6 +112,46 @@ class ReadOptions:
             fail_on_data_loss=given.flag("failOnDataLoss", default=True),
             raw=given.choice("undecodable", "fail", "raw") == "raw",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOptions:
+    """The options of a read from a queue.
+
+    Attributes:
+        url: the broker's address, with the password.
+        queue: its name.
+        limit: at most so many messages.
+    """
+
+    url: str
+    queue: str
+    limit: int | None
+
+    @classmethod
+    def read(cls, given: Options, environment: Mapping[str, str], *, streaming: bool) -> QueueOptions:
+        """Check the options.
+
+        Raises:
+            InvalidOptionError: one is unknown, or has a bad value; or a query is to read a queue.
+        """
+        if streaming:
+            raise InvalidOptionError(
+                "a queue cannot be read by a streaming query: it has no offsets to go back to. Bind a stream to the "
+                "same exchange and read that, or drain the queue in batches with bide.spark.drain"
+            )
+        for name in ("stream", "superStream"):
+            if name in given:
+                raise InvalidOptionError(f"give one of the options {name} and queue, not both")
+        given.refuse_unknown(OF_QUEUES, purpose="reading a queue")
+        if given.choice("mode", "peek", "drain") == "drain":
+            raise InvalidOptionError(
+                "the option mode is 'drain': Spark does not tell a reader when its rows are safe, so nothing may be "
+                "taken out of a queue here. bide.spark.drain(spark, queue, write=...) does it"
+            )
+        queue = given.text("queue")
+        assert queue is not None
+        return cls(url=given.url(environment), queue=queue, limit=given.count("limit"))
 
 
 def _names(text: str | None) -> tuple[str, ...]:

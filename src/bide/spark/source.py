@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from bide.errors import InvalidOptionError, OffsetsLostError
 from bide.spark.batches import Batches
-from bide.spark.columns import arrow_schema
+from bide.spark.columns import STREAM_COLUMNS, arrow_schema
 from bide.spark.offsets import Document, begin_of, document, limited, positions_of, split
 from bide.spark.read_options import Position, Positions, ReadOptions, milliseconds
 from bide.stream.log import Address, OffsetRange, StreamLogs, read_range
@@ -35,7 +35,7 @@ class _Streams:
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
-        self.schema: pa.Schema = arrow_schema(schema)
+        self.schema: pa.Schema = arrow_schema(schema, STREAM_COLUMNS)
         self.address = Address.of(options.url, options.port)
 
     def names(self, logs: StreamLogs) -> tuple[str, ...]:
