@@ -4,7 +4,7 @@ PYTHON_BIN := .venv/bin/python
 # Most tests wait for a broker: a few files at a time take half as long. WORKERS=0 runs one after the other.
 WORKERS ?= 3
 PARALLEL = --numprocesses=$(WORKERS) --dist=loadfile
-BROKER_TESTS := $(wildcard tests/broker tests/faults) tests/acceptance/test_local_broker.py
+BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
 .PHONY: help demo test test-brokers test-soak lint format lock setup java rabbitmq clean
 
@@ -18,7 +18,7 @@ demo: setup ## watch delayed messages arrive on time, on a RabbitMQ that bide st
 test: lint rabbitmq java ## lint, type-check, and run every test on the installed RabbitMQ
 	@$(PYTHON_BIN) -m pytest $(PARALLEL)
 
-test-brokers: setup ## run the broker tests on RabbitMQ 4.0 and 4.3 too (Linux, as root: each needs 520 MB)
+test-brokers: setup java ## run the broker tests on RabbitMQ 4.0 and 4.3 too (Linux, as root: each needs 520 MB)
 	@failed=; for suite in trixie forky; do \
 		root=$$(scripts/broker-root.sh $$suite) || exit 1; \
 		echo "== the RabbitMQ of $$suite"; \

@@ -182,10 +182,28 @@ class _Holder:
                     break
                 if waited >= _PATIENCE:
                     raise BrokerError(
-                        f"{self._queue!r} has {ready:,} messages and gives none: it is a stream, which "
-                        "spark.read.format('rabbitmq') reads, or another consumer has it for itself"
+                        f"{self._queue!r} has {ready:,} messages and gives none: another consumer has it for itself"
                     ) from None
+        if not found:
+            await self._refuse_stream()
         return found
+
+    async def _refuse_stream(self) -> None:
+        # A stream says that it is empty, and sends only what comes from now on; but it does not know this method.
+        async with await self._connection.channel() as channel:
+            try:
+                delivery = await channel.get(self._queue)
+            except BrokerError as error:
+                if "stream" in str(error):
+                    raise BrokerError(
+                        f"{self._queue!r} is a stream: nothing can be taken out of it, and "
+                        "spark.read.format('rabbitmq') with the option stream reads it",
+                        reply_code=540,
+                    ) from error
+                raise
+            if delivery is not None:
+                # It came this moment.
+                channel.nack(delivery.delivery_tag)
 
     async def _ready(self) -> int:
         counted = await self._subscription.channel.declare_queue(Queue(self._queue), passive=True)
