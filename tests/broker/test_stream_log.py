@@ -169,7 +169,7 @@ def test_what_retention_took_is_a_loss(
 
 def test_a_login_that_fails_is_said_without_the_password(vhost: Vhost) -> None:
     port = stream_port(vhost.broker)
-    with pytest.raises(AuthenticationError, match="does not accept user 'someone'") as caught:
+    with pytest.raises(AuthenticationError, match="does not accept user 'someone' with this password") as caught:
         Address.of("amqp://someone:secret@127.0.0.1", port).connect()
     assert "secret" not in str(caught.value)
     host = vhost.url.rpartition("/")[0]

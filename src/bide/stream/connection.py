@@ -113,7 +113,8 @@ class StreamConnection:
         try:
             self._ask(frames.SASL_AUTHENTICATE, frames.string(mechanism), answer)
         except AuthenticationError:
-            raise AuthenticationError(f"the broker at {self._place} does not accept user {url.user!r}") from None
+            who = "the name in our certificate" if url.external else f"user {url.user!r} with this password"
+            raise AuthenticationError(f"the broker at {self._place} does not accept {who}") from None
         key, tune = self._frame(self._deadline())
         if key != frames.TUNE:
             raise ProtocolError(f"the broker at {self._place} sent {key:#06x} where limits were expected")
