@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -14,6 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pika
 import pytest
 
+from bide.spark.columns import STREAM_COLUMNS, table_schema
+from bide.spark.options import Options
+from bide.spark.read_options import ReadOptions
+from bide.spark.source import StreamsQueryReader
+from bide.stream.log import OffsetRange
 from tests.support import Vhost, stream_port
 
 if TYPE_CHECKING:
@@ -172,7 +178,9 @@ def test_a_super_stream(streams: Streams) -> None:
         streams.channel.queue_bind(f"super-{number}", "super", str(number), {"x-stream-partition-order": number})
         streams.fill(f"super-{number}", [number])
     rows = streams.batch(superStream="super").collect()
-    assert {(row.stream, row.value) for row in rows} == {(f"super-{number}", b"%d" % number) for number in range(3)}
+    assert {(row.stream, row.value.decode()) for row in rows} == {
+        (f"super-{number}", str(number)) for number in range(3)
+    }
 
 
 def test_a_query_goes_on_where_it_was(streams: Streams, tmp_path: Path) -> None:
@@ -288,6 +296,45 @@ def test_a_batch_that_died_is_repeated_as_it_was(streams: Streams, tmp_path: Pat
         until(partial(stopped, query))
         streams.fill("s", ["3"])
     assert attempts == [(0, ["1", "2"]), (0, ["1", "2"]), (1, ["3"])]
+
+
+def test_pyspark_before_4_2_asks_for_the_end_first(streams: Streams) -> None:
+    """And without telling where it is: the end tells where a new query begins."""
+    streams.declare("s")
+    streams.fill("s", range(5))
+    given = Options(streams.options(stream="s", startingOffsets='{"s": 2}'))
+    schema = table_schema(STREAM_COLUMNS, include_headers=False)
+    reader = StreamsQueryReader(ReadOptions.read(given, {}, streaming=True), schema)
+    try:
+        end = reader.latestOffset()
+        start = reader.initialOffset()
+        assert [one.value for one in reader.partitions(start, end)] == [OffsetRange(stream="s", start=2, end=5)]
+        assert reader.latestOffset() == end
+        assert list(reader.partitions(end, end)) == []
+        streams.fill("s", ["more"])
+        assert [one.value for one in reader.partitions(end, reader.latestOffset())] == [
+            OffsetRange(stream="s", start=5, end=6)
+        ]
+    finally:
+        reader.stop()
+
+
+def test_a_checkpoint_of_the_first_version_goes_on(streams: Streams, tmp_path: Path) -> None:
+    """Written by Spark 4.3 and the first bide with this source; it stands after offset 2."""
+    streams.declare("s")
+    streams.fill("s", range(5))
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(Path(__file__).parent / "checkpoint-v1", checkpoint)
+    seen: list[tuple[int, list[str]]] = []
+    query = (
+        streams.query(stream="s", startingOffsets="earliest")
+        .writeStream.option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .foreachBatch(lambda frame, number: seen.append((number, values(frame))))
+        .start()
+    )
+    assert query.awaitTermination(60)
+    assert seen == [(2, ["3", "4"])]
 
 
 def stopped(query: StreamingQuery) -> bool:

@@ -58,6 +58,8 @@ def test_where_a_batch_begins() -> None:
     # An empty first batch, repeated when there is more.
     assert begin_of(later, first) == {"a": 5}
     assert begin_of(batch, document({"a": 12})) == {"a": 9}
+    # No end is written like this. Rather too much than nothing.
+    assert begin_of(first, document({"a": 9})) == {"a": 5}
 
 
 def test_where_a_batch_begins_in_a_new_stream() -> None:

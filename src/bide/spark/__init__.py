@@ -20,9 +20,16 @@ __all__ = ["Drained", "drain", "register"]
 
 def register(spark: SparkSession) -> None:
     """Make the format ``rabbitmq`` known to a session; once more does no harm."""
+    from pyspark.errors import AnalysisException
+
     from bide.spark.datasource import RabbitMQDataSource
 
-    spark.dataSource.register(RabbitMQDataSource)
+    try:
+        spark.dataSource.register(RabbitMQDataSource)
+    except AnalysisException as error:
+        # PySpark 4.0 does not let one that it found by itself be registered.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
 
 
 def __getattr__(name: str) -> typing.Any:

@@ -52,8 +52,9 @@ def begin_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, int]
     ends = positions_of(end)
     since = _numbers(end, "since") if "since" in end else {}
     if start.get("initial"):
-        # Asked anew after a crash, it may be later than it was. Without "since" the batch was empty.
-        return {stream: since.get(stream, last) for stream, last in ends.items()}
+        # Asked anew after a crash, it may be later than it was: the end knows. One that is initial ends an empty batch.
+        known = {**(ends if end.get("initial") else positions_of(start)), **since}
+        return {stream: known.get(stream, 0) for stream in ends}
     known = {**since, **positions_of(start)}
     return {stream: known.get(stream, 0) for stream in ends}
 

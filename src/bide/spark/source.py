@@ -55,10 +55,11 @@ class _Streams:
             return {name: _offset(logs, name, positions[name]) for name in names}
         return {name: _offset(logs, name, positions) for name in names}
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The messages of one range of offsets."""
-        wanted = partition.value
+        wanted = partition.value if partition is not None else None
         if wanted is None:
+            # Spark's own task for a read without any; of PySpark 4.0 it is None itself.
             return
         batches = Batches(self.schema, wanted.stream, raw=self.options.raw)
         for chunk, first, last in read_range(self.address, wanted, fail_on_data_loss=self.options.fail_on_data_loss):
@@ -141,13 +142,19 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Document:  # noqa: N802 (Spark's name)
         """Where a new query begins."""
-        logs = self._connected
-        names = self._streams.names(logs)
-        self._initial = self._streams.resolve(logs, names, self._streams.options.start, "startingOffsets")
-        for name, offset in self._initial.items():
-            if offset > (end := logs.end(name)):
+        begin = self._begin()
+        for name, offset in begin.items():
+            if offset > (end := self._connected.end(name)):
                 raise InvalidOptionError(f"the option startingOffsets is {offset:,} of {name!r}, which ends at {end:,}")
-        return document(self._initial, initial=True)
+        return document(begin, initial=True)
+
+    def _begin(self) -> dict[str, int]:
+        """Where a new query begins, once and for all of this run."""
+        if self._initial is None:
+            logs = self._connected
+            names = self._streams.names(logs)
+            self._initial = self._streams.resolve(logs, names, self._streams.options.start, "startingOffsets")
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The option ``maxOffsetsPerTrigger``."""
@@ -166,9 +173,11 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             OffsetsLostError: a stream ends before what was read of it; not with ``failOnDataLoss=false``.
         """
-        ends = self._target if self._target is not None else self._ends()
         if start is None:
-            return document(ends, since=self._initial)
+            # It may ask for this before it asks where the query begins, and the end has to tell that.
+            begin = self._begin()
+            return document(self._ends(), since=begin)
+        ends = self._target if self._target is not None else self._ends()
         known = positions_of(start)
         since = {} if not start.get("initial") else dict(known)
         for stream in ends.keys() - known.keys():
