@@ -1,8 +1,7 @@
 """RabbitMQ as a data source of Spark: ``spark.read.format("rabbitmq")``, and the same for streaming and writing.
 
 It needs ``bide[spark]``. Spark finds the data source by itself where bide is installed, through the package
-``pyspark_bide``; :func:`register` does it explicitly, for a session that looked for data sources before that,
-or for Spark Connect.
+``pyspark_bide``; :func:`register` does it explicitly, for a session that looked for data sources before that.
 """
 
 from __future__ import annotations

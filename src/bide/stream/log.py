@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from bide.amqp.url import BrokerUrl
 from bide.errors import (
@@ -18,6 +18,7 @@ from bide.errors import (
     BrokerUnreachableError,
     ConnectionLostError,
     OffsetsLostError,
+    ProtocolError,
     TargetNotFoundError,
 )
 from bide.stream import frames
@@ -31,10 +32,11 @@ DEFAULT_TLS_PORT: Final = 5551
 
 _STATISTICS_SINCE: Final = (3, 11)
 _CHUNKS_AHEAD: Final = 8
-_ATTEMPTS: Final = 6
-"""Connections in a row that may fail without a chunk between them."""
+_ATTEMPTS: Final = 10
+"""Connections in a row that may fail without a chunk between them: a quarter of a minute, enough for a restart."""
 
 _Question = Callable[[StreamConnection, str], int]
+_Answer = TypeVar("_Answer")
 
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 2.0
@@ -86,6 +88,7 @@ class StreamLogs:
         self._address = address
         self._connections: dict[tuple[str, int], StreamConnection] = {}
         self._leaders: dict[str, StreamConnection] = {}
+        self._was_connected = False
 
     def __enter__(self) -> Self:
         return self
@@ -109,18 +112,10 @@ class StreamLogs:
             TargetNotFoundError: there is no such super stream, or it has no streams.
             BrokerError: the broker cannot be asked.
         """
-        for last in (False, True):
-            try:
-                names = self._any().partitions(super_stream)
-            except ConnectionLostError:
-                self.close()
-                if last:
-                    raise
-                continue
-            if not names:
-                raise TargetNotFoundError(f"the exchange {super_stream!r} is no super stream: no stream is bound to it")
-            return names
-        raise AssertionError("unreachable")
+        names = self._trying(lambda: self._any().partitions(super_stream))
+        if not names:
+            raise TargetNotFoundError(f"the exchange {super_stream!r} is no super stream: no stream is bound to it")
+        return names
 
     def first(self, stream: str) -> int:
         """The first offset that is there; 0 of an empty stream.
@@ -145,15 +140,28 @@ class StreamLogs:
         return self._asking(stream, ask)
 
     def _asking(self, stream: str, question: _Question) -> int:
-        for last in (False, True):
+        return self._trying(lambda: question(self.leader(stream), stream))
+
+    def _trying(self, question: Callable[[], _Answer]) -> _Answer:
+        """Ask again where a connection was idle for too long, the leader moved, or the broker is being restarted."""
+        failures = 0
+        while True:
             try:
-                return question(self.leader(stream), stream)
-            except ConnectionLostError:
-                # It was idle for long, or the leader moved.
+                answer = question()
+            except (BrokerUnreachableError, ConnectionLostError) as error:
                 self.close()
-                if last:
+                failures += 1
+                # Where nothing ever answered, something is wrong with the address.
+                if not self._was_connected or failures >= _ATTEMPTS:
                     raise
-        raise AssertionError("unreachable")
+                log.info("asking again: %s", error)
+                _pause(failures)
+            except ProtocolError:
+                # What comes next over this connection would answer something else.
+                self.close()
+                raise
+            else:
+                return answer
 
     def leader(self, stream: str) -> StreamConnection:
         """A connection to the leader of a stream.
@@ -180,6 +188,7 @@ class StreamLogs:
         for connection in self._connections.values():
             return connection
         connection = self._address.connect()
+        self._was_connected = True
         self._connections[connection.advertised] = connection
         return connection
 
@@ -266,7 +275,11 @@ def read_range(address: Address, wanted: OffsetRange, *, fail_on_data_loss: bool
             if failures >= _ATTEMPTS:
                 raise
             log.info("reading %s goes on at offset %d: %s", wanted.stream, reader.position, error)
-            time.sleep(min(_FIRST_PAUSE * 2 ** (failures - 1), _LONGEST_PAUSE))
+            _pause(failures)
+
+
+def _pause(failures: int) -> None:
+    time.sleep(min(_FIRST_PAUSE * 2 ** (failures - 1), _LONGEST_PAUSE))
 
 
 class _Reader:
