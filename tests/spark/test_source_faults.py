@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel as Channel
+from pika.exceptions import ChannelClosedByBroker
 
-from tests.support import Vhost, stream_port
+from bide.broker import LocalBroker
+from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 KILLED = """
 import sys
@@ -101,6 +104,54 @@ def test_spark_is_killed_and_started_again(spark: SparkSession, vhost: Vhost, ch
     fill(channel, range(1000, 1010))
     read(spark, vhost, tmp_path, startingOffsets="earliest")
     assert stored(spark, tmp_path) == list(range(1010))
+
+
+def test_a_broker_that_is_killed_and_started_again(spark: SparkSession, rabbitmq: Rabbitmq, tmp_path: Path) -> None:
+    """The query notices nothing."""
+    seen: list[int] = []
+    with rabbitmq.start(ephemeral=True) as broker:
+        publish(broker, range(3))
+        flush_declarations(broker)
+        query = (
+            spark.readStream.format("rabbitmq")
+            .options(url=broker.url, streamPort=stream_port(broker), stream="s", startingOffsets="earliest")
+            .load()
+            .writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .foreachBatch(lambda frame, number: seen.extend(int(row.value) for row in frame.collect()))
+            .start()
+        )
+        try:
+            until(query, lambda: sorted(seen) == [0, 1, 2])
+            broker.kill()
+            broker.restart()
+            publish(broker, range(3, 6))
+            until(query, lambda: sorted(seen) == list(range(6)))
+        finally:
+            query.stop()
+
+
+def publish(broker: LocalBroker, numbers: range) -> None:
+    with closing(pika.BlockingConnection(pika.URLParameters(broker.url))) as connection:
+        deadline = time.monotonic() + 30
+        while True:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            try:
+                declare(channel)
+                break
+            except ChannelClosedByBroker:
+                # Just started, it has no leader for the stream yet.
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        fill(channel, numbers)
+
+
+def until(query: StreamingQuery, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert query.isActive, query.exception()
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
 
 
 def test_lost_messages_fail_the_query_until_that_is_allowed(
