@@ -165,7 +165,12 @@ from pyspark.sql import SparkSession
 import bide.spark
 
 url, files = sys.argv[1:]
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+spark = (
+    SparkSession.builder.master("local[1]")
+    .config("spark.ui.enabled", "false")
+    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+    .getOrCreate()
+)
 
 def write(frame):
     frame.write.mode("append").parquet(files)

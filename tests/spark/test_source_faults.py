@@ -29,7 +29,12 @@ import sys
 from pyspark.sql import SparkSession
 
 url, port, checkpoint, files = sys.argv[1:]
-spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+spark = (
+    SparkSession.builder.master("local[2]")
+    .config("spark.ui.enabled", "false")
+    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+    .getOrCreate()
+)
 (
     spark.readStream.format("rabbitmq")
     .options(url=url, streamPort=port, stream="s", startingOffsets="earliest", maxOffsetsPerTrigger=25, minPartitions=2)

@@ -177,19 +177,21 @@ class _Holder:
                     delivery, _ = await self._subscription.next()
                 found.append(delivery)
             except TimeoutError:
+                if found:
+                    break
+                if not waited:
+                    await self._refuse_stream()
                 waited += quiet
-                if found or not (ready := await self._ready()):
+                if not (ready := await self._ready()):
                     break
                 if waited >= _PATIENCE:
                     raise BrokerError(
                         f"{self._queue!r} has {ready:,} messages and gives none: another consumer has it for itself"
                     ) from None
-        if not found:
-            await self._refuse_stream()
         return found
 
     async def _refuse_stream(self) -> None:
-        # A stream says that it is empty, and sends only what comes from now on; but it does not know this method.
+        # A stream counts what it likes, and sends only what comes from now on; but it does not know this method.
         async with await self._connection.channel() as channel:
             try:
                 delivery = await channel.get(self._queue)
