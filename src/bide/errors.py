@@ -11,6 +11,7 @@
     │   ├── UnsupportedTargetError     this infrastructure cannot deliver to this kind of target
     │   ├── MessageTooLargeError       a body over the limit
     │   ├── InvalidUrlError            a broker URL that cannot be read
+    │   ├── InvalidOptionError         an option of the Spark data source that is unknown or cannot be read
     │   └── InvalidTopologyError       a topology that contradicts itself
     ├── BrokerError: the broker, or the way to it, said no
     │   ├── BrokerUnreachableError     nothing answers at that address
@@ -25,6 +26,7 @@
     │   ├── TargetNotFoundError        the exchange or queue does not exist
     │   ├── NotAppliedError            the delay infrastructure is not on this virtual host
     │   ├── DeliveryLimitError         the queue gives a message up before the endpoint does
+    │   ├── OffsetsLostError           the stream does not have messages any more that are to be read
     │   ├── ConsumerCancelledError     the broker ended the consumer (its queue was deleted)
     │   ├── ConnectionLostError        the connection broke
     │   │   └── DeliveryLostError      settled too late: the broker delivers that message again
@@ -102,6 +104,10 @@ class MessageTooLargeError(InvalidInputError):
 
 class InvalidUrlError(InvalidInputError):
     """The broker URL cannot be read."""
+
+
+class InvalidOptionError(InvalidInputError):
+    """An option of the data source is unknown, or its value cannot be read."""
 
 
 class InvalidTopologyError(InvalidInputError):
@@ -211,6 +217,30 @@ class NotAppliedError(BrokerError):
 
 class DeliveryLimitError(BrokerError):
     """The queue drops a message before the endpoint has made all its attempts."""
+
+
+class OffsetsLostError(BrokerError):
+    """Messages that are to be read are not in the stream any more.
+
+    Attributes:
+        stream: its name.
+        offset: the first offset that is missing.
+        found: the first one after it that is there, None if there is none.
+    """
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        stream: str = "",
+        offset: int = 0,
+        found: int | None = None,
+        reply_code: int | None = None,
+    ) -> None:
+        super().__init__(message, reply_code=reply_code)
+        self.stream = stream
+        self.offset = offset
+        self.found = found
 
 
 class ConsumerCancelledError(BrokerError):

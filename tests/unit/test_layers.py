@@ -24,6 +24,7 @@ MAX_LINES = 450
 LAYERS: dict[str, tuple[str, ...]] = {
     "cli": ("__main__", "cli"),
     "demo": ("demo",),
+    "spark": ("spark",),
     "observability": ("metrics", "tracing"),
     "client": (
         *("", "bulk", "bulk_run", "bulk_source", "bulk_sync", "client", "consumer", "encoder", "letter"),
@@ -33,6 +34,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *("delayed_message", "ephemeral", "partitions", "rpc", "rpc_server", "rpc_sync", "wire_tap"),
     ),
     "admin": ("admin", "broker"),
+    "stream": ("stream",),
     "amqp": ("amqp",),
     "recoverability": ("recoverability",),
     "patterns": ("patterns",),
@@ -83,6 +85,7 @@ PURE_BUILTINS_REFUSED = frozenset({"open", "print", "input"})
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "cli": frozenset({"click", "rich"}),
     "demo": frozenset({"rich"}),
+    "spark": frozenset({"pyarrow", "pyspark"}),
     "observability": frozenset({"prometheus_client", "opentelemetry"}),
     "admin": frozenset({"httpx2"}),
     "amqp": frozenset({"pamqp"}),
