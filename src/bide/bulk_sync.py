@@ -36,6 +36,7 @@ class BulkPublisher:
 
     Args:
         window: messages sent and not yet confirmed.
+        keep: failures that a report holds; more are only counted.
 
     Raises:
         InvalidInputError: a value cannot be used.
@@ -51,7 +52,9 @@ class BulkPublisher:
         timeout: DelayLike = timedelta(seconds=30),
         on_lost: OnLost = "repeat",
         window: int = 10_000,
+        keep: int = KEPT_FAILURES,
     ) -> None:
+        self._keep = whole_number("keep", keep, 1, 10_000_000)
         connecting = connect(
             url,
             infrastructure=infrastructure,
@@ -64,7 +67,7 @@ class BulkPublisher:
         self._batch: list[Letter] = []
         self._sending: concurrent.futures.Future[None] | None = None
         self._taken = 0
-        self._tally = Tally(keep=KEPT_FAILURES)
+        self._tally = Tally(keep=self._keep)
 
     def __enter__(self) -> Self:
         return self
@@ -107,7 +110,7 @@ class BulkPublisher:
         if self._batch:
             self._send()
         self._wait()
-        report, self._tally = self._tally.report(), Tally(keep=KEPT_FAILURES)
+        report, self._tally = self._tally.report(), Tally(keep=self._keep)
         if report.failures:
             raise not_taken(report)
         return report

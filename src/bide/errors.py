@@ -12,6 +12,8 @@
     │   ├── MessageTooLargeError       a body over the limit
     │   ├── InvalidUrlError            a broker URL that cannot be read
     │   ├── InvalidOptionError         an option of the Spark data source that is unknown or cannot be read
+    │   ├── InvalidColumnError         a table to be written has a column that is missing, unknown or of a wrong type
+    │   ├── InvalidRowError            rows of a table that cannot be sent
     │   └── InvalidTopologyError       a topology that contradicts itself
     ├── BrokerError: the broker, or the way to it, said no
     │   ├── BrokerUnreachableError     nothing answers at that address
@@ -108,6 +110,14 @@ class InvalidUrlError(InvalidInputError):
 
 class InvalidOptionError(InvalidInputError):
     """An option of the data source is unknown, or its value cannot be read."""
+
+
+class InvalidColumnError(InvalidInputError):
+    """A column of the table to be written is missing, unknown, or of a wrong type."""
+
+
+class InvalidRowError(InvalidInputError):
+    """Rows of the table to be written cannot be sent."""
 
 
 class InvalidTopologyError(InvalidInputError):

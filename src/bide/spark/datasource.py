@@ -9,7 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from bide.spark.columns import QUEUE_COLUMNS, STREAM_COLUMNS, table_schema
@@ -55,3 +61,15 @@ class RabbitMQDataSource(DataSource):
         if "queue" in given:
             QueueOptions.read(given, self.environment, streaming=True)  # which refuses it
         return StreamsQueryReader(ReadOptions.read(given, self.environment, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """What writes a table; see docs/spark-sink.md."""
+        from bide.spark.sink import TableWriter
+
+        return TableWriter(self.options, self.environment, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 (Spark's name)
+        """What writes a stream; see docs/spark-sink.md."""
+        from bide.spark.sink import stream_writer
+
+        return stream_writer(self.options, self.environment, schema, overwrite=overwrite)

@@ -1,0 +1,94 @@
+"""Rows that were not sent, in files that Spark can read and the sink can send again."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+STATUS: Final = "reject_status"
+REASON: Final = "reject_reason"
+
+
+class Rejects:
+    """The rejected rows of one task, as one Parquet file that appears when the task is done with all its rows.
+
+    A task that is tried again replaces the file of the attempt before. Files of attempts that do not end have names
+    that begin with an underscore, which Spark passes over.
+
+    Args:
+        folder: a URI or an absolute path that all tasks reach.
+        name: of the file, the same for every attempt.
+    """
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._files, root = fs.FileSystem.from_uri(folder)
+        self._root = root
+        self._final = posixpath.join(root, f"{name}.parquet")
+        self._temporary = posixpath.join(root, f"_{name}.{uuid4().hex[:8]}.tmp")
+        self._writer: Any = None
+        self.count = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        if error is not None:
+            if self._writer is not None:
+                self._files.delete_file(self._temporary)
+        elif self._writer is not None:
+            self._files.move(self._temporary, self._final)
+        elif self._files.get_file_info(self._final).type != fs.FileType.NotFound:
+            # Of an attempt before, whose rows have all been taken now.
+            self._files.delete_file(self._final)
+
+    def add(self, batch: pa.RecordBatch, found: Mapping[int, tuple[str, str, str | None]]) -> None:
+        """Reject rows of a batch.
+
+        Args:
+            found: by their place in the batch: a status in one word, the reason, and the message id, where it has one.
+        """
+        places = sorted(found)
+        rows = batch.take(pa.array(places, pa.int64()))
+        for name in ("delay", "expiration"):
+            rows = _with_whole_milliseconds(rows, name)
+        rows = _with(rows, "message_id", [found[place][2] for place in places])
+        rows = _with(rows, STATUS, [found[place][0] for place in places])
+        rows = _with(rows, REASON, [found[place][1] for place in places])
+        if self._writer is None:
+            self._files.create_dir(self._root, recursive=True)
+            # Columns that are never null in one batch may be so in the next.
+            schema = pa.schema([one.with_nullable(True) for one in rows.schema])
+            self._writer = pq.ParquetWriter(self._temporary, schema, filesystem=self._files)
+        self._writer.write_table(pa.Table.from_batches([rows]).cast(self._writer.schema))
+        self.count += len(places)
+
+
+def _with(rows: pa.RecordBatch, name: str, values: list[str | None]) -> pa.RecordBatch:
+    column = pa.array(values, pa.string())
+    place = rows.schema.get_field_index(name)
+    return rows.append_column(name, column) if place < 0 else rows.set_column(place, name, column)
+
+
+def _with_whole_milliseconds(rows: pa.RecordBatch, name: str) -> pa.RecordBatch:
+    """Durations as the integers that the sink reads: Parquet has no type for them that Spark knows."""
+    place = rows.schema.get_field_index(name)
+    if place < 0 or not pa.types.is_duration(rows.schema.field(place).type):
+        return rows
+    microseconds = pc.cast(rows.column(place), pa.int64())
+    # Rounded up: never early.
+    milliseconds = pc.negate(
+        pc.cast(pc.floor(pc.divide(pc.cast(pc.negate(microseconds), pa.float64()), 1_000.0)), pa.int64())
+    )
+    return rows.set_column(place, name, milliseconds)

@@ -1,0 +1,285 @@
+"""Rows of a table as letters: what is wrong with them, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import repeat
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bide.delay.infrastructure import MAX_NAME_BYTES, DelayInfrastructure
+from bide.duration import format_delay, parse_delay
+from bide.errors import BideError, InvalidInputError, InvalidRowError
+from bide.letter import Letter, Letters
+from bide.outgoing import checked_headers
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_EARLIEST: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_REMEMBERED: Final = 10_000
+_DIFFERENT: Final = frozenset({"value", "delay", "deliver_at", "message_id", "correlation_id", "headers"})
+"""Columns whose values usually differ from row to row; of the others, the combinations are checked once."""
+
+_FIELDS: Final = {"value": "body", "queue": "to"}
+"""What a letter calls a column, where it is not the same."""
+
+_DEFAULTS: Final[Mapping[str, Any]] = {"routing_key": "", "persistent": True}
+"""What null stands for, where that is not None."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """Reads the record batches of one write.
+
+    Args:
+        columns: those to read, by their names in :data:`bide.spark.sink_columns.COLUMNS`.
+        constants: what all letters have in common, by the names of :class:`bide.Letter`.
+        infrastructure: what delays them.
+    """
+
+    columns: tuple[str, ...]
+    constants: Mapping[str, Any]
+    infrastructure: DelayInfrastructure
+    _letters: Letters = field(default_factory=Letters, init=False)
+    _good: set[Any] = field(default_factory=set, init=False)
+
+    def problems(self, batch: pa.RecordBatch, now: datetime) -> dict[int, str]:
+        """What is wrong with rows, by their place in the batch.
+
+        Whole columns are looked at first, which takes a fraction of the time; rows only where that raises a doubt.
+        """
+        if not batch.num_rows or self.is_beyond_doubt(batch, now):
+            return {}
+        lists = self._lists(batch)
+        found = {}
+        for index in range(batch.num_rows):
+            try:
+                self._check({name: values[index] for name, values in lists.items()}, now)
+            except BideError as error:
+                found[index] = str(error)
+        return found
+
+    def letters(self, batch: pa.RecordBatch, places: list[int], *, run: str) -> Iterator[Letter]:
+        """The letters of a batch in which nothing is wrong.
+
+        Args:
+            places: of its rows in the partition.
+            run: the partition, called the same whenever it is sent again; it begins the message ids.
+        """
+        lists = self._lists(batch)
+        ids = lists.pop("message_id", None) or repeat(None, batch.num_rows)
+        names = [_FIELDS.get(name, name) for name in lists]
+        constants = dict(self.constants)
+        seed = repr(sorted(constants.items(), key=lambda item: item[0])).encode()
+        body_at = names.index("body")
+        for place, (given, *values) in zip(places, zip(ids, *lists.values(), strict=False), strict=True):
+            if given is None:
+                given = f"{run}-{place}-{_digest(seed, values, body_at)}"
+            yield Letter(message_id=given, **dict(zip(names, values, strict=True)), **constants)
+
+    def _check(self, row: Mapping[str, Any], now: datetime) -> None:
+        """Check one row as the publisher will.
+
+        Raises:
+            InvalidInputError: it cannot be sent.
+        """
+        for name, value in row.items():
+            if isinstance(value, InvalidInputError):
+                raise InvalidRowError(f"the column {name} holds what cannot be sent: {value}")
+        if row["value"] is None:
+            raise InvalidRowError("the column value is null: give an empty text where an empty body is meant")
+        self._check_target(row)
+        delay, due = row.get("delay"), row.get("deliver_at")
+        if delay is not None and due is not None:
+            raise InvalidRowError("the columns delay and deliver_at both have a value: leave one null")
+        values = {_FIELDS.get(name, name): value for name, value in row.items()}
+        message = self._letters.check(Letter(**values, **self.constants))
+        message.starting(now).route(self.infrastructure, now)
+
+    def _check_target(self, row: Mapping[str, Any]) -> None:
+        if {"to", "exchange"} & self.constants.keys():
+            return
+        given = [name for name in ("queue", "exchange") if row.get(name) is not None]
+        asked = [name for name in ("queue", "exchange") if name in self.columns]
+        if not given:
+            raise InvalidRowError(
+                f"the column {asked[0]} is null"
+                if len(asked) == 1
+                else f"the columns {' and '.join(asked)} are null: nothing says where the message goes"
+            )
+        if len(given) == 2:
+            raise InvalidRowError(f"the columns {' and '.join(given)} both have a value: leave one null")
+
+    def is_beyond_doubt(self, batch: pa.RecordBatch, now: datetime) -> bool:
+        """Whether no row can have anything wrong, as far as whole columns tell."""
+        columns = {name: batch.column(name) for name in self.columns}
+        return (
+            columns["value"].null_count == 0
+            and self._have_targets(columns)
+            and self._have_times(columns, now)
+            and all(_fits(columns[name]) for name in ("message_id", "correlation_id") if name in columns)
+            and self._have_good_headers(columns.get("headers"))
+            and self._are_of_good_kinds(columns, now)
+        )
+
+    def _have_targets(self, columns: Mapping[str, pa.Array]) -> bool:
+        if {"to", "exchange"} & self.constants.keys():
+            return True
+        queue, exchange = columns.get("queue"), columns.get("exchange")
+        if queue is None or exchange is None:
+            one = queue if exchange is None else exchange
+            return one is not None and one.null_count == 0
+        return bool(pc.all(pc.xor(pc.is_null(queue), pc.is_null(exchange))).as_py())
+
+    def _have_times(self, columns: Mapping[str, pa.Array], now: datetime) -> bool:
+        delay, due = columns.get("delay"), columns.get("deliver_at")
+        longest = self.infrastructure.max_delay // _MICROSECOND
+        if delay is not None:
+            if due is not None and pc.any(pc.and_(pc.is_valid(delay), pc.is_valid(due))).as_py():
+                return False
+            if pa.types.is_string(delay.type) or pa.types.is_large_string(delay.type):
+                if not all(_is_delay(text, longest) for text in pc.unique(delay).to_pylist()):
+                    return False
+            else:
+                scale = 1 if pa.types.is_duration(delay.type) else 1_000
+                if not _is_between(pc.cast(delay, pa.int64()), 0, longest // scale):
+                    return False
+        latest = min(_LATEST, (now - _EPOCH) // _MICROSECOND + longest)
+        return due is None or _is_between(pc.cast(due, pa.int64()), _EARLIEST, latest)
+
+    def _have_good_headers(self, headers: pa.Array | None) -> bool:
+        if headers is None:
+            return True
+        keys = headers.keys if pa.types.is_map(headers.type) else pc.struct_field(headers.flatten(), "key")
+        return all(_is_header(name) for name in pc.unique(keys).to_pylist())
+
+    def _are_of_good_kinds(self, columns: Mapping[str, pa.Array], now: datetime) -> bool:
+        """Whether every combination of what messages have in common can be sent."""
+        names = [name for name in columns if name not in _DIFFERENT]
+        is_delayed = bool({"delay", "deliver_at"} & columns.keys())
+        if names:
+            table = pa.table([columns[name] for name in names], names=names)
+            found = table.group_by(names, use_threads=False).aggregate([]).to_pylist()
+        else:
+            found = [{}]
+        for values in found:
+            key = tuple(values.values())
+            if key in self._good:
+                continue
+            kind = {_FIELDS.get(name, name): _value(name, value) for name, value in values.items()}
+            try:
+                wait = {"delay": self.infrastructure.resolution} if is_delayed else {}
+                message = self._letters.check(Letter(b"", **{**wait, **kind, **self.constants}))
+                message.starting(now).route(self.infrastructure, now)
+            except (InvalidInputError, TypeError):
+                return False
+            if len(self._good) >= _REMEMBERED:
+                self._good.clear()
+            self._good.add(key)
+        return True
+
+    def _lists(self, batch: pa.RecordBatch) -> dict[str, list[Any]]:
+        """The values of every column, as letters have them; in the place of one that they cannot have, the error."""
+        return {name: _values(name, batch.column(name)) for name in self.columns}
+
+
+def _values(name: str, column: pa.Array) -> list[Any]:
+    kind = column.type
+    if name == "value":
+        return column.cast(pa.large_binary() if _is_large(kind) else pa.binary()).to_pylist()  # type: ignore[no-any-return]
+    if pa.types.is_duration(kind):
+        return [None if one is None else _delay(one) for one in column.cast(pa.int64()).to_pylist()]
+    if name in ("delay", "expiration") and pa.types.is_integer(kind):
+        return [None if one is None else _delay(one * 1_000) for one in column.to_pylist()]
+    if name == "deliver_at":
+        return [None if one is None else _moment(one) for one in column.cast(pa.int64()).to_pylist()]
+    values: list[Any] = column.to_pylist()
+    if name == "headers":
+        return [None if one is None else _headers(one) for one in values]
+    default = _DEFAULTS.get(name)
+    if default is not None and column.null_count:
+        return [default if one is None else one for one in values]
+    return values
+
+
+def _value(name: str, value: Any) -> Any:
+    """One value of a column of :func:`_values` that needs no more than this."""
+    if value is None:
+        return _DEFAULTS.get(name)
+    if name == "expiration" and isinstance(value, int):
+        return _delay(value * 1_000)
+    return value
+
+
+def _is_large(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind))
+
+
+@lru_cache(maxsize=4096)
+def _delay(microseconds: int) -> timedelta | InvalidInputError:
+    try:
+        delay = timedelta(microseconds=microseconds)
+    except OverflowError:
+        return InvalidRowError(f"a delay of {microseconds // 1_000:,} ms, longer than any infrastructure can hold")
+    return (
+        delay
+        if microseconds >= 0
+        else InvalidRowError(f"the delay {format_delay(delay)} is negative: give zero or more")
+    )
+
+
+def _moment(microseconds: int) -> datetime | InvalidInputError:
+    if _EARLIEST <= microseconds <= _LATEST:
+        return _EPOCH + timedelta(microseconds=microseconds)
+    return InvalidRowError("a time outside the years 1 to 9999")
+
+
+def _headers(pairs: list[Any]) -> dict[str, Any]:
+    """From the entries of a map, or from structs of key and value."""
+    if pairs and isinstance(pairs[0], dict):
+        return {pair["key"]: pair["value"] for pair in pairs}
+    return dict(pairs)
+
+
+def _fits(texts: pa.Array) -> bool:
+    """Whether all are short enough for AMQP."""
+    longest = pc.max(pc.binary_length(texts)).as_py()
+    return longest is None or longest <= MAX_NAME_BYTES
+
+
+def _is_between(numbers: pa.Array, lowest: int, highest: int) -> bool:
+    found = pc.min_max(numbers).as_py()
+    return found["min"] is None or (lowest <= found["min"] and found["max"] <= highest)
+
+
+@lru_cache(maxsize=4096)
+def _is_delay(text: str | None, longest: int) -> bool:
+    try:
+        return text is None or parse_delay(text) // _MICROSECOND <= longest
+    except InvalidInputError:
+        return False
+
+
+@lru_cache(maxsize=4096)
+def _is_header(name: str | None) -> bool:
+    """Whether a header of this name may be sent with any message, however delayed."""
+    try:
+        checked_headers({name: ""}, delayed=True)  # type: ignore[dict-item]
+    except InvalidInputError:
+        return False
+    return True
+
+
+def _digest(seed: bytes, values: list[Any], body_at: int) -> str:
+    """Tells rows with different contents apart, should they ever have the same place."""
+    body = values[body_at]
+    if len(values) > 1:
+        seed += repr(values[:body_at] + values[body_at + 1 :]).encode("utf-8", errors="backslashreplace")
+    return blake2b(seed + body, digest_size=8).hexdigest()

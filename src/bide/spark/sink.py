@@ -1,0 +1,284 @@
+"""The writing half of the data source: tables, and streams of them, as messages.
+
+A task first checks all its rows and puts them aside, and publishes only when nothing is wrong with any: see
+:class:`bide.spark.spool.Spool`. It is done when the broker has confirmed all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Final
+from uuid import uuid4
+
+import pyarrow as pa
+import pyspark.sql.datasource as api
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import Row, StructType
+
+from bide.bulk import KEPT_FAILURES
+from bide.bulk_sync import BulkPublisher
+from bide.errors import BulkPublishError, InvalidOptionError, InvalidRowError
+from bide.outcome import Report
+from bide.spark.options import Options
+from bide.spark.rejects import Rejects
+from bide.spark.rows import Rows
+from bide.spark.sink_columns import columns_to_send
+from bide.spark.sink_settings import SinkSettings
+from bide.spark.spool import Spool
+
+CHUNK: Final = 50_000
+"""Messages after which a task waits until all are confirmed: it fails no later, and keeps no more rows at hand."""
+
+NAMED: Final = 5
+"""Offenders that an error names."""
+
+PLACE: Final = "place in the partition"
+"""The column that keeps it while rows are put aside. No column of a table is called so: they are checked."""
+
+_ALL: Final = 10_000_000
+_ROWS_AT_ONCE: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which part of which write a task is at, the same for every attempt at it.
+
+    Attributes:
+        run: what all parts have in common: the query and batch of a stream, or an id of the write.
+        partition: the number of the part.
+    """
+
+    run: str
+    partition: int
+
+    @classmethod
+    def of_task(cls, settings: SinkSettings, write_id: str) -> Place:
+        """The place of the task that calls it.
+
+        Spark tells tasks of a streaming query its id, which outlives restarts, and the number of the micro-batch.
+
+        Args:
+            write_id: of this write, where the settings have no prefix and there is no streaming query.
+        """
+        context = TaskContext.get()
+        assert context is not None, "a write happens in a task"
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        if not query or batch is None:
+            return cls(run=settings.id_prefix or write_id, partition=context.partitionId())
+        return cls(run=f"{settings.id_prefix or query}-{batch}", partition=context.partitionId())
+
+    def __str__(self) -> str:
+        return f"{self.run}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent(WriterCommitMessage):
+    """What became of the rows of one task.
+
+    Attributes:
+        confirmed: how many the broker has.
+        rejected: how many lie in the folder for rejects.
+    """
+
+    confirmed: int
+    rejected: int = 0
+
+
+def send(batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSettings, place: Place) -> Sent:
+    """Send the rows of one task.
+
+    Raises:
+        InvalidRowError: rows cannot be sent; nothing was published.
+        BulkPublishError: the broker did not take some; it has the others.
+        BrokerError: the broker cannot be reached, or refuses.
+    """
+    if settings.rejects is None:
+        with Spool() as spool:
+            _set_aside(batches, rows, spool, None)
+            return Sent(confirmed=_publish(spool.batches(), rows, settings, place, None))
+    with Rejects(settings.rejects, f"part-{place.partition:05}-{place.run}") as rejects, Spool() as spool:
+        _set_aside(batches, rows, spool, rejects)
+        confirmed = _publish(spool.batches(), rows, settings, place, rejects)
+    return Sent(confirmed=confirmed, rejected=rejects.count)
+
+
+def _set_aside(batches: Iterator[pa.RecordBatch], rows: Rows, spool: Spool, rejects: Rejects | None) -> None:
+    """Check all rows, and keep the good ones with their places in the partition."""
+    first = 0
+    for given in batches:
+        batch = given.rename_columns([name.lower() for name in given.schema.names])
+        problems = rows.problems(batch, datetime.now(UTC))
+        placed = batch.append_column(PLACE, pa.array(range(first, first + len(batch)), pa.int64()))
+        if problems:
+            if rejects is None:
+                raise _cannot_be_sent(problems, first)
+            rejects.add(batch, {index: ("invalid", reason, None) for index, reason in problems.items()})
+            placed = placed.filter(pa.array([index not in problems for index in range(len(batch))]))
+        if len(placed):
+            spool.put(placed)
+        first += len(batch)
+
+
+def _publish(
+    batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSettings, place: Place, rejects: Rejects | None
+) -> int:
+    """Publish what was put aside, and say how many messages the broker has confirmed."""
+    batch = next(batches, None)
+    if batch is None:
+        return 0
+    chunk: list[tuple[int, pa.RecordBatch]] = []
+    put = settled = confirmed = 0
+    with BulkPublisher(
+        settings.url,
+        infrastructure=settings.infrastructure,
+        declare=settings.declare,
+        timeout=settings.timeout,
+        window=settings.window,
+        keep=KEPT_FAILURES if rejects is None else _ALL,
+    ) as publisher:
+        while batch is not None:
+            chunk.append((put, batch))
+            for letter in rows.letters(batch, batch.column(PLACE).to_pylist(), run=str(place)):
+                publisher.put(letter)
+            put += len(batch)
+            batch = next(batches, None)
+            if batch is None or put - settled >= CHUNK:
+                confirmed += _settle(publisher, chunk, rejects)
+                chunk, settled = [], put
+    return confirmed
+
+
+def _settle(publisher: BulkPublisher, chunk: list[tuple[int, pa.RecordBatch]], rejects: Rejects | None) -> int:
+    """Wait until everything is confirmed, and say how much that is.
+
+    Args:
+        chunk: record batches since the last time, each with the position of its first message.
+
+    Raises:
+        BulkPublishError: some were not taken, and there is no place for them.
+    """
+    try:
+        return publisher.flush().confirmed
+    except BulkPublishError as error:
+        report: Report = error.report
+        if rejects is None:
+            raise _not_taken(report, chunk) from error
+        for first, batch in chunk:
+            found = {
+                one.position - first: (one.status, str(one.error), one.message_id)
+                for one in report.failures
+                if first <= one.position < first + len(batch)
+            }
+            if found:
+                rejects.add(batch.drop_columns([PLACE]), found)
+        return report.confirmed
+
+
+def _cannot_be_sent(problems: Mapping[int, str], first: int) -> InvalidRowError:
+    named = [f"row {first + index}: {problems[index]}" for index in sorted(problems)[:NAMED]]
+    more = len(problems) - len(named)
+    return InvalidRowError(
+        f"{len(problems)} rows cannot be sent, and none of this partition was: {'; '.join(named)}"
+        f"{f'; and {more} more' if more else ''}; mend or filter them, or name a folder for them by the option rejects"
+    )
+
+
+def _not_taken(report: Report, chunk: list[tuple[int, pa.RecordBatch]]) -> BulkPublishError:
+    named = []
+    for one in report.failures[:NAMED]:
+        first, batch = next((first, batch) for first, batch in reversed(chunk) if first <= one.position)
+        row = batch.column(PLACE)[one.position - first].as_py()
+        named.append(f"row {row}, message id {one.message_id}, {one.status}: {one.error}")
+    failed = report.total - report.confirmed
+    more = failed - len(named)
+    return BulkPublishError(
+        f"of the last {report.total} messages {failed} were not taken ({report}): {'; '.join(named)}"
+        f"{f'; and {more} more' if more else ''}; all others are on the broker; to go on without such rows, name a "
+        "folder for them by the option rejects",
+        report=replace(report, failures=()),
+    )
+
+
+class Sink:
+    """What the writers of tables and of streams have in common. Made on the driver, and sent to the tasks.
+
+    Raises:
+        InvalidOptionError: an option is unknown, cannot be read, or contradicts another or a column.
+        InvalidColumnError: a column is missing, unknown, or of another type.
+    """
+
+    def __init__(
+        self, options: Mapping[str, str], environment: Mapping[str, str], schema: StructType, *, overwrite: bool
+    ) -> None:
+        if overwrite:
+            raise InvalidOptionError(
+                "what was published cannot be overwritten: write with mode('append'), or in the output mode append or "
+                "update"
+            )
+        self._settings = SinkSettings.read(Options(options), environment)
+        self._columns = columns_to_send(schema, self._settings.constants)
+        self._schema = schema
+        # One for all tasks and all their attempts.
+        self._write_id = uuid4().hex
+
+    def send(self, batches: Iterator[pa.RecordBatch]) -> Sent:
+        """Send the rows of the task that calls it; see :func:`send`."""
+        settings = self._settings
+        rows = Rows(self._columns, settings.constants, settings.infrastructure)
+        return send(batches, rows, settings, Place.of_task(settings, self._write_id))
+
+
+class TableWriter(Sink, DataSourceArrowWriter):
+    """Writes a table."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+        """Send the rows of one task."""
+        return self.send(iterator)
+
+
+class RowStreamWriter(Sink, DataSourceStreamWriter):
+    """Writes a stream, on a Spark whose streams come in rows alone: 4.0."""
+
+    def write(self, iterator: Iterator[Row]) -> Sent:
+        """Send the rows of one task."""
+        return self.send(_batches_of(iterator, self._schema))
+
+
+def stream_writer(
+    options: Mapping[str, str], environment: Mapping[str, str], schema: StructType, *, overwrite: bool
+) -> DataSourceStreamWriter:
+    """The writer of a stream, by record batches where this Spark has them."""
+    if hasattr(api, "DataSourceStreamArrowWriter"):
+        from bide.spark.sink_stream import StreamWriter
+
+        return StreamWriter(options, environment, schema, overwrite=overwrite)
+    return RowStreamWriter(options, environment, schema, overwrite=overwrite)
+
+
+def _batches_of(rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
+    arrow_schema = to_arrow_schema(schema, timezone="UTC")
+    while some := list(islice(rows, _ROWS_AT_ONCE)):
+        columns = zip(*some, strict=True)
+        yield pa.record_batch(
+            [
+                pa.array([_plain(one) for one in column], field.type)
+                for column, field in zip(columns, arrow_schema, strict=True)
+            ],
+            schema=arrow_schema,
+        )
+
+
+def _plain(value: Any) -> Any:
+    """A value of a row as Arrow takes it."""
+    if isinstance(value, list):
+        return [one.asDict() if isinstance(one, Row) else one for one in value]
+    if isinstance(value, datetime):
+        # Rows have times of the worker's own zone, without saying so.
+        return value.astimezone(UTC)
+    return list(value.items()) if isinstance(value, dict) else value

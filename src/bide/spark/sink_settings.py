@@ -1,0 +1,184 @@
+"""What the options of a write mean, checked on the driver before any task starts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, cast
+
+import pyarrow as pa
+from pyarrow import fs
+
+from bide.amqp.url import BrokerUrl
+from bide.delay.infrastructure import DelayInfrastructure
+from bide.duration import parse_delay, parse_due_time
+from bide.errors import InvalidInputError, InvalidOptionError
+from bide.layouts import LAYOUTS, QUEUE_TYPES, ROUTINGS, QueueType, Routing, make_infrastructure
+from bide.letter import Letter, Letters
+from bide.spark.options import Options
+
+TEXTS: Final = (
+    "correlation_id",
+    "reply_to",
+    "content_type",
+    "content_encoding",
+    "type",
+    "user_id",
+    "app_id",
+)
+"""Properties that are text, by the names that they have as columns, as options and in a letter."""
+
+TARGETS: Final = ("queue", "exchange", "routing_key")
+_FOR_ROWS: Final = (*TARGETS, "delay", "deliver_at", "priority", "persistent", "expiration", *TEXTS)
+
+KNOWN: Final = frozenset(
+    {
+        *("url", "declare", "isolated", "window", "timeout", "idPrefix", "rejects"),
+        *("layout", "prefix", "maxDelay", "resolution", "lanes", "routing", "queueType"),
+        *_FOR_ROWS,
+    }
+)
+"""Every option of a write. One that stands for a column has the column's name."""
+
+_DIGITS: Final = re.compile(r"[0-9]{1,16}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkSettings:
+    """A write, as its options describe it. It travels to the tasks.
+
+    Attributes:
+        url: of the broker.
+        infrastructure: what delays messages.
+        declare: put the infrastructure on the broker where it is missing.
+        constants: what all letters have in common, by the names of :class:`bide.Letter`; instead of columns.
+        window: messages of one task that are sent and not yet confirmed.
+        timeout: time without any confirm after which a task gives up.
+        id_prefix: of the message ids that the sink makes, or None.
+        rejects: the folder for rows that cannot be sent or are not taken; None fails the task.
+    """
+
+    url: str = field(repr=False)
+    infrastructure: DelayInfrastructure
+    declare: bool = True
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    window: int = 10_000
+    timeout: timedelta = timedelta(seconds=30)
+    id_prefix: str | None = None
+    rejects: str | None = None
+
+    @classmethod
+    def read(cls, options: Options, environment: Mapping[str, str]) -> SinkSettings:
+        """Read the options of a write.
+
+        Raises:
+            InvalidOptionError: one is unknown, cannot be read, or contradicts another.
+            InvalidUrlError: the URL cannot be read.
+        """
+        options.refuse_unknown(KNOWN, purpose="writing")
+        url = options.url(environment)
+        BrokerUrl.parse(url)
+        timeout = options.text("timeout")
+        infrastructure = _infrastructure(options)
+        return cls(
+            url=url,
+            infrastructure=infrastructure,
+            declare=options.flag("declare", default=True),
+            constants=_constants(options, infrastructure),
+            window=options.count("window", highest=1_000_000) or 10_000,
+            timeout=timedelta(seconds=30) if timeout is None else _parsed("timeout", timeout),
+            id_prefix=_id_prefix(options),
+            rejects=_folder(options, "rejects"),
+        )
+
+
+def _infrastructure(options: Options) -> DelayInfrastructure:
+    try:
+        return make_infrastructure(
+            options.choice("layout", *LAYOUTS),
+            prefix=options.text("prefix"),
+            max_delay=options.text("maxDelay"),
+            resolution=options.text("resolution"),
+            lanes=options.count("lanes", highest=64),
+            routing=cast("Routing", options.choice("routing", *ROUTINGS)) if "routing" in options else None,
+            queue_type=cast("QueueType", options.choice("queueType", *QUEUE_TYPES)) if "queueType" in options else None,
+        )
+    except InvalidOptionError:
+        raise
+    except InvalidInputError as error:
+        raise InvalidOptionError(f"the options of the layout: {error}") from error
+
+
+def _constants(options: Options, infrastructure: DelayInfrastructure) -> dict[str, Any]:
+    """The values for all letters; whether they can be sent is found by checking a letter that has them."""
+    for one, other in (("queue", "exchange"), ("queue", "routing_key"), ("delay", "deliver_at")):
+        if one in options and other in options:
+            raise InvalidOptionError(f"both the options {one} and {other} were given: give one of them")
+    values: dict[str, Any] = {
+        "to": options.text("queue"),
+        "exchange": options.text("exchange"),
+        "routing_key": options.text("routing_key"),
+        "delay": _duration(options, "delay"),
+        "expiration": _duration(options, "expiration"),
+        "priority": options.count("priority", lowest=0, highest=255),
+        **{name: options.text(name) for name in TEXTS},
+    }
+    if (due := options.text("deliver_at")) is not None:
+        try:
+            values["deliver_at"] = parse_due_time(due)
+        except InvalidInputError as error:
+            raise InvalidOptionError(f"the option deliver_at: {error}") from error
+    if "persistent" in options:
+        values["persistent"] = options.flag("persistent", default=True)
+    if options.flag("isolated", default=False):
+        values["isolated"] = True
+    constants = {name: value for name, value in values.items() if value is not None}
+    now = datetime.now(UTC)
+    for name, value in constants.items():
+        target = {} if name in ("to", "exchange") else {"exchange": "any"}
+        try:
+            message = Letters().check(Letter(b"", **{**target, name: value}))
+            message.starting(now).route(infrastructure, now)
+        except InvalidInputError as error:
+            raise InvalidOptionError(f"the option {'queue' if name == 'to' else name}: {error}") from error
+    return constants
+
+
+def _duration(options: Options, name: str) -> timedelta | None:
+    text = options.text(name)
+    return None if text is None else _parsed(name, text)
+
+
+def _parsed(name: str, text: str) -> timedelta:
+    """A duration as text, or a number of milliseconds, which is what a column of integers has too."""
+    try:
+        if _DIGITS.fullmatch(text.strip()):
+            return timedelta(milliseconds=int(text))
+        return parse_delay(text)
+    except (InvalidInputError, OverflowError) as error:
+        raise InvalidOptionError(f"the option {name}: {error}") from error
+
+
+def _id_prefix(options: Options) -> str | None:
+    prefix = options.text("idPrefix")
+    if prefix is not None and len(prefix.encode()) > 100:
+        raise InvalidOptionError(f"the option idPrefix takes {len(prefix.encode())} bytes: give at most 100")
+    return prefix
+
+
+def _folder(options: Options, name: str) -> str | None:
+    """A folder as a URI or an absolute path: tasks have another working directory."""
+    text = options.text(name)
+    if text is None:
+        return None
+    place = text if "://" in text else os.path.abspath(text)  # noqa: PTH100 (a Path would resolve nothing else)
+    try:
+        fs.FileSystem.from_uri(place)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InvalidOptionError(
+            f"the option {name} is {text!r}, which is no folder that can be used: {error}"
+        ) from error
+    return place

@@ -1,0 +1,52 @@
+"""Record batches that are put aside: in memory as long as they are few, in a file of the worker's own beyond that."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Final, Self
+
+import pyarrow as pa
+
+IN_MEMORY: Final = 64 << 20
+"""Bytes that are kept in memory."""
+
+
+class Spool:
+    """Takes record batches, all of the same schema, and gives them back in order, as often as asked.
+
+    The file has no name, so that nothing is left of it whatever ends the process. It lies where Spark puts what does
+    not fit into memory.
+    """
+
+    def __init__(self) -> None:
+        folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
+        self._file: Any = tempfile.SpooledTemporaryFile(  # noqa: SIM115 (closed at the end of the block)
+            max_size=IN_MEMORY,
+            dir=folder if os.path.isdir(folder) else None,  # noqa: PTH112
+        )
+        self._writer: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        """Put a batch aside."""
+        if self._writer is None:
+            self._writer = pa.ipc.new_stream(self._file, batch.schema)
+        self._writer.write_batch(batch)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """What was put aside. Nothing more can be put aside after that."""
+        if self._writer is None:
+            return
+        self._writer.close()
+        self._file.seek(0)
+        yield from pa.ipc.open_stream(self._file)

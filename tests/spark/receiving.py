@@ -1,0 +1,36 @@
+"""Queues of the Spark tests."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import bide
+
+_names = count(1)
+
+
+def new_queue(url: str) -> str:
+    """A new quorum queue."""
+    name = f"q-{next(_names)}"
+    with bide.connect_sync(url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue.quorum(name)]))
+    return name
+
+
+def drain(url: str, queue: str, number: int, *, quiet: str = "20s") -> list[bide.Message]:
+    """So many messages, acknowledged, or fewer if none comes for a while."""
+    found: list[bide.Message] = []
+    if not number:
+        return found
+    with bide.connect_sync(url) as client, client.consume(queue, timeout=quiet, prefetch=2_000) as messages:
+        for message in messages:
+            found.append(message._message)
+            message.ack()
+            if len(found) == number:
+                break
+    return found
+
+
+def rest(url: str, queue: str) -> list[bide.Message]:
+    """All messages that are in a queue, where nothing more is on its way."""
+    return drain(url, queue, 10_000_000, quiet="1s")

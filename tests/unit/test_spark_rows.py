@@ -1,0 +1,141 @@
+"""Rows as letters: the quick look at whole columns agrees with the look at each row, and ids tell rows apart."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bide.delay.clock import Clock
+from bide.errors import InvalidInputError
+from bide.letter import Letters
+from bide.spark.rows import Rows
+
+NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
+CLOCK = Clock(max_delay=timedelta(days=99))
+US = timedelta(microseconds=1)
+
+TEXT = st.none() | st.sampled_from(["", "a", "x" * 255, "x" * 256, "é" * 128])
+COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    "value": (pa.string(), st.sampled_from(["", "a", "é"]) | st.none()),
+    "queue": (pa.string(), TEXT),
+    "exchange": (pa.string(), TEXT),
+    "routing_key": (pa.string(), st.none() | st.sampled_from(["", "order.created", "x" * 256])),
+    "deliver_at": (
+        pa.timestamp("us", tz="UTC"),
+        st.none()
+        | st.sampled_from([NOW, NOW - timedelta(days=9), NOW + timedelta(days=98), NOW + timedelta(days=100)]),
+    ),
+    "message_id": (pa.string(), TEXT),
+    "headers": (
+        pa.map_(pa.string(), pa.string()),
+        st.none()
+        | st.dictionaries(st.sampled_from(["a", "CC", "bide-x", "x-death", "x" * 256]), st.just("v")).map(dict),
+    ),
+    "correlation_id": (pa.string(), TEXT),
+    "type": (pa.string(), TEXT),
+    "priority": (pa.int32(), st.none() | st.sampled_from([0, 255, 256, -1])),
+    "persistent": (pa.bool_(), st.none() | st.booleans()),
+}
+DELAYS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
+    (pa.duration("us"), st.none() | st.sampled_from([timedelta(0), -US, timedelta(days=99), timedelta(days=100)])),
+    (pa.int64(), st.none() | st.sampled_from([0, 5, -1, 2**62, 99 * 86_400_000, 99 * 86_400_001])),
+    (pa.string(), st.none() | st.sampled_from(["5s", "-5s", "5", "", "P1D", "100d"])),
+]
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> pa.RecordBatch:
+    names = draw(st.sets(st.sampled_from([*COLUMNS][1:])))
+    chosen = {name: COLUMNS[name] for name in ("value", *sorted(names))}
+    for name in draw(st.sets(st.sampled_from(["delay", "expiration"]))):
+        chosen[name] = draw(st.sampled_from(DELAYS))
+    size = draw(st.integers(0, 4))
+    arrays = [pa.array([draw(values) for _ in range(size)], kind) for kind, values in chosen.values()]
+    return pa.RecordBatch.from_arrays(arrays, names=list(chosen))
+
+
+@given(batches(), st.sampled_from([{"to": "q"}, {"exchange": "x"}, {}]))
+def test_what_is_found_good_is_good(batch: pa.RecordBatch, constants: dict[str, str]) -> None:
+    """Every row that the quick look lets pass can be sent, as the publisher sees it; the others have a reason."""
+    columns = tuple(name for name in batch.schema.names if not constants or name not in ("queue", "exchange"))
+    if "to" in constants:
+        columns = tuple(name for name in columns if name != "routing_key")
+    if not constants and not {"queue", "exchange"} & set(columns):
+        return
+    rows = Rows(columns, constants, CLOCK)
+    problems = rows.problems(batch, NOW)
+    assert all(problems.values())
+    good = batch.filter(pa.array([index not in problems for index in range(len(batch))], pa.bool_()))
+    assert rows.problems(good, NOW) == {}
+    for letter in rows.letters(good, list(range(len(good))), run="r"):
+        message = Letters().check(letter)
+        message.starting(NOW).route(CLOCK, NOW)
+    for place in problems:
+        with pytest.raises((InvalidInputError, TypeError, ValueError, OverflowError)):
+            _send_one(rows, batch.slice(place, 1))
+
+
+def _send_one(rows: Rows, batch: pa.RecordBatch) -> None:
+    """Send a row whatever is wrong with it; a null, or two due times, is wrong to the sink alone."""
+    if batch.column("value")[0].as_py() is None:
+        raise InvalidInputError("no value")
+    for letter in rows.letters(batch, [0], run="r"):
+        for name in type(letter).__slots__:
+            value = getattr(letter, name)
+            if isinstance(value, InvalidInputError):
+                raise value
+        Letters().check(letter).starting(NOW).route(CLOCK, NOW)
+
+
+def batch_of(**columns: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(values) for values in columns.values()], names=list(columns))
+
+
+def ids(batch: pa.RecordBatch, *, run: str = "q-0-1", **constants: Any) -> list[str | None]:
+    rows = Rows(tuple(batch.schema.names), {"to": "q", **constants}, CLOCK)
+    return [one.message_id for one in rows.letters(batch, list(range(len(batch))), run=run)]
+
+
+def test_an_id_names_the_row_and_stays_the_same() -> None:
+    batch = batch_of(value=["a", "b", "a"], delay=["1s", "1s", "2s"])
+    first = ids(batch)
+    assert first == ids(batch)
+    assert [one.rpartition("-")[0] for one in first if one] == ["q-0-1-0", "q-0-1-1", "q-0-1-2"]
+    assert len({one.rpartition("-")[2] for one in first if one}) == 3, "by contents too"
+
+
+def test_rows_that_change_places_get_other_ids() -> None:
+    """Else one of them would be taken for the other, and dropped as its duplicate."""
+    assert not set(ids(batch_of(value=["a", "b"]))) & set(ids(batch_of(value=["b", "a"])))
+
+
+def test_the_same_row_for_another_target_has_another_id() -> None:
+    batch = batch_of(value=["a"])
+    assert ids(batch) != ids(batch, to="other")
+
+
+def test_a_given_id_is_kept() -> None:
+    found = ids(batch_of(value=["a", "b"], message_id=["mine", None]))
+    assert found[0] == "mine"
+    assert found[1] is not None
+    assert found[1].startswith("q-0-1-1-")
+
+
+def test_headers_as_kafka_has_them() -> None:
+    headers = pa.array(
+        [[{"key": "a", "value": b"1"}], None], pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
+    )
+    batch = pa.RecordBatch.from_arrays([pa.array(["x", "y"]), headers], names=["value", "headers"])
+    rows = Rows(("value", "headers"), {"to": "q"}, CLOCK)
+    assert rows.problems(batch, NOW) == {}
+    assert [one.headers for one in rows.letters(batch, [0, 1], run="r")] == [{"a": b"1"}, None]
+
+
+def test_milliseconds_are_those_of_the_column() -> None:
+    (letter,) = Rows(("value", "delay"), {"to": "q"}, CLOCK).letters(batch_of(value=["a"], delay=[1500]), [0], run="r")
+    assert letter.delay == timedelta(seconds=1.5)
