@@ -32,5 +32,8 @@ def drain(url: str, queue: str, number: int, *, quiet: str = "20s") -> list[bide
 
 
 def rest(url: str, queue: str) -> list[bide.Message]:
-    """All messages that are in a queue, where nothing more is on its way."""
-    return drain(url, queue, 10_000_000, quiet="1s")
+    """All messages of a queue that nobody got before, where nothing more is on its way.
+
+    A loaded broker may forget the last acknowledgements of a channel that closes, and deliver those messages again.
+    """
+    return [one for one in drain(url, queue, 10_000_000, quiet="1s") if not one.redelivered]

@@ -45,7 +45,8 @@ def test_every_column_arrives_as_what_it_is(spark: SparkSession, clock_url: str,
     frame = spark.sql(
         f"""
         select cast('body' as binary) as value, '{queue}' as queue, map('tenant', 'acme') as headers,
-               'm-1' as message_id, 'c-1' as correlation_id, 'text/plain' as content_type, 'gzip' as content_encoding, 'Remind' as type,
+               'm-1' as message_id, 'c-1' as correlation_id, 'text/plain' as content_type,
+               'gzip' as content_encoding, 'Remind' as type,
                'answers' as reply_to, 'shop' as app_id, 7 as priority, false as persistent,
                interval '1 12' day to hour as expiration
         """

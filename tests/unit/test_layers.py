@@ -24,6 +24,7 @@ MAX_LINES = 450
 LAYERS: dict[str, tuple[str, ...]] = {
     "cli": ("__main__", "cli"),
     "demo": ("demo",),
+    "pipelines": ("pipelines",),
     "spark": ("spark",),
     "observability": ("metrics", "tracing"),
     "client": (
@@ -85,6 +86,7 @@ PURE_BUILTINS_REFUSED = frozenset({"open", "print", "input"})
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "cli": frozenset({"click", "rich"}),
     "demo": frozenset({"rich"}),
+    "pipelines": frozenset({"pyarrow", "pyspark"}),
     "spark": frozenset({"pyarrow", "pyspark"}),
     "observability": frozenset({"prometheus_client", "opentelemetry"}),
     "admin": frozenset({"httpx2"}),

@@ -13,6 +13,7 @@ from bide.cli.broker import broker
 from bide.cli.delay import delay
 from bide.cli.demo import demo
 from bide.cli.errors import errors
+from bide.cli.pipeline import pipeline
 from bide.cli.receive import receive
 from bide.cli.relay import relay
 from bide.cli.send import send
@@ -40,7 +41,7 @@ def cli() -> None:
     """
 
 
-for _command in (demo, broker, delay, send, receive, relay, errors, topology):
+for _command in (demo, broker, delay, send, receive, relay, errors, topology, pipeline):
     cli.add_command(_command)
 
 

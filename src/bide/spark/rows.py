@@ -30,6 +30,11 @@ _DIFFERENT: Final = frozenset({"value", "delay", "deliver_at", "message_id", "co
 _FIELDS: Final = {"value": "body", "queue": "to"}
 """What a letter calls a column, where it is not the same."""
 
+_WAYS_OUT: Final = {
+    "value": "give an empty text where an empty body is meant",
+    "deliver_at": "there was no due time, or one that cannot be read",
+}
+
 _DEFAULTS: Final[Mapping[str, Any]] = {"routing_key": "", "persistent": True}
 """What null stands for, where that is not None."""
 
@@ -42,11 +47,13 @@ class Rows:
         columns: those to read, by their names in :data:`bide.spark.sink_columns.COLUMNS`.
         constants: what all letters have in common, by the names of :class:`bide.Letter`.
         infrastructure: what delays them.
+        required: columns in which null is no value.
     """
 
     columns: tuple[str, ...]
     constants: Mapping[str, Any]
     infrastructure: DelayInfrastructure
+    required: tuple[str, ...] = ("value",)
     _letters: Letters = field(default_factory=Letters, init=False)
     _good: set[Any] = field(default_factory=set, init=False)
 
@@ -93,8 +100,9 @@ class Rows:
         for name, value in row.items():
             if isinstance(value, InvalidInputError):
                 raise InvalidRowError(f"the column {name} holds what cannot be sent: {value}")
-        if row["value"] is None:
-            raise InvalidRowError("the column value is null: give an empty text where an empty body is meant")
+        for name in self.required:
+            if row[name] is None:
+                raise InvalidRowError(f"the column {name} is null: {_WAYS_OUT.get(name, 'give a value')}")
         self._check_target(row)
         delay, due = row.get("delay"), row.get("deliver_at")
         if delay is not None and due is not None:
@@ -121,7 +129,7 @@ class Rows:
         """Whether no row can have anything wrong, as far as whole columns tell."""
         columns = {name: batch.column(name) for name in self.columns}
         return (
-            columns["value"].null_count == 0
+            all(columns[name].null_count == 0 for name in self.required)
             and self._have_targets(columns)
             and self._have_times(columns, now)
             and all(_fits(columns[name]) for name in ("message_id", "correlation_id") if name in columns)

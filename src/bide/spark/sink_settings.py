@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 import pyarrow as pa
 from pyarrow import fs
 
-from bide.amqp.url import BrokerUrl
+from bide.amqp.url import DEFAULT_URL, ENVIRONMENT_VARIABLE, BrokerUrl
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.duration import parse_delay, parse_due_time
 from bide.errors import InvalidInputError, InvalidOptionError
@@ -69,6 +69,31 @@ class SinkSettings:
     timeout: timedelta = timedelta(seconds=30)
     id_prefix: str | None = None
     rejects: str | None = None
+
+    @classmethod
+    def make(
+        cls,
+        url: str | None,
+        *,
+        infrastructure: DelayInfrastructure,
+        declare: bool = True,
+        constants: Mapping[str, Any],
+        rejects: str | None = None,
+    ) -> SinkSettings:
+        """Settings that are not options of Spark.
+
+        Args:
+            url: of the broker; None takes ``BIDE_URL`` of this process, or RabbitMQ's default on this machine.
+            rejects: a path, or a URI.
+
+        Raises:
+            InvalidInputError: a value cannot be used.
+        """
+        address = url or os.environ.get(ENVIRONMENT_VARIABLE) or DEFAULT_URL
+        BrokerUrl.parse(address)
+        Letters().check(Letter(b"", **constants))
+        folder = None if rejects is None else _folder(Options({"rejects": rejects}), "rejects")
+        return cls(url=address, infrastructure=infrastructure, declare=declare, constants=constants, rejects=folder)
 
     @classmethod
     def read(cls, options: Options, environment: Mapping[str, str]) -> SinkSettings:

@@ -1,0 +1,280 @@
+"""``bide pipeline``: work on many messages at once, on Spark."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from bide.cli.output import print_json
+from bide.cli.pipeline_view import progress, span_for, summary, survey_text
+from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
+from bide.errors import InvalidRowError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame
+
+    from bide.delay.infrastructure import DelayInfrastructure
+    from bide.pipelines.ledger import Ledger
+    from bide.pipelines.schedule import Plan, Survey
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+_FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
+
+
+@click.group()
+def pipeline() -> None:
+    """Work on many messages at once, on Spark: on this machine, or on a cluster by --master.
+
+    They need bide[spark], and a Java 17 or later.
+    """
+
+
+def spark_options(command: _Decorated) -> _Decorated:
+    """Add the options of Spark, and hand a session over as the argument ``spark``: a context manager's factory."""
+
+    @wraps(command)
+    def wrapper(*args: Any, master: str | None, spark_conf: tuple[str, ...], time_zone: str, **kwargs: Any) -> Any:
+        configuration = _pairs("--spark-conf", spark_conf)
+
+        def open_session(name: str, *, quiet: bool) -> Any:
+            from bide.pipelines.session import session
+
+            return session(master, name=name, configuration=configuration, time_zone=time_zone, quiet=quiet)
+
+        is_here = (master or "local").startswith("local")
+        return command(*args, open_session=open_session, is_here=is_here, **kwargs)
+
+    wrapped: Any = wrapper
+    for option in (
+        click.option("--time-zone", metavar="ZONE", default="UTC", show_default=True, help="Of times that name none."),
+        click.option("--spark-conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; may be repeated."),
+        click.option("--master", metavar="URL", help="Where Spark runs. [default: spark-submit's, or all cores here]"),
+    ):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[no-any-return]
+
+
+@pipeline.command()
+@click.argument("source")
+@click.option("--format", type=click.Choice(_FORMATS), help="What SOURCE is. [default: what its suffix tells]")
+@click.option("--read-option", "read_options", multiple=True, metavar="KEY=VALUE", help="For Spark's reader of it.")
+@click.option("--to", metavar="QUEUE", help="The queue that the messages go to.")
+@click.option("--exchange", metavar="NAME", help="Instead of a queue: the exchange that they go to.")
+@click.option("--routing-key", metavar="KEY", help="Their routing key, for --exchange.")
+@click.option("--at-column", required=True, metavar="COLUMN", help="When a message is due: a time, or text of one.")
+@click.option("--body-columns", metavar="A,B,C", help="Make a JSON body of these. [default: of all other columns]")
+@click.option("--body-column", metavar="COLUMN", help="Take the body from this column, as it is.")
+@click.option("--header-columns", metavar="A,B,C", help="Send these as headers.")
+@click.option("--id-column", metavar="COLUMN", help="Message ids. [default: made of what is in the row]")
+@click.option("--type", "kind", metavar="NAME", help="Their message type, which endpoints choose a handler by.")
+@click.option("--name", default="", metavar="TEXT", help="Tell apart schedules with equal rows that are both meant.")
+@click.option("--ledger", metavar="DIR", help="Where it is written down what was sent; see below.")
+@click.option("--part-rows", type=click.IntRange(1), default=10_000, show_default=True, metavar="N",
+              help="Rows that are sent, and written down as sent, together.")  # fmt: skip
+@click.option("--rejects", metavar="DIR", help="Put rows that cannot be sent into Parquet files here, and go on.")
+@click.option("--dry-run", is_flag=True, help="Send nothing: count, check, and show when messages would be due.")
+@click.option("--declare/--no-declare", default=True, show_default=True,
+              help="Put the delay infrastructure on the broker where it is missing.")  # fmt: skip
+@layout_options()
+@spark_options
+@json_option("what was found and done")
+@broker_options
+@pass_settings
+def schedule(
+    settings: Settings,
+    /,
+    *,
+    source: str,
+    format: str | None,
+    read_options: tuple[str, ...],
+    ledger: str | None,
+    part_rows: int,
+    dry_run: bool,
+    as_json: bool,
+    open_session: Callable[..., Any],
+    is_here: bool,
+    **rest: Any,
+) -> None:
+    """Schedule a message for every row of SOURCE: files of Parquet, CSV or JSON, or a table.
+
+    All rows are checked before the first is sent. What was sent is written down in the ledger, part by part: the same
+    command again, after whatever ended it, sends the parts that are not in there. A part that was being sent is sent
+    again as a whole, with the same message ids. Without --ledger it lies in ~/.local/state/bide/schedule, under a name
+    made of the broker, SOURCE and these options.
+    """
+    from bide.pipelines.session import read, spark_errors
+
+    plan = _plan(settings, **rest)
+    options = _pairs("--read-option", read_options)
+    if ledger is None and not is_here and not dry_run:
+        raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors reach")
+    with open_session(f"bide pipeline schedule {source}", quiet=not settings.verbosity) as spark, spark_errors():
+        rows = read(spark, source, format=format, options=options)
+        found = _survey(rows, plan)
+        if dry_run:
+            _show(rows, plan, found, as_json=as_json)
+            return
+        _send(rows, plan, found, ledger or _own_ledger(source, plan), part_rows=part_rows, as_json=as_json)
+
+
+def _plan(
+    settings: Settings,
+    *,
+    to: str | None,
+    exchange: str | None,
+    routing_key: str | None,
+    at_column: str,
+    body_columns: str | None,
+    body_column: str | None,
+    header_columns: str | None,
+    id_column: str | None,
+    kind: str | None,
+    name: str,
+    rejects: str | None,
+    declare: bool,
+    infrastructure: DelayInfrastructure,
+) -> Plan:
+    from bide.pipelines.schedule import Plan
+    from bide.spark.sink_settings import SinkSettings
+
+    if (to is None) == (exchange is None):
+        raise click.UsageError("name where the messages go: --to QUEUE, or --exchange NAME with --routing-key")
+    if routing_key is not None and exchange is None:
+        raise click.UsageError("--routing-key goes with --exchange; messages to a queue need none")
+    if body_columns is not None and body_column is not None:
+        raise click.UsageError("give --body-columns for a JSON body, or --body-column for one as it is, not both")
+    constants = {"to": to, "exchange": exchange, "routing_key": routing_key, "type": kind}
+    if body_column is None:
+        constants["content_type"] = "application/json"
+    return Plan(
+        at_column=at_column,
+        body_columns=_names(body_columns),
+        body_column=body_column,
+        id_column=id_column,
+        header_columns=_names(header_columns),
+        name=name,
+        settings=SinkSettings.make(
+            settings.url,
+            infrastructure=infrastructure,
+            declare=declare,
+            constants={key: value for key, value in constants.items() if value is not None},
+            rejects=rejects,
+        ),
+    )
+
+
+def _survey(rows: DataFrame, plan: Plan) -> Survey:
+    from bide.pipelines.schedule import survey
+
+    with progress("looking through the rows"):
+        return survey(rows, plan, now=datetime.now(UTC))
+
+
+def _show(rows: DataFrame, plan: Plan, found: Survey, *, as_json: bool) -> None:
+    """What a run would do."""
+    from bide.pipelines.schedule import due_times, messages
+
+    every = span_for(found.first, found.last)
+    with progress("counting due times"):
+        counts = [(row["due"], row["count"]) for row in _in_utc(due_times(messages(rows, plan), every)).collect()]
+    times = [(datetime.fromtimestamp(due, UTC), count) for due, count in counts]
+    if as_json:
+        spans = [{"from": due.isoformat(), "count": count} for due, count in times]
+        print_json({**summary(found, plan), "every_seconds": every.total_seconds(), "due": spans})
+    else:
+        click.echo(survey_text(found, plan, times, every))
+    if found.bad and plan.settings.rejects is None:
+        raise _bad(found)
+
+
+def _in_utc(times: DataFrame) -> DataFrame:
+    """Times as seconds: PySpark turns timestamps into those of the driver's own zone, without saying so."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return times.select(F.unix_seconds("due").alias("due"), "count")
+
+
+def _send(rows: DataFrame, plan: Plan, found: Survey, folder: str, *, part_rows: int, as_json: bool) -> None:
+    from bide.pipelines.ledger import Ledger
+    from bide.pipelines.schedule import begin, send
+
+    if found.bad and plan.settings.rejects is None:
+        raise _bad(found)
+    ledger = Ledger(folder)
+    head = begin(ledger, plan, found, part_rows=part_rows)
+    before = ledger.parts()
+    started = time.monotonic()
+    with _sending(ledger, found.rows):
+        sent = send(rows, plan, ledger, head).collect()
+    seconds = time.monotonic() - started
+    now = {
+        "sent": sum(one["sent"] for one in sent),
+        "rejected": sum(one["rejected"] for one in sent),
+        "sent_before": sum(one.sent for one in before),
+        "rejected_before": sum(one.rejected for one in before),
+        "seconds": round(seconds, 3),
+        "ledger": ledger.folder,
+    }
+    if as_json:
+        print_json({**summary(found, plan), **now})
+        return
+    rate = f" in {seconds:.1f} s, {now['sent'] / seconds:,.0f}/s" if sent else ""
+    click.echo(f"scheduled {now['sent']:,} messages{rate}")
+    if now["sent_before"] or now["rejected_before"]:
+        click.echo(f"{now['sent_before'] + now['rejected_before']:,} rows were done before, by an earlier run")
+    if rejected := now["rejected"] + now["rejected_before"]:
+        click.echo(f"{rejected:,} rows were not taken: they are in {plan.settings.rejects}")
+    click.echo(f"ledger: {ledger.folder}")
+
+
+@contextmanager
+def _sending(ledger: Ledger, rows: int) -> Iterator[None]:
+    """Show on a terminal how much is in the ledger."""
+    with progress("scheduling", total=rows, done=lambda: sum(one.sent + one.rejected for one in ledger.parts())):
+        yield
+
+
+def _bad(found: Survey) -> InvalidRowError:
+    reasons = (
+        (found.without_time, "no due time, or one that cannot be read"),
+        (found.without_body, "no body"),
+        (found.too_late, "a due time beyond the longest delay"),
+    )
+    said = ", ".join(f"{count:,} with {what}" for count, what in reasons if count)
+    return InvalidRowError(
+        f"{found.bad:,} of {found.rows:,} rows cannot be sent ({said}), and nothing was: mend them, or name a folder "
+        "for them by --rejects"
+    )
+
+
+def _own_ledger(source: str, plan: Plan) -> str:
+    place = source if "://" in source else os.path.abspath(source)  # noqa: PTH100 (no link is followed)
+    key = hashlib.sha256(repr((place, plan.broker, plan.digest())).encode()).hexdigest()[:16]
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return str(Path(state) / "bide" / "schedule" / f"{Path(place).name}-{key}")
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return () if text is None else tuple(one.strip() for one in text.split(",") if one.strip())
+
+
+def _pairs(option: str, pairs: tuple[str, ...]) -> Mapping[str, str]:
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"{option} {pair!r} is not of the form KEY=VALUE")
+        found[name] = value
+    return found

@@ -1,0 +1,149 @@
+"""A Spark for the pipelines of the command line, what they read with it, and what its errors say."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Final
+
+from bide import errors
+from bide.errors import BideError, InvalidInputError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
+_SUFFIXES: Final = {"jsonl": "json", "ndjson": "json", "gz": "", "zst": "", "bz2": ""}
+
+_OURS: Final = re.compile(
+    r"^(?:[\w.]*: )?(?:bide\.errors\.)(\w+): (.+?)(?=\n\s*\n|\n[ \t]*at |\n\s*SQLSTATE|\Z)", re.M | re.S
+)
+
+
+@contextmanager
+def session(
+    master: str | None, *, name: str, configuration: Mapping[str, str], time_zone: str, quiet: bool = True
+) -> Iterator[SparkSession]:
+    """A Spark session, stopped at the end; one that is there already is taken, and left as it is.
+
+    Args:
+        master: where it runs; None for ``spark-submit``'s, or all cores of this machine.
+        name: of the application.
+        configuration: of Spark; these win.
+        time_zone: for times that name none.
+        quiet: show nothing of what Spark and its JVM say beside errors that they raise.
+
+    Raises:
+        InvalidInputError: there is no PySpark.
+        BideError: it did not start.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise InvalidInputError("this needs Spark: install bide[spark], and a Java 17 or later") from error
+    # Workers that ran another Python would have neither bide nor Arrow.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(name).config("spark.ui.enabled", "false")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
+    if quiet:
+        builder = builder.config("spark.log.level", "OFF")
+    if master is not None or "SPARK_ENV_LOADED" not in os.environ:
+        builder = builder.master(master or "local[*]")
+    if (master or "local").startswith("local"):
+        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+    for key, value in configuration.items():
+        builder = builder.config(key, value)
+    found = SparkSession.getActiveSession()
+    with spark_errors(), _stderr_aside() if quiet and found is None else nullcontext():
+        spark = builder.config("spark.sql.session.timeZone", time_zone).getOrCreate()
+    # Its connection to the JVM logs every error that it raises.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    try:
+        yield spark
+    finally:
+        if found is None:
+            spark.stop()
+
+
+@contextmanager
+def _stderr_aside() -> Iterator[None]:
+    """Give the processes that are started meanwhile another standard error, and show it only if that fails."""
+    sys.stderr.flush()
+    usual = os.dup(2)
+    try:
+        with tempfile.TemporaryFile() as aside:
+            os.dup2(aside.fileno(), 2)
+            try:
+                yield
+            except BaseException:
+                aside.seek(0)
+                os.write(usual, aside.read())
+                raise
+            finally:
+                os.dup2(usual, 2)
+    finally:
+        os.close(usual)
+
+
+def read(spark: SparkSession, source: str, *, format: str | None, options: Mapping[str, str]) -> DataFrame:
+    """A table: from files of a format, which their suffix tells if None; or one of the catalogue.
+
+    CSV has a line of names first, and all its columns are text, unless the options say otherwise.
+
+    Raises:
+        InvalidInputError: it is not there, or its format is unknown.
+    """
+    kind = format or guess_format(source)
+    with spark_errors():
+        if kind == "table":
+            return spark.read.options(**options).table(source)
+        defaults = {"header": "true"} if kind == "csv" else {}
+        return spark.read.format(kind).options(**{**defaults, **options}).load(source)
+
+
+def guess_format(source: str) -> str:
+    """The format that the suffix of a file tells.
+
+    Raises:
+        InvalidInputError: it tells none.
+    """
+    for suffix in reversed(PurePosixPath(source).suffixes):
+        kind = _SUFFIXES.get(suffix[1:].lower(), suffix[1:].lower())
+        if kind in FORMATS:
+            return kind
+        if kind:
+            break
+    raise InvalidInputError(f"the name {source!r} does not tell a format: give one of {', '.join(FORMATS)}")
+
+
+@contextmanager
+def spark_errors() -> Iterator[None]:
+    """Raise what a task or the driver of Spark reports as an error of bide, in one sentence.
+
+    Raises:
+        BideError: of the class that was raised there, where it was one of bide's.
+    """
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PySparkException as error:
+        raise _translated(str(error)) from error
+
+
+def _translated(text: str) -> BideError:
+    found = _OURS.search(text)
+    if found is None:
+        return BideError(f"Spark: {text.partition(chr(10))[0].strip()}")
+    kind, message = found[1], " ".join(found[2].split())
+    ours: type[BideError] = getattr(errors, kind, BideError)
+    try:
+        return ours(message)
+    except TypeError:
+        return BideError(message)

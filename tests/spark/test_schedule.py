@@ -1,0 +1,232 @@
+"""``bide pipeline schedule``, and the functions that it is made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bide.cli.app import run
+from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
+from bide.pipelines.ledger import Ledger
+from bide.pipelines.schedule import Plan, begin, due_times, messages, send, survey
+from bide.spark.sink_settings import SinkSettings
+from tests.broker.conftest import SMALL_CLOCK, clock_url
+from tests.spark.receiving import drain, new_queue, rest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["clock_url"]
+
+NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
+ON_SMALL_CLOCK = ("--max-delay", "20s", "--resolution", "50ms")
+
+
+def plan_for(url: str, queue: str, **values: Any) -> Plan:
+    settings = SinkSettings.make(url, infrastructure=SMALL_CLOCK, constants={"to": queue})
+    return Plan(**{"at_column": "due", "settings": settings, **values})
+
+
+def reminders(spark: SparkSession, count: int, *, due: str = "current_timestamp() + interval '1' second") -> DataFrame:
+    return spark.range(0, count, 1, 3).selectExpr("concat('o-', id) as order_id", "id % 7 as shop", f"{due} as due")
+
+
+@pytest.fixture
+def queue(clock_url: str) -> str:
+    return new_queue(clock_url)
+
+
+def test_rows_become_messages(spark: SparkSession) -> None:
+    rows = spark.createDataFrame(
+        [("o-1", None, NOW, "de"), ("o-1", None, NOW, "de"), ("o-2", 5, NOW, None)],
+        "order_id string, points int, due timestamp, language string",
+    )
+    plan = plan_for("amqp://localhost:1", "orders", header_columns=("language",))
+    found = sorted(messages(rows, plan).collect(), key=lambda one: (one["value"], one["message_id"]))
+    assert [json.loads(one["value"]) for one in found] == [
+        {"order_id": "o-1", "points": None},
+        {"order_id": "o-1", "points": None},
+        {"order_id": "o-2", "points": 5},
+    ]
+    assert [one["headers"] for one in found] == [{"language": "de"}, {"language": "de"}, {}]
+    first, second, other = (one["message_id"] for one in found)
+    assert second == f"{first}-2", "a row that is there twice is sent twice"
+    assert other[:32] != first
+    again = {one["message_id"] for one in messages(rows.repartition(5), plan).collect()}
+    assert again == {first, second, other}, "whatever order Spark reads the rows in"
+    named = {one["message_id"] for one in messages(rows, plan_for("amqp://x", "orders", name="second")).collect()}
+    assert not again & named
+
+
+def test_what_a_survey_finds(spark: SparkSession) -> None:
+    rows = spark.createDataFrame(
+        [("a", "2026-11-21 05:59:59"), ("b", "2026-11-21T06:00:10Z"), ("c", "soon"), ("d", None), ("e", "2026-11-22")],
+        "body string, due string",
+    )
+    plan = plan_for("amqp://localhost:1", "orders", body_column="body")
+    found = survey(rows, plan, now=NOW)
+    assert (found.rows, found.without_time, found.past, found.too_late, found.bad) == (5, 2, 1, 1, 3)
+    assert found.first == NOW - timedelta(seconds=1)
+    assert found.last == datetime(2026, 11, 22, tzinfo=UTC)
+    counts = (
+        due_times(messages(rows, plan), timedelta(hours=1)).selectExpr("unix_seconds(due) as due", "count").collect()
+    )
+    at_six = int(NOW.timestamp())
+    assert {one["due"]: one["count"] for one in counts} == {at_six - 3600: 1, at_six: 1, at_six + 18 * 3600: 1}
+
+
+def test_bad_columns_and_ids(spark: SparkSession) -> None:
+    rows = spark.sql("select 'x' as body, 'k' as id, 5 as due union all select 'y', 'k', 6")
+    for values, said in (
+        ({"at_column": "when"}, "no column 'when': there are body, id, due"),
+        ({}, "'due' is int, which is no time"),
+        ({"at_column": "body", "body_column": "due"}, "'due' is int, which is no body"),
+    ):
+        with pytest.raises(InvalidColumnError, match=said):
+            messages(rows, plan_for("amqp://localhost", "orders", **values))
+    timed = rows.selectExpr("body", "id", "current_timestamp() as due")
+    with pytest.raises(InvalidRowError, match=r"column 'id' are no message ids, each being there once: k \(2 times\)"):
+        survey(timed, plan_for("amqp://localhost", "orders", id_column="id"), now=NOW)
+
+
+def test_every_row_is_sent_once_and_what_is_in_the_ledger_is_not_sent_again(
+    spark: SparkSession, clock_url: str, queue: str, tmp_path: Path
+) -> None:
+    due = datetime.now(UTC) + timedelta(seconds=3)
+    rows = reminders(spark, 1_000, due=f"timestamp'{due.isoformat()}'")
+    plan, ledger = plan_for(clock_url, queue), Ledger(str(tmp_path / "ledger"))
+    found = survey(rows, plan, now=datetime.now(UTC))
+    head = begin(ledger, plan, found, part_rows=100)
+    assert head.parts == 10
+    sent = send(rows, plan, ledger, head)
+    assert sum(one["sent"] for one in sent.collect()) == 1_000
+    assert {one["part"] for one in sent.collect()} == ledger.numbers()
+    assert send(rows, plan, ledger, begin(ledger, plan, found)).collect() == []
+    (tmp_path / "ledger" / "part-00003.json").unlink()
+    again = send(rows.repartition(7), plan, ledger, head).collect()
+    assert [one["part"] for one in again] == [3]
+
+    arrived = Counter((one.message_id, one.body) for one in drain(clock_url, queue, 1_000 + again[0]["sent"]))
+    assert len(arrived) == len({message_id for message_id, _ in arrived}) == 1_000
+    assert sum(arrived.values()) - 1_000 == again[0]["sent"], "that part alone was repeated, with equal ids"
+    assert rest(clock_url, queue) == []
+
+
+def test_a_ledger_goes_on_only_with_what_it_was_begun_for(spark: SparkSession, tmp_path: Path) -> None:
+    rows = reminders(spark, 10, due="timestamp'2026-11-21 07:00:00'")
+    plan, ledger = plan_for("amqp://localhost:1/a", "orders"), Ledger(str(tmp_path / "ledger"))
+    begin(ledger, plan, survey(rows, plan, now=NOW))
+    for other, of_rows, said in (
+        (plan_for("amqp://localhost:1/a", "others"), rows, "with other settings of target, columns or name"),
+        (plan_for("amqp://localhost:1/b", "orders"), rows, "was begun for the broker localhost:1/a, and this is"),
+        (plan, rows.limit(9), r"\(10 rows then, 9 now, or other values\)"),
+        (plan, rows.selectExpr("order_id", "shop + 1 as shop", "due"), r"\(10 rows then, 10 now, or other values\)"),
+    ):
+        with pytest.raises(InvalidInputError, match=said):
+            begin(ledger, other, survey(of_rows, other, now=NOW))
+
+
+def schedule(*arguments: object) -> int:
+    return run(["pipeline", "schedule", *ON_SMALL_CLOCK, *(str(one) for one in arguments)])
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> Path:
+    """Ten reminders, due in some seconds, their times without a zone."""
+    path = tmp_path / "reminders.csv"
+    begin = datetime.now(UTC) + timedelta(seconds=8)
+    lines = [f"o-{n},{(begin + timedelta(seconds=n / 10)).replace(tzinfo=None).isoformat()}" for n in range(10)]
+    path.write_text("\n".join(["order_id,due", *lines]) + "\n")
+    return path
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_command_line(
+    clock_url: str, queue: str, csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("--url", clock_url, "--to", queue, "--at-column", "due", "--ledger", tmp_path / "ledger")
+    assert schedule(csv, *where, "--dry-run", "--json") == 0
+    dry = json.loads(capsys.readouterr().out)
+    assert (dry["rows"], sum(one["count"] for one in dry["due"])) == (10, 10)
+    assert not (tmp_path / "ledger").exists()
+    assert schedule(csv, *where, "--dry-run") == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"10 messages to the queue {queue} on 127.0.0.1:")
+    assert "█" in text
+
+    assert schedule(csv, *where, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["sent"] == 10
+    assert schedule(csv, *where) == 0
+    assert "10 rows were done before, by an earlier run" in capsys.readouterr().out
+    found = drain(clock_url, queue, 10)
+    assert sorted(json.loads(one.body)["order_id"] for one in found) == [f"o-{n}" for n in range(10)]
+    assert all(one.lateness is not None and one.lateness >= timedelta(0) for one in found)
+    assert {one.content_type for one in found} == {"application/json"}
+    assert rest(clock_url, queue) == []
+
+
+@pytest.mark.usefixtures("spark")
+def test_what_the_command_line_refuses(
+    clock_url: str, queue: str, csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with csv.open("a") as file:
+        file.write("o-10,tomorrow\n")
+    where = ("--url", clock_url, "--at-column", "due", "--ledger", tmp_path / "ledger")
+    for arguments, code, said in (
+        ((csv, "--to", queue), 2, "1 of 11 rows cannot be sent (1 with no due time, or one that cannot be read)"),
+        ((csv, "--to", f"{queue}-x", "--rejects", tmp_path / "r"), 1, f"the queue '{queue}-x' does not exist"),
+        ((tmp_path / "none.csv", "--to", queue), 1, "Path does not exist"),
+        ((tmp_path / "none.xyz", "--to", queue), 2, "does not tell a format"),
+        ((csv,), 2, "name where the messages go"),
+    ):
+        assert schedule(*arguments, *where) == code
+        assert said in capsys.readouterr().err
+    assert rest(clock_url, queue) == []
+
+    assert schedule(csv, "--to", queue, *where, "--rejects", tmp_path / "rejects", "--name", "2", "--ledger",
+                    tmp_path / "ledger-2") == 0  # fmt: skip
+    assert "1 rows were not taken: they are in" in capsys.readouterr().out
+    assert len(drain(clock_url, queue, 10)) == 10
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on(spark: SparkSession, clock_url: str, queue: str, tmp_path: Path) -> None:
+    """``kill -9`` of Python and JVM while parts are under way, and the same command again."""
+    rows, source = 30_000, tmp_path / "reminders.parquet"
+    due = datetime.now(UTC) + timedelta(seconds=15)
+    reminders(spark, rows, due=f"timestamp'{due.isoformat()}'").write.parquet(str(source))
+    ledger = Ledger(str(tmp_path / "ledger"))
+    command = [sys.executable, "-m", "bide", "pipeline", "schedule", str(source), "--to", queue, "--at-column", "due",
+               "--ledger", ledger.folder, "--part-rows", "1000", "--master", "local[2]", "--json",
+               *ON_SMALL_CLOCK]  # fmt: skip
+    environment = {**os.environ, "BIDE_URL": clock_url}
+    process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 90
+    while len(ledger.numbers()) < 3:
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    done = sum(one.sent for one in ledger.parts())
+    assert 0 < done < rows
+
+    summary = json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
+    assert (summary["sent_before"], summary["sent"]) == (done, rows - done)
+    found = drain(clock_url, queue, 10 * rows, quiet="4s")
+    ids: dict[str | None, set[bytes]] = {}
+    for one in found:
+        ids.setdefault(one.message_id, set()).add(one.body)
+    assert len(ids) == rows, "every row at least once"
+    assert all(len(bodies) == 1 for bodies in ids.values()), "and those that came twice with equal ids"
+    assert len(found) - rows <= 2 * 1_500, "of no more than the two parts that were under way"
