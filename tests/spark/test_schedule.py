@@ -202,8 +202,8 @@ def test_what_the_command_line_refuses(
 @pytest.mark.slow
 def test_a_run_that_is_killed_goes_on(spark: SparkSession, clock_url: str, queue: str, tmp_path: Path) -> None:
     """``kill -9`` of Python and JVM while parts are under way, and the same command again."""
-    rows, source = 30_000, tmp_path / "reminders.parquet"
-    due = datetime.now(UTC) + timedelta(seconds=15)
+    rows, source = 20_000, tmp_path / "reminders.parquet"
+    due = datetime.now(UTC) + timedelta(seconds=12)
     reminders(spark, rows, due=f"timestamp'{due.isoformat()}'").write.parquet(str(source))
     ledger = Ledger(str(tmp_path / "ledger"))
     command = [sys.executable, "-m", "bide", "pipeline", "schedule", str(source), "--to", queue, "--at-column", "due",
@@ -223,7 +223,7 @@ def test_a_run_that_is_killed_goes_on(spark: SparkSession, clock_url: str, queue
 
     summary = json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
     assert (summary["sent_before"], summary["sent"]) == (done, rows - done)
-    found = drain(clock_url, queue, 10 * rows, quiet="4s")
+    found = drain(clock_url, queue, 10 * rows, quiet="3s")
     ids: dict[str | None, set[bytes]] = {}
     for one in found:
         ids.setdefault(one.message_id, set()).add(one.body)

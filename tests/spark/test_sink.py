@@ -140,28 +140,28 @@ def test_tables_cannot_be_overwritten(spark: SparkSession) -> None:
         writer(spark.sql("select 'a' as value"), "amqp://localhost:1", queue="q").mode("overwrite").save()
 
 
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        ("if(id = 700, null, 'a') as value, '{queue}' as queue", "row 700: the column value is null"),
-        ("'a' as value, if(id = 700, null, '{queue}') as queue", "row 700: the column queue is null"),
-        ("'a' as value, '{queue}' as queue, if(id = 700, -5, 5) as delay", "row 700: the column delay holds what"),
-        ("'a' as value, '{queue}' as queue, if(id = 700, '5 apples', '5s') as delay", "the delay '5 apples' cannot be"),
-        ("'a' as value, '{queue}' as queue, '5s' as delay, if(id = 700, current_timestamp(), null) as deliver_at",
-         "row 700: the columns delay and deliver_at both have a value"),
-        ("'a' as value, '{queue}' as queue, map(if(id = 700, 'bide-x', 'x'), '') as headers",
-         "row 700: the header 'bide-x' starts with"),
-        ("'a' as value, '{queue}' as queue, if(id = 700, 300, 5) as priority", "row 700: the priority"),
-        ("'a' as value, '{queue}' as queue, repeat('x', int(if(id = 700, 256, 5))) as message_id", "row 700: the mess"),
-    ],
+BAD_ROWS = (
+    ("if(id = 700, null, 'a') as value, '{queue}' as queue", "row 700: the column value is null"),
+    ("'a' as value, if(id = 700, null, '{queue}') as queue", "row 700: the column queue is null"),
+    ("'a' as value, '{queue}' as queue, if(id = 700, -5, 5) as delay", "row 700: the column delay holds what"),
+    ("'a' as value, '{queue}' as queue, if(id = 700, '5 apples', '5s') as delay", "the delay '5 apples' cannot be"),
+    ("'a' as value, '{queue}' as queue, '5s' as delay, if(id = 700, current_timestamp(), null) as deliver_at",
+     "row 700: the columns delay and deliver_at both have a value"),
+    ("'a' as value, '{queue}' as queue, map(if(id = 700, 'bide-x', 'x'), '') as headers",
+     "row 700: the header 'bide-x' starts with"),
+    ("'a' as value, '{queue}' as queue, if(id = 700, 300, 5) as priority", "row 700: the priority"),
+    ("'a' as value, '{queue}' as queue, repeat('x', int(if(id = 700, 256, 5))) as message_id", "row 700: the mess"),
 )  # fmt: skip
+
+
 def test_a_bad_row_stops_its_partition_before_anything_is_published(
-    spark: SparkSession, clock_url: str, queue: str, columns: str, said: str
+    spark: SparkSession, clock_url: str, queue: str
 ) -> None:
-    frame = spark.range(0, 1_000, 1, 1).selectExpr(*_split(columns.format(queue=queue)))
-    with pytest.raises(PySparkException) as caught:
-        writer(frame, clock_url).save()
-    assert said in str(caught.value)
+    for columns, said in BAD_ROWS:
+        frame = spark.range(0, 1_000, 1, 1).selectExpr(*_split(columns.format(queue=queue)))
+        with pytest.raises(PySparkException) as caught:
+            writer(frame, clock_url).save()
+        assert said in str(caught.value)
     assert rest(clock_url, queue) == []
 
 

@@ -84,7 +84,7 @@ INPUT_OUTPUT = frozenset(
 PURE_BUILTINS_REFUSED = frozenset({"open", "print", "input"})
 
 THIRD_PARTY: dict[str, frozenset[str]] = {
-    "cli": frozenset({"click", "rich"}),
+    "cli": frozenset({"click", "pyspark", "rich"}),
     "demo": frozenset({"rich"}),
     "pipelines": frozenset({"pyarrow", "pyspark"}),
     "spark": frozenset({"pyarrow", "pyspark"}),

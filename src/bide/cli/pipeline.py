@@ -188,8 +188,9 @@ def _show(rows: DataFrame, plan: Plan, found: Survey, *, as_json: bool) -> None:
 
     every = span_for(found.first, found.last)
     with progress("counting due times"):
-        counts = [(row["due"], row["count"]) for row in _in_utc(due_times(messages(rows, plan), every)).collect()]
-    times = [(datetime.fromtimestamp(due, UTC), count) for due, count in counts]
+        # As seconds: PySpark turns timestamps into those of the driver's own zone, without saying so.
+        found_times = due_times(messages(rows, plan), every).selectExpr("unix_seconds(due) as due", "count")
+        times = [(datetime.fromtimestamp(row["due"], UTC), row["count"]) for row in found_times.collect()]
     if as_json:
         spans = [{"from": due.isoformat(), "count": count} for due, count in times]
         print_json({**summary(found, plan), "every_seconds": every.total_seconds(), "due": spans})
@@ -197,13 +198,6 @@ def _show(rows: DataFrame, plan: Plan, found: Survey, *, as_json: bool) -> None:
         click.echo(survey_text(found, plan, times, every))
     if found.bad and plan.settings.rejects is None:
         raise _bad(found)
-
-
-def _in_utc(times: DataFrame) -> DataFrame:
-    """Times as seconds: PySpark turns timestamps into those of the driver's own zone, without saying so."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    return times.select(F.unix_seconds("due").alias("due"), "count")
 
 
 def _send(rows: DataFrame, plan: Plan, found: Survey, folder: str, *, part_rows: int, as_json: bool) -> None:

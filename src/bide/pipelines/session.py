@@ -135,6 +135,11 @@ def spark_errors() -> Iterator[None]:
         yield
     except PySparkException as error:
         raise _translated(str(error)) from error
+    except Exception as error:
+        # What happens to the JVM's side comes as an error of the bridge to it, py4j, which PySpark brings along.
+        if type(error).__name__ != "Py4JJavaError":
+            raise
+        raise _translated(str(error).partition("\n: ")[2]) from error
 
 
 def _translated(text: str) -> BideError:

@@ -1,0 +1,137 @@
+"""Spark is killed while it writes, and writes again: every message at least once, twice only with equal ids."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from tests.broker.conftest import clock_url
+from tests.spark.killing import Counter, kill_python_workers, wait_until
+from tests.spark.receiving import drain, new_queue
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["clock_url"]
+
+ROWS = 12_000
+SLOWLY = {"window": "200"}
+
+STREAM = """
+import sys
+from pyspark.sql import SparkSession
+url, queue, source, checkpoint = sys.argv[1:]
+spark = (
+    SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    .config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
+)
+spark.sparkContext.setLogLevel("OFF")
+stream = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).parquet(source).writeStream
+options = {"url": url, "queue": queue, "checkpointLocation": checkpoint, "window": "200"}
+stream.format("rabbitmq").options(**options).trigger(availableNow=True).start().awaitTermination()
+"""
+
+
+@pytest.fixture
+def queue(clock_url: str) -> str:
+    return new_queue(clock_url)
+
+
+@pytest.fixture
+def counted(clock_url: str, queue: str) -> Iterator[Counter]:
+    counter = Counter(clock_url, queue)
+    yield counter
+    counter.close()
+
+
+@pytest.fixture
+def source(spark: SparkSession, tmp_path: Path) -> Path:
+    """Four files, each a micro-batch of its own."""
+    path = tmp_path / "in"
+    spark.range(0, ROWS, 1, 4).selectExpr("cast(id as string) as value").write.parquet(str(path))
+    return path
+
+
+def assert_at_least_once_with_equal_ids(url: str, queue: str, sent_before: int) -> None:
+    bodies: dict[str | None, set[bytes]] = {}
+    ids: dict[bytes, set[str | None]] = {}
+    found = drain(url, queue, 10 * ROWS, quiet="2s")
+    for one in found:
+        bodies.setdefault(one.message_id, set()).add(one.body)
+        ids.setdefault(one.body, set()).add(one.message_id)
+    assert {int(body) for body in ids} == set(range(ROWS)), "every message arrived"
+    assert all(len(one) == 1 for one in ids.values()), "a message that came twice has the same id"
+    assert all(len(one) == 1 for one in bodies.values()), "and no other message has it"
+    assert len(found) > ROWS or sent_before >= ROWS, "the kill came in the middle: something was repeated"
+
+
+def start(spark: SparkSession, source: Path, **options: str) -> StreamingQuery:
+    stream = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).parquet(str(source))
+    writer = stream.writeStream.format("rabbitmq").options(**options, **SLOWLY)
+    return writer.trigger(availableNow=True).start()
+
+
+@pytest.mark.slow
+def test_a_python_worker_is_killed_in_a_batch_write(
+    spark: SparkSession, clock_url: str, queue: str, counted: Counter
+) -> None:
+    def write() -> None:
+        frame = spark.range(0, ROWS, 1, 2).selectExpr("cast(id as string) as value")
+        writer: Any = frame.write.format("rabbitmq").mode("append")
+        writer.options(url=clock_url, queue=queue, idPrefix="job-1", **SLOWLY).save()
+
+    def kill() -> int:
+        wait_until(lambda: counted() > 1_000, "a thousand messages are there")
+        return kill_python_workers(spark)
+
+    with ThreadPoolExecutor(1) as pool:
+        killing = pool.submit(kill)
+        # In this thread: in others Spark looks in vain for data sources that are written in Python.
+        with pytest.raises(Exception, match="Python worker exited unexpectedly"):
+            write()
+        assert killing.result()
+    sent_before = counted()
+    assert sent_before < ROWS
+    write()
+    assert_at_least_once_with_equal_ids(clock_url, queue, sent_before)
+
+
+@pytest.mark.slow
+def test_a_python_worker_of_a_stream_is_killed(
+    spark: SparkSession, clock_url: str, queue: str, counted: Counter, source: Path, tmp_path: Path
+) -> None:
+    options = {"url": clock_url, "queue": queue, "checkpointLocation": str(tmp_path / "checkpoint")}
+    query = start(spark, source, **options)
+    wait_until(lambda: counted() > ROWS // 4 + 500, "the second micro-batch has begun")
+    assert kill_python_workers(spark)
+    with pytest.raises(StreamingQueryException):
+        query.awaitTermination()
+    sent_before = counted()
+    start(spark, source, **options).awaitTermination()
+    assert_at_least_once_with_equal_ids(clock_url, queue, sent_before)
+
+
+@pytest.mark.slow
+def test_the_jvm_of_a_stream_is_killed(
+    spark: SparkSession, clock_url: str, queue: str, counted: Counter, source: Path, tmp_path: Path
+) -> None:
+    checkpoint = str(tmp_path / "checkpoint")
+    command = [sys.executable, "-c", STREAM, clock_url, queue, str(source), checkpoint]
+    process = subprocess.Popen(command, env=dict(os.environ), start_new_session=True)
+    wait_until(lambda: counted() > ROWS // 4 + 500 or process.poll() is not None, "the second micro-batch has begun")
+    assert process.poll() is None, "it ended before it could be killed"
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    sent_before = counted()
+    start(spark, source, url=clock_url, queue=queue, checkpointLocation=checkpoint).awaitTermination()
+    assert_at_least_once_with_equal_ids(clock_url, queue, sent_before)
