@@ -6,6 +6,7 @@ A task first checks all its rows and puts them aside, and publishes only when no
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -247,7 +248,7 @@ class RowStreamWriter(Sink, DataSourceStreamWriter):
 
     def write(self, iterator: Iterator[Row]) -> Sent:
         """Send the rows of one task."""
-        return self.send(_batches_of(iterator, self._schema))
+        return self.send(batches_of(iterator, self._schema))
 
 
 def stream_writer(
@@ -261,8 +262,11 @@ def stream_writer(
     return RowStreamWriter(options, environment, schema, overwrite=overwrite)
 
 
-def _batches_of(rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
-    arrow_schema = to_arrow_schema(schema, timezone="UTC")
+def batches_of(rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
+    """Rows as Spark hands them to a writer, as record batches."""
+    # 4.0 has no such parameter, and means UTC.
+    zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+    arrow_schema = to_arrow_schema(schema, **zone)
     while some := list(islice(rows, _ROWS_AT_ONCE)):
         columns = zip(*some, strict=True)
         yield pa.record_batch(

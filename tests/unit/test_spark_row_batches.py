@@ -1,0 +1,55 @@
+"""Rows as a Spark without record batches for streams hands them to a writer."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DayTimeIntervalType,
+    IntegerType,
+    MapType,
+    Row,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from bide.delay.clock import Clock
+from bide.spark.rows import Rows
+from bide.spark.sink import batches_of
+
+COLUMNS = ("value", "deliver_at", "headers", "priority", "expiration")
+
+
+def test_rows_are_the_same_letters_as_record_batches() -> None:
+    """A time comes in the zone of the worker, without saying so."""
+    schema = (
+        StructType()
+        .add("value", BinaryType())
+        .add("deliver_at", TimestampType())
+        .add("headers", MapType(StringType(), StringType()))
+        .add("priority", IntegerType())
+        .add("expiration", DayTimeIntervalType())
+    )
+    due = datetime(2026, 12, 24, 18, tzinfo=UTC)
+    local = due.astimezone().replace(tzinfo=None)
+    rows = [
+        Row(value=b"a", deliver_at=local, headers={"k": "v"}, priority=5, expiration=timedelta(hours=1)),
+        Row(value=b"b", deliver_at=None, headers=None, priority=None, expiration=None),
+    ]
+    (batch,) = batches_of(iter(rows), schema)
+    letters = list(Rows(COLUMNS, {"to": "q"}, Clock()).letters(batch, [0, 1], run="r"))
+    first, second = letters
+    assert (first.body, first.deliver_at, first.headers, first.priority) == (b"a", due, {"k": "v"}, 5)
+    assert first.expiration == timedelta(hours=1)
+    assert (second.body, second.deliver_at, second.headers, second.priority) == (b"b", None, None, None)
+
+
+def test_structs_as_kafka_has_headers() -> None:
+    header = StructType().add("key", StringType()).add("value", BinaryType())
+    schema = StructType().add("value", StringType()).add("headers", ArrayType(header))
+    (batch,) = batches_of(iter([Row(value="a", headers=[Row(key="k", value=b"v")])]), schema)
+    (letter,) = Rows(("value", "headers"), {"to": "q"}, Clock()).letters(batch, [0], run="r")
+    assert letter.headers == {"k": b"v"}
