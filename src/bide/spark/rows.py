@@ -130,21 +130,11 @@ class Rows:
         columns = {name: batch.column(name) for name in self.columns}
         return (
             all(columns[name].null_count == 0 for name in self.required)
-            and self._have_targets(columns)
             and self._have_times(columns, now)
             and all(_fits(columns[name]) for name in ("message_id", "correlation_id") if name in columns)
             and self._have_good_headers(columns.get("headers"))
             and self._are_of_good_kinds(columns, now)
         )
-
-    def _have_targets(self, columns: Mapping[str, pa.Array]) -> bool:
-        if {"to", "exchange"} & self.constants.keys():
-            return True
-        queue, exchange = columns.get("queue"), columns.get("exchange")
-        if queue is None or exchange is None:
-            one = queue if exchange is None else exchange
-            return one is not None and one.null_count == 0
-        return bool(pc.all(pc.xor(pc.is_null(queue), pc.is_null(exchange))).as_py())
 
     def _have_times(self, columns: Mapping[str, pa.Array], now: datetime) -> bool:
         delay, due = columns.get("delay"), columns.get("deliver_at")

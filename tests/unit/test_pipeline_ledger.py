@@ -1,0 +1,44 @@
+"""The ledger: a part is there as a whole or not at all."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from bide.errors import InvalidInputError
+from bide.pipelines.ledger import Head, Ledger, Part
+
+HEAD = Head(plan="p", broker="b", rows=3, checksum=-5, parts=2)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path / "deep" / "ledger"))
+    assert (ledger.head(), ledger.numbers(), ledger.get(0)) == (None, set(), None)
+    ledger.begin(HEAD)
+    parts = [Part(part=0, sent=2, rejected=1), Part(part=123_456, sent=1, rejected=0)]
+    for one in parts:
+        ledger.add(one)
+    for same in (Ledger(ledger.folder), pickle.loads(pickle.dumps(ledger))):
+        assert same.head() == HEAD
+        assert same.parts() == parts
+
+
+def test_what_a_kill_leaves_is_no_part(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path))
+    ledger.add(Part(part=1, sent=2, rejected=0))
+    (tmp_path / "_part-00002.json.0a1b2c3d.tmp").write_text('{"part": 2, "se')
+    assert ledger.numbers() == {1}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"version": 2}', '{"version": 1, "rows": 5}'])
+def test_another_file_of_that_name_is_no_ledger(tmp_path: Path, text: str) -> None:
+    (tmp_path / "ledger.json").write_text(text)
+    with pytest.raises(InvalidInputError, match=r"name another|name another ledger"):
+        Ledger(str(tmp_path)).head()
+
+
+def test_a_place_that_arrow_does_not_know() -> None:
+    with pytest.raises(InvalidInputError, match="the ledger 'ftp://x/y' is no folder"):
+        Ledger("ftp://x/y")

@@ -1,0 +1,55 @@
+"""Files of rejected rows."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bide.spark.rejects import Rejects
+
+BATCH = pa.RecordBatch.from_arrays(
+    [pa.array(["a", "b", "c"]), pa.array([timedelta(microseconds=n) for n in (1_000, 1_001, -1_001)])],
+    names=["value", "delay"],
+)
+
+
+def reject(folder: Path, *places: int) -> None:
+    with Rejects(str(folder), "part-00000-run") as rejects:
+        for place in places:
+            rejects.add(BATCH, {place: ("returned", f"reason {place}", f"m-{place}")})
+
+
+def test_rows_with_reasons_ids_and_delays_in_milliseconds_rounded_up(tmp_path: Path) -> None:
+    reject(tmp_path / "rejects", 2, 1)
+    (file,) = (tmp_path / "rejects").iterdir()
+    assert pq.read_table(file).to_pylist() == [
+        {"value": "c", "delay": -1, "message_id": "m-2", "reject_status": "returned", "reject_reason": "reason 2"},
+        {"value": "b", "delay": 2, "message_id": "m-1", "reject_status": "returned", "reject_reason": "reason 1"},
+    ]
+
+
+def test_another_attempt_replaces_the_file_or_takes_it_away(tmp_path: Path) -> None:
+    reject(tmp_path, 0, 1)
+    reject(tmp_path, 2)
+    (file,) = tmp_path.iterdir()
+    assert pq.read_table(file).column("value").to_pylist() == ["c"]
+    reject(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_attempt_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    reject(tmp_path, 0)
+    with pytest.raises(OSError, match="gone"):
+        _fail(tmp_path)
+    (file,) = tmp_path.iterdir()
+    assert pq.read_table(file).column("value").to_pylist() == ["a"]
+
+
+def _fail(folder: Path) -> None:
+    with Rejects(str(folder), "part-00000-run") as rejects:
+        rejects.add(BATCH, {1: ("invalid", "why", None)})
+        raise OSError("gone")
