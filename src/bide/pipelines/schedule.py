@@ -223,7 +223,7 @@ def _send_rest(
         left = left.where(~part.isin(sorted(done)))
     # Spark gives a row to the partition that this very expression says.
     placed = _identified(left.repartition(head.parts, F.col(_DIGEST)).withColumn(_PART, part), plan)
-    target = _target(_PartWriter(plan=plan, columns=_columns(plan), ledger=ledger))
+    target = _target(_PartWriter(plan=plan, columns=_columns(plan), ledger=ledger, checksum=head.checksum % (1 << 64)))
     spark.dataSource.register(target)
     placed.select(_PART, *_columns(plan)).write.format(target.name()).mode("append").save()
 
@@ -253,6 +253,7 @@ class _PartWriter(DataSourceArrowWriter):
     plan: Plan
     columns: tuple[str, ...]
     ledger: Ledger
+    checksum: int
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         rows = (batch for batch in iterator if len(batch))
@@ -269,6 +270,7 @@ class _PartWriter(DataSourceArrowWriter):
             Rows(self.columns, settings.constants, settings.infrastructure, required=("value", "deliver_at")),
             settings,
             Place(run=self.plan.digest(), partition=number),
+            file=f"part-{number:05}-{self.plan.digest()}-{self.checksum:016x}",
         )
         self.ledger.add(Part(part=number, sent=sent.confirmed, rejected=sent.rejected))
         return sent

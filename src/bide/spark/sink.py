@@ -41,6 +41,9 @@ NAMED: Final = 5
 PLACE: Final = "place in the partition"
 """The column that keeps it while rows are put aside. No column of a table is called so: they are checked."""
 
+_OF_STREAM: Final = ("sql.streaming.queryId", "streaming.sql.batchId")
+"""Properties of the tasks of a streaming query."""
+
 _ALL: Final = 10_000_000
 _ROWS_AT_ONCE: Final = 10_000
 
@@ -52,10 +55,12 @@ class Place:
     Attributes:
         run: what all parts have in common: the query and batch of a stream, or an id of the write.
         partition: the number of the part.
+        batch: the query and batch of a stream, or None.
     """
 
     run: str
     partition: int
+    batch: str | None = None
 
     @classmethod
     def of_task(cls, settings: SinkSettings, write_id: str) -> Place:
@@ -68,11 +73,12 @@ class Place:
         """
         context = TaskContext.get()
         assert context is not None, "a write happens in a task"
-        query = context.getLocalProperty("sql.streaming.queryId")
-        batch = context.getLocalProperty("streaming.sql.batchId")
+        query, batch = (context.getLocalProperty(name) for name in _OF_STREAM)
         if not query or batch is None:
             return cls(run=settings.id_prefix or write_id, partition=context.partitionId())
-        return cls(run=f"{settings.id_prefix or query}-{batch}", partition=context.partitionId())
+        return cls(
+            run=f"{settings.id_prefix or query}-{batch}", partition=context.partitionId(), batch=f"{query}-{batch}"
+        )
 
     def __str__(self) -> str:
         return f"{self.run}-{self.partition}"
@@ -91,8 +97,11 @@ class Sent(WriterCommitMessage):
     rejected: int = 0
 
 
-def send(batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSettings, place: Place) -> Sent:
+def send(batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSettings, place: Place, *, file: str) -> Sent:
     """Send the rows of one task.
+
+    Args:
+        file: the name of a file with its rejects: the same for every attempt at the task, and no other task's.
 
     Raises:
         InvalidRowError: rows cannot be sent; nothing was published.
@@ -103,7 +112,7 @@ def send(batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSettings, 
         with Spool() as spool:
             _set_aside(batches, rows, spool, None)
             return Sent(confirmed=_publish(spool.batches(), rows, settings, place, None))
-    with Rejects(settings.rejects, f"part-{place.partition:05}-{place.run}") as rejects, Spool() as spool:
+    with Rejects(settings.rejects, file) as rejects, Spool() as spool:
         _set_aside(batches, rows, spool, rejects)
         confirmed = _publish(spool.batches(), rows, settings, place, rejects)
     return Sent(confirmed=confirmed, rejected=rejects.count)
@@ -118,7 +127,7 @@ def _set_aside(batches: Iterator[pa.RecordBatch], rows: Rows, spool: Spool, reje
         placed = batch.append_column(PLACE, pa.array(range(first, first + len(batch)), pa.int64()))
         if problems:
             if rejects is None:
-                raise _cannot_be_sent(problems, first)
+                raise _cannot_be_sent(problems, first, first + len(batch) - 1)
             rejects.add(batch, {index: ("invalid", reason, None) for index, reason in problems.items()})
             placed = placed.filter(pa.array([index not in problems for index in range(len(batch))]))
         if len(placed):
@@ -181,11 +190,12 @@ def _settle(publisher: BulkPublisher, chunk: list[tuple[int, pa.RecordBatch]], r
         return report.confirmed
 
 
-def _cannot_be_sent(problems: Mapping[int, str], first: int) -> InvalidRowError:
+def _cannot_be_sent(problems: Mapping[int, str], first: int, last: int) -> InvalidRowError:
     named = [f"row {first + index}: {problems[index]}" for index in sorted(problems)[:NAMED]]
     more = len(problems) - len(named)
     return InvalidRowError(
-        f"{len(problems)} rows cannot be sent, and none of this partition was: {'; '.join(named)}"
+        f"of the rows {first} to {last} of this partition {len(problems)} cannot be sent, and nothing of it was: "
+        f"{'; '.join(named)}"
         f"{f'; and {more} more' if more else ''}; mend or filter them, or name a folder for them by the option rejects"
     )
 
@@ -232,7 +242,11 @@ class Sink:
         """Send the rows of the task that calls it; see :func:`send`."""
         settings = self._settings
         rows = Rows(self._columns, settings.constants, settings.infrastructure)
-        return send(batches, rows, settings, Place.of_task(settings, self._write_id))
+        place = Place.of_task(settings, self._write_id)
+        # A stream makes its writer anew for a micro-batch that it repeats; and several tables may be written under one
+        # id prefix, or in one foreachBatch.
+        run = place.batch if isinstance(self, DataSourceStreamWriter) else None
+        return send(batches, rows, settings, place, file=f"part-{place.partition:05}-{run or self._write_id}")
 
 
 class TableWriter(Sink, DataSourceArrowWriter):
