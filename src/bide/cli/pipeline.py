@@ -53,8 +53,9 @@ def spark_options(command: _Decorated) -> _Decorated:
 
             return session(master, name=name, configuration=configuration, time_zone=time_zone, quiet=quiet)
 
-        is_here = (master or "local").startswith("local")
-        return command(*args, open_session=open_session, is_here=is_here, **kwargs)
+        from bide.pipelines.session import runs_here
+
+        return command(*args, open_session=open_session, is_here=runs_here(master), **kwargs)
 
     wrapped: Any = wrapper
     for option in (

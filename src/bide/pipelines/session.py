@@ -53,9 +53,9 @@ def session(
     builder = builder.config("spark.ui.showConsoleProgress", "false")
     if quiet:
         builder = builder.config("spark.log.level", "OFF")
-    if master is not None or "SPARK_ENV_LOADED" not in os.environ:
+    if master is not None or not _is_submitted():
         builder = builder.master(master or "local[*]")
-    if (master or "local").startswith("local"):
+    if runs_here(master):
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
     for key, value in configuration.items():
         builder = builder.config(key, value)
@@ -69,6 +69,16 @@ def session(
     finally:
         if found is None:
             spark.stop()
+
+
+def runs_here(master: str | None) -> bool:
+    """Whether :func:`session` with this master runs on this machine alone, for all that can be known before."""
+    return master.startswith("local") if master is not None else not _is_submitted()
+
+
+def _is_submitted() -> bool:
+    """Whether ``spark-submit`` started this process: then the JVM is there, and knows its master."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 @contextmanager

@@ -1,0 +1,33 @@
+"""Record batches that are put aside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from bide.spark import spool
+from bide.spark.spool import Spool
+
+BATCHES = [pa.RecordBatch.from_arrays([pa.array([f"{n}-{row}" for row in range(100)])], names=["v"]) for n in range(3)]
+
+
+@pytest.mark.parametrize("in_memory", [1, 1 << 20])
+def test_batches_come_back_in_order_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: int
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/nowhere")
+    monkeypatch.setattr(spool, "IN_MEMORY", in_memory)
+    with Spool() as aside:
+        for batch in BATCHES:
+            aside.put(batch)
+        is_in_file = aside._file._rolled
+        assert list(aside.batches()) == BATCHES
+    assert is_in_file is (in_memory == 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_was_put_aside() -> None:
+    with Spool() as aside:
+        assert list(aside.batches()) == []
