@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import bide
 from bide.cli.app import run
 from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Ledger
@@ -192,6 +193,19 @@ def test_what_the_command_line_refuses(
         assert schedule(*arguments, *where) == code
         assert said in capsys.readouterr().err
     assert rest(clock_url, queue) == []
+
+    full = f"{queue}-full"
+    with bide.connect_sync(clock_url) as client:
+        limits = bide.Queue(full, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        client.declare(bide.Topology(queues=[limits]))
+    past = tmp_path / "past.csv"
+    past.write_text("order_id,due\n" + "o-1,2026-01-01\n" * 10)
+    assert schedule(past, "--to", full, *where, "--part-rows", 100) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "bide: of the last 10 messages 9 were not taken (1 confirmed, 9 refused): row 1, message id "
+    )
+    assert said.count("\n") == 1
 
     assert schedule(csv, "--to", queue, *where, "--rejects", tmp_path / "rejects", "--name", "2", "--ledger",
                     tmp_path / "ledger-2") == 0  # fmt: skip
