@@ -19,7 +19,7 @@ import bide
 from bide.cli.app import run
 from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Ledger
-from bide.pipelines.schedule import Plan, begin, due_times, messages, send, survey
+from bide.pipelines.schedule import Plan, due_times, head_for, messages, send, survey
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.spark.receiving import drain, new_queue, rest
@@ -107,12 +107,12 @@ def test_every_row_is_sent_once_and_what_is_in_the_ledger_is_not_sent_again(
     rows = reminders(spark, 1_000, due=f"timestamp'{due.isoformat()}'")
     plan, ledger = plan_for(clock_url, queue), Ledger(str(tmp_path / "ledger"))
     found = survey(rows, plan, now=datetime.now(UTC))
-    head = begin(ledger, plan, found, part_rows=100)
+    head = head_for(ledger, plan, found, part_rows=100)
     assert head.parts == 10
     sent = send(rows, plan, ledger, head)
     assert sum(one["sent"] for one in sent.collect()) == 1_000
     assert {one["part"] for one in sent.collect()} == ledger.numbers()
-    assert send(rows, plan, ledger, begin(ledger, plan, found)).collect() == []
+    assert send(rows, plan, ledger, head_for(ledger, plan, found)).collect() == []
     (tmp_path / "ledger" / "part-00003.json").unlink()
     again = send(rows.repartition(7), plan, ledger, head).collect()
     assert [one["part"] for one in again] == [3]
@@ -126,7 +126,7 @@ def test_every_row_is_sent_once_and_what_is_in_the_ledger_is_not_sent_again(
 def test_a_ledger_goes_on_only_with_what_it_was_begun_for(spark: SparkSession, tmp_path: Path) -> None:
     rows = reminders(spark, 10, due="timestamp'2026-11-21 07:00:00'")
     plan, ledger = plan_for("amqp://localhost:1/a", "orders"), Ledger(str(tmp_path / "ledger"))
-    begin(ledger, plan, survey(rows, plan, now=NOW))
+    ledger.begin(head_for(ledger, plan, survey(rows, plan, now=NOW)))
     for other, of_rows, said in (
         (plan_for("amqp://localhost:1/a", "others"), rows, "with other settings of target, columns or name"),
         (plan_for("amqp://localhost:1/b", "orders"), rows, "was begun for the broker localhost:1/a, and this is"),
@@ -134,7 +134,7 @@ def test_a_ledger_goes_on_only_with_what_it_was_begun_for(spark: SparkSession, t
         (plan, rows.selectExpr("order_id", "shop + 1 as shop", "due"), r"\(10 rows then, 10 now, or other values\)"),
     ):
         with pytest.raises(InvalidInputError, match=said):
-            begin(ledger, other, survey(of_rows, other, now=NOW))
+            head_for(ledger, other, survey(of_rows, other, now=NOW))
 
 
 def schedule(*arguments: object) -> int:

@@ -203,12 +203,12 @@ def _show(rows: DataFrame, plan: Plan, found: Survey, *, as_json: bool) -> None:
 
 def _send(rows: DataFrame, plan: Plan, found: Survey, folder: str, *, part_rows: int, as_json: bool) -> None:
     from bide.pipelines.ledger import Ledger
-    from bide.pipelines.schedule import begin, send
+    from bide.pipelines.schedule import head_for, send
 
     if found.bad and plan.settings.rejects is None:
         raise _bad(found)
     ledger = Ledger(folder)
-    head = begin(ledger, plan, found, part_rows=part_rows)
+    head = head_for(ledger, plan, found, part_rows=part_rows)
     before = ledger.parts()
     started = time.monotonic()
     with _sending(ledger, found.rows):

@@ -158,8 +158,10 @@ def due_times(messages: DataFrame, every: timedelta) -> DataFrame:
     )
 
 
-def begin(ledger: Ledger, plan: Plan, found: Survey, *, part_rows: int = PART_ROWS) -> Head:
-    """Begin a ledger for these rows, or go on with one that was begun for the very same.
+def head_for(ledger: Ledger, plan: Plan, found: Survey, *, part_rows: int = PART_ROWS) -> Head:
+    """What to begin a ledger for these rows with, or to go on with, where it was begun for the very same.
+
+    Nothing is written yet.
 
     Raises:
         InvalidInputError: it was begun for another plan, or for other rows.
@@ -167,9 +169,7 @@ def begin(ledger: Ledger, plan: Plan, found: Survey, *, part_rows: int = PART_RO
     head = ledger.head()
     if head is None:
         parts = min(max(-(-found.rows // part_rows), 1), MAX_PARTS)
-        head = Head(plan=plan.digest(), broker=plan.broker, rows=found.rows, checksum=found.checksum, parts=parts)
-        ledger.begin(head)
-        return head
+        return Head(plan=plan.digest(), broker=plan.broker, rows=found.rows, checksum=found.checksum, parts=parts)
     if head.plan != plan.digest():
         raise InvalidInputError(
             f"the ledger {ledger.folder} was begun with other settings of target, columns or name: repeat those to go "
@@ -195,7 +195,7 @@ def send(rows: DataFrame, plan: Plan, ledger: Ledger, head: Head) -> DataFrame:
         ``part``, ``sent`` and ``rejected``: a row for each part that was sent.
 
     Raises:
-        TargetNotFoundError: the queue does not exist.
+        TargetNotFoundError: the queue does not exist; the ledger is not begun.
         BrokerError: the broker cannot be reached, or refuses.
         PySparkException: a task failed, with the error of bide in its message; see
             :func:`bide.pipelines.session.spark_errors`. The parts that were done are in the ledger.
@@ -217,6 +217,8 @@ def _send_rest(
         # Once, before many tasks do it at the same time: and whatever is wrong is said at once.
         with connect_sync(settings.url, infrastructure=settings.infrastructure, declare=settings.declare) as client:
             client.wait_for(client.client.bind(queue))
+    if ledger.head() is None:
+        ledger.begin(head)
     part = F.pmod(F.hash(_DIGEST), F.lit(head.parts))
     left = _digested(rows, plan)
     if done:
