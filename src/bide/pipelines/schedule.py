@@ -127,7 +127,9 @@ def survey(rows: DataFrame, plan: Plan, *, now: datetime) -> Survey:
         InvalidColumnError: see :func:`messages`.
         InvalidRowError: values of the id column are there more than once.
     """
-    latest = _literal(now + plan.settings.infrastructure.max_delay)
+    # Infrastructures that go round hold longer delays than there are years.
+    longest = min(plan.settings.infrastructure.max_delay, datetime.max.replace(tzinfo=UTC) - now)
+    latest = _literal(now + longest)
     due = F.col("deliver_at")
     digested = _digested(rows, plan)
     found = digested.agg(
