@@ -214,19 +214,21 @@ def test_what_the_command_line_refuses(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on(spark: SparkSession, clock_url: str, queue: str, tmp_path: Path) -> None:
+@pytest.mark.timeout(240)
+def test_a_run_that_is_killed_goes_on(
+    spark: SparkSession, clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``kill -9`` of Python and JVM while parts are under way, and the same command again."""
     rows, source = 8_000, tmp_path / "reminders.parquet"
     due = datetime.now(UTC) + timedelta(seconds=10)
     reminders(spark, rows, due=f"timestamp'{due.isoformat()}'").write.parquet(str(source))
     ledger = Ledger(str(tmp_path / "ledger"))
-    command = [sys.executable, "-m", "bide", "pipeline", "schedule", str(source), "--to", queue, "--at-column", "due",
-               "--ledger", ledger.folder, "--part-rows", "400", "--master", "local[2]", "--json",
-               *ON_SMALL_CLOCK]  # fmt: skip
-    environment = {**os.environ, "BIDE_URL": clock_url}
-    process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
+    arguments = [str(source), "--to", queue, "--at-column", "due", "--ledger", ledger.folder, "--part-rows", "800",
+                 "--json", "--url", clock_url, *ON_SMALL_CLOCK]  # fmt: skip
+    command = [sys.executable, "-m", "bide", "pipeline", "schedule", *arguments, "--master", "local[2]"]
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 90
-    while len(ledger.numbers()) < 3:
+    while len(ledger.numbers()) < 2:
         assert process.poll() is None, "it ended before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -235,12 +237,15 @@ def test_a_run_that_is_killed_goes_on(spark: SparkSession, clock_url: str, queue
     done = sum(one.sent for one in ledger.parts())
     assert 0 < done < rows
 
-    summary = json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
-    assert (summary["sent_before"], summary["sent"]) == (done, rows - done)
+    assert run(["pipeline", "schedule", *arguments]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    # A Python worker that has all its rows outlives the JVM by as long as it takes to send them.
+    assert summary["sent_before"] >= done
+    assert summary["sent_before"] + summary["sent"] == rows
     found = drain(clock_url, queue, 10 * rows, quiet="3s")
     ids: dict[str | None, set[bytes]] = {}
     for one in found:
         ids.setdefault(one.message_id, set()).add(one.body)
     assert len(ids) == rows, "every row at least once"
     assert all(len(bodies) == 1 for bodies in ids.values()), "and those that came twice with equal ids"
-    assert len(found) - rows <= 2 * 600, "of no more than the two parts that were under way"
+    assert len(found) - rows <= 2 * 1_200, "of no more than the two parts that were under way"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
 
 from tests.broker.conftest import clock_url
 from tests.spark.killing import Counter, kill_python_workers, wait_until
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["clock_url"]
 
-ROWS = 12_000
+ROWS = 16_000
 SLOWLY = {"window": "200"}
 
 STREAM = """
@@ -65,14 +64,13 @@ def source(spark: SparkSession, tmp_path: Path) -> Path:
 def assert_at_least_once_with_equal_ids(url: str, queue: str, sent_before: int) -> None:
     bodies: dict[str | None, set[bytes]] = {}
     ids: dict[bytes, set[str | None]] = {}
-    found = drain(url, queue, 10 * ROWS, quiet="2s")
-    for one in found:
+    for one in drain(url, queue, 10 * ROWS, quiet="2s"):
         bodies.setdefault(one.message_id, set()).add(one.body)
         ids.setdefault(one.body, set()).add(one.message_id)
     assert {int(body) for body in ids} == set(range(ROWS)), "every message arrived"
     assert all(len(one) == 1 for one in ids.values()), "a message that came twice has the same id"
     assert all(len(one) == 1 for one in bodies.values()), "and no other message has it"
-    assert len(found) > ROWS or sent_before >= ROWS, "the kill came in the middle: something was repeated"
+    assert 0 < sent_before < ROWS, "the kill came in the middle"
 
 
 def start(spark: SparkSession, source: Path, **options: str) -> StreamingQuery:
@@ -101,7 +99,6 @@ def test_a_python_worker_is_killed_in_a_batch_write(
             write()
         assert killing.result()
     sent_before = counted()
-    assert sent_before < ROWS
     write()
     assert_at_least_once_with_equal_ids(clock_url, queue, sent_before)
 
@@ -113,9 +110,9 @@ def test_a_python_worker_of_a_stream_is_killed(
     options = {"url": clock_url, "queue": queue, "checkpointLocation": str(tmp_path / "checkpoint")}
     query = start(spark, source, **options)
     wait_until(lambda: counted() > ROWS // 4 + 500, "the second micro-batch has begun")
-    assert kill_python_workers(spark)
-    with pytest.raises(StreamingQueryException):
-        query.awaitTermination()
+    # One that has nothing to do at the moment is replaced without a word.
+    wait_until(lambda: not (query.isActive and kill_python_workers(spark) >= 0), "the query has ended")
+    assert query.exception() is not None
     sent_before = counted()
     start(spark, source, **options).awaitTermination()
     assert_at_least_once_with_equal_ids(clock_url, queue, sent_before)

@@ -209,16 +209,17 @@ def _send(rows: DataFrame, plan: Plan, found: Survey, folder: str, *, part_rows:
         raise _bad(found)
     ledger = Ledger(folder)
     head = head_for(ledger, plan, found, part_rows=part_rows)
-    before = ledger.parts()
     started = time.monotonic()
     with _sending(ledger, found.rows):
         sent = send(rows, plan, ledger, head).collect()
     seconds = time.monotonic() - started
+    # All that is in the ledger now and was not sent by this run, also by workers that outlived an earlier one.
+    all_parts = ledger.parts()
     now = {
         "sent": sum(one["sent"] for one in sent),
         "rejected": sum(one["rejected"] for one in sent),
-        "sent_before": sum(one.sent for one in before),
-        "rejected_before": sum(one.rejected for one in before),
+        "sent_before": sum(one.sent for one in all_parts) - sum(one["sent"] for one in sent),
+        "rejected_before": sum(one.rejected for one in all_parts) - sum(one["rejected"] for one in sent),
         "seconds": round(seconds, 3),
         "ledger": ledger.folder,
     }
