@@ -41,6 +41,7 @@
     │   ├── UnknownMessageTypeError    the endpoint has no handler for its type
     │   ├── PoisonMessageError         processes die on it
     │   └── NotFoundError              no such message is in the queue
+    ├── BenchmarkError                 a case of the benchmark could not be measured
     ├── ClosedError                    used after it was closed
     └── LocalBrokerError: the private broker
         └── BrokerNotFoundError        no RabbitMQ is installed where bide looks
@@ -306,6 +307,10 @@ class PoisonMessageError(MessageError):
 
 class NotFoundError(MessageError):
     """No such message is in the queue."""
+
+
+class BenchmarkError(BideError):
+    """A case of the benchmark could not be measured."""
 
 
 class ClosedError(BideError):

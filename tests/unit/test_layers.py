@@ -24,6 +24,7 @@ MAX_LINES = 450
 LAYERS: dict[str, tuple[str, ...]] = {
     "cli": ("__main__", "cli"),
     "demo": ("demo",),
+    "bench": ("bench",),
     "observability": ("metrics", "tracing"),
     "client": (
         *("", "bulk", "bulk_run", "bulk_source", "bulk_sync", "client", "consumer", "encoder", "letter"),
@@ -81,13 +82,14 @@ PURE_BUILTINS_REFUSED = frozenset({"open", "print", "input"})
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "cli": frozenset({"click", "rich"}),
     "demo": frozenset({"rich"}),
+    "bench": frozenset({"rich", "aio_pika", "celery", "dramatiq", "kombu", "pika"}),
     "observability": frozenset({"prometheus_client", "opentelemetry"}),
     "admin": frozenset({"httpx2"}),
     "amqp": frozenset({"pamqp"}),
 }
 """What a layer may import from elsewhere."""
 
-IMPORTED_AS = {"prometheus-client": "prometheus_client", "opentelemetry-api": "opentelemetry"}
+IMPORTED_AS = {"aio-pika": "aio_pika", "prometheus-client": "prometheus_client", "opentelemetry-api": "opentelemetry"}
 """Packages whose module has another name."""
 
 

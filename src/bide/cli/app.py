@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from bide.cli.bench import bench
 from bide.cli.broker import broker
 from bide.cli.delay import delay
 from bide.cli.demo import demo
@@ -39,7 +40,7 @@ def cli() -> None:
     """
 
 
-for _command in (demo, broker, delay, send, receive, relay, errors):
+for _command in (demo, broker, delay, send, receive, relay, errors, bench):
     cli.add_command(_command)
 
 
