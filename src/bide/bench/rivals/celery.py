@@ -12,6 +12,7 @@ from kombu import entity
 
 from bide.bench.job import Answer, Job
 from bide.bench.processor import Meter
+from bide.bench.rivals import end_to_end
 from bide.bench.stage import TARGET, prepare, random_minutes
 from bide.delay.celery import Celery
 
@@ -21,6 +22,9 @@ Queue: Any = entity.Queue
 
 TASK: Final = "bide.bench.task"
 _EXCHANGE: Final = "tasks"
+_BODY: Final = "x" * 200
+_PREFETCH: Final = 1_000
+"""For every process of the pool: with a quorum queue a worker cannot raise it while it holds tasks back."""
 
 
 def application(url: str | None = None) -> Any:
@@ -33,6 +37,7 @@ def application(url: str | None = None) -> Any:
         task_ignore_result=True,
         broker_connection_retry_on_startup=True,
         broker_transport_options={"confirm_publish": True},
+        worker_prefetch_multiplier=_PREFETCH,
     )
     return app
 
@@ -50,3 +55,19 @@ def publish(job: Job) -> Answer:
         task.apply_async(countdown=next(countdowns))
         sent += 1
     return Answer(values=meter.read(sent))
+
+
+def lateness(job: Job) -> Answer:
+    """A worker on all cores, and senders."""
+    return end_to_end.measure(
+        job,
+        worker=["celery", "-A", "bide.bench.rivals.celery_worker", "worker", "--loglevel", "warning"],
+        environment={},
+        sender=f"{__name__}:send",
+    )
+
+
+def send(job: Job) -> Answer:
+    """One sender."""
+    app = application(job.url)
+    return end_to_end.send(job, lambda delay, due: app.signature(TASK, args=[due, _BODY]).apply_async(countdown=delay))
