@@ -63,6 +63,7 @@ BURST: Final = Measurement(
         "from the beginning of the due second to the last receipt."
     ),
     cases=_cases,
+    broker="fresh",
 )
 
 

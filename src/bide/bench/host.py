@@ -38,12 +38,11 @@ class Host:
     def __init__(self, root: Path | None, broker: LocalBroker | None) -> None:
         self._root = root
         self._broker = broker
-        self._prefetch = DEFAULT_PREFETCH
         self._numbers = count(1)
 
     @classmethod
     @contextmanager
-    def start(cls, root: Path | None, *, broker: bool) -> Iterator[Self]:
+    def start(cls, root: Path | None, *, broker: bool, dead_letter_prefetch: int = DEFAULT_PREFETCH) -> Iterator[Self]:
         """A host with a fresh broker, or without one.
 
         Raises:
@@ -54,7 +53,9 @@ class Host:
         if not broker:
             yield cls(root, None)
             return
-        with LocalBroker.start(ephemeral=True, chroot=root, plugins=_PLUGINS) as started:
+        with LocalBroker.start(
+            ephemeral=True, chroot=root, plugins=_PLUGINS, dead_letter_prefetch=dead_letter_prefetch
+        ) as started:
             yield cls(root, started)
 
     def releases(self) -> dict[str, str]:
@@ -73,9 +74,6 @@ class Host:
         broker = self._broker
         if broker is None:
             return _measured(case, Job(work=case.work, options=case.options, root=root))
-        if case.dead_letter_prefetch != self._prefetch:
-            _set_prefetch(broker, case.dead_letter_prefetch)
-            self._prefetch = case.dead_letter_prefetch
         name, pid = f"bench-{next(self._numbers)}", broker.pid
         if pid is None:
             raise BenchmarkError("the broker has ended")
@@ -85,11 +83,6 @@ class Host:
             return _measured(case, Job(work=case.work, options=case.options, url=url, pid=pid, root=root))
         finally:
             broker.delete_vhost(name)
-
-
-def _set_prefetch(broker: LocalBroker, prefetch: int) -> None:
-    """For the queues that are declared from now on: the worker of a queue reads it when it starts."""
-    broker.rabbitmqctl("eval", f"application:set_env(rabbit, dead_letter_worker_consumer_prefetch, {prefetch}).")
 
 
 def _wait_until_idle(pid: int) -> None:

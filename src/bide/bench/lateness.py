@@ -81,6 +81,7 @@ LATENESS: Final = Measurement(
         "to the last receipt, everything included."
     ),
     cases=_cases,
+    broker="fresh",
 )
 
 

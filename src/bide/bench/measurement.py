@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from bide.checks import whole_number
 from bide.errors import InvalidInputError
@@ -52,7 +52,7 @@ class Case:
         work: the function that measures it, see :class:`bide.bench.job.Job`.
         options: its arguments.
         rival: the package that it needs, where that is not bide's own.
-        dead_letter_prefetch: of the broker.
+        dead_letter_prefetch: of the broker, where every run has a fresh one.
         timeout: seconds after which it is given up.
         unless_failed: a setting: this one is left out where the contestant did not sustain that one.
     """
@@ -77,7 +77,8 @@ class Measurement:
         about: how it is done; a paragraph in Markdown.
         cases: for a plan.
         most_rounds: where fewer rounds than asked for are enough.
-        starts_broker: the work starts a broker of its own, which it also ends.
+        broker: ``shared`` by all cases; ``fresh`` for every run, for what leaves a broker with work to do; ``own``
+            where the work starts one itself.
     """
 
     name: str
@@ -85,4 +86,4 @@ class Measurement:
     about: str
     cases: Callable[[Plan], Sequence[Case]]
     most_rounds: int | None = None
-    starts_broker: bool = False
+    broker: Literal["shared", "fresh", "own"] = "shared"

@@ -14,6 +14,9 @@ KEEPS_PACE: Final = 0.97
 KEEPS_UP_MS: Final = 5_000.0
 """A system of which one message in a hundred comes later than this has fallen behind."""
 
+RESOLUTION_MS: Final = 1.0
+"""The broker counts a TTL in whole milliseconds, and a due time is one: less than this is not early."""
+
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
     """The smallest value that at least *percent* of the values do not exceed (nearest rank)."""
@@ -37,7 +40,8 @@ def lateness(milliseconds: Sequence[float], *, expected: int, sent_per_second: f
         "p50": percentile(ordered, 50),
         "p99": p99,
         "max": ordered[-1],
-        "early": sum(1 for one in ordered if one < 0),
+        "min": ordered[0],
+        "early": sum(1 for one in ordered if one < -RESOLUTION_MS),
         "lost": lost,
         "sustained": float(kept_up),
     }

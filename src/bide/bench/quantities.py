@@ -31,6 +31,7 @@ _ALL: Final = (
     Quantity("p50", "p50, ms late", 1),
     Quantity("p99", "p99, ms late", 1),
     Quantity("max", "max, ms late", 1),
+    Quantity("min", "min, ms late", 1),
     Quantity("seconds", "s", 2),
     Quantity("stop", "stop, s", 1),
     Quantity("restart", "start, s", 1),

@@ -116,7 +116,7 @@ class Results:
         """Write it to a file in a folder, which is made if it is missing; return the file."""
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{self.date[:10]}-{self.releases['RabbitMQ']}.json"
-        file.write_text(json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
+        file.write_text(json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return file
 
     @classmethod
@@ -127,8 +127,8 @@ class Results:
             InvalidInputError: it is something else.
         """
         try:
-            return cls.from_dict(json.loads(file.read_text()))
-        except ValueError as error:
+            return cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidInputError(f"{file} holds no results of the benchmark: {error}") from error
 
     @classmethod

@@ -51,11 +51,10 @@ def run(
         cases = [case for case in measurement.cases(plan) if _is_wanted(case, only)]
         if not cases:
             continue
-        with Host.start(root, broker=not measurement.starts_broker) as host:
-            results.releases |= host.releases()
-            for _ in range(min(plan.rounds, measurement.most_rounds or plan.rounds)):
-                for case in cases:
-                    _run(host, measurement, case, results, listener)
+        rounds = min(plan.rounds, measurement.most_rounds or plan.rounds)
+        with Host.start(root, broker=measurement.broker == "shared") as host:
+            for case in [case for _ in range(rounds) for case in cases]:
+                _run(host, root, measurement, case, results, listener)
     return results
 
 
@@ -63,7 +62,9 @@ def _is_wanted(case: Case, only: Sequence[str]) -> bool:
     return not only or any(fnmatch(text, pattern) for pattern in only for text in (case.name, case.setting))
 
 
-def _run(host: Host, measurement: Measurement, case: Case, results: Results, listener: Listener) -> None:
+def _run(
+    host: Host, root: Path | None, measurement: Measurement, case: Case, results: Results, listener: Listener
+) -> None:
     row = results.row(measurement.name, case.name, case.setting)
     said = ""
     if case.rival is not None and machine.release_of(case.rival) is None:
@@ -72,7 +73,7 @@ def _run(host: Host, measurement: Measurement, case: Case, results: Results, lis
         row.note(said := f"not tried: not sustained at {case.unless_failed}")
     else:
         try:
-            answer = host.run(case)
+            answer = _measured(host, root, measurement, case, results)
         except BenchmarkError as error:
             row.note(said := f"failed: {error}")
             results.failures.append(f"{measurement.name}, {case.name} {case.setting}".rstrip() + f": {error}")
@@ -80,6 +81,15 @@ def _run(host: Host, measurement: Measurement, case: Case, results: Results, lis
             row.add(answer)
             said = _in_short(answer)
     listener(row, said)
+
+
+def _measured(host: Host, root: Path | None, measurement: Measurement, case: Case, results: Results) -> Answer:
+    if measurement.broker != "fresh":
+        results.releases |= host.releases()
+        return host.run(case)
+    with Host.start(root, broker=True, dead_letter_prefetch=case.dead_letter_prefetch) as fresh:
+        results.releases |= fresh.releases()
+        return fresh.run(case)
 
 
 def _failed_before(results: Results, measurement: Measurement, case: Case) -> bool:

@@ -65,7 +65,7 @@ STORE: Final = Measurement(
     ),
     cases=_cases,
     most_rounds=1,
-    starts_broker=True,
+    broker="own",
 )
 
 
@@ -108,7 +108,7 @@ async def _fill(broker: LocalBroker, infrastructure: DelayInfrastructure, job: J
             "bytes_disk": (_disk(broker) - disk) / messages,
         }
         late = await _sample(client, Job(work="", options=job.options["sample"]))
-        return {**values, **{name: late[name] for name in ("p50", "p99", "max", "early")}}
+        return {**values, **{name: late[name] for name in ("p50", "p99", "max", "min", "early")}}
 
 
 def _memory(broker: LocalBroker) -> int:

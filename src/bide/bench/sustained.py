@@ -63,6 +63,7 @@ SUSTAINED: Final = Measurement(
         "consumes."
     ),
     cases=_cases,
+    broker="fresh",
 )
 
 

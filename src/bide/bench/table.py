@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bide.bench.bars import verdicts
 from bide.bench.measurement import Measurement
 from bide.bench.quantities import QUANTITIES, Quantity
 from bide.bench.results import Results, Row, Spread
@@ -25,6 +26,19 @@ def cell(quantity: Quantity, spread: Spread | None) -> str:
         return ""
     median, low, high = (quantity.shown(value) for value in (spread.median, spread.low, spread.high))
     return median if low == high else f"{median} ({low}–{high})"
+
+
+def bars_table(results: Results) -> RenderableType:
+    """What was to be reached, and whether it was."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("")
+    table.add_column("limit")
+    table.add_column("reached", justify="right")
+    table.add_column("")
+    for one in verdicts(results):
+        style = "green" if one.is_met else "red"
+        table.add_row(one.bar.title, one.bar.wanted, one.reached, Text(one.word, style=style))
+    return Group(Text("\nWhat is to be reached", style="bold"), table)
 
 
 def tables(results: Results, measurements: Iterable[Measurement]) -> RenderableType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bide.bench.results import Row
+
+_WIDTH: Final = 240
 
 
 @click.command()
@@ -33,6 +35,20 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Keep the results in this folder, as <date>-<release>.json.",
 )
+@click.option(
+    "--from",
+    "files",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Measure nothing: show the results that were kept in this file. More than one for --page.",
+)
+@click.option(
+    "--page",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write the results into this folder as a page with plots.",
+)
 @json_option("the results")
 @verbose_option
 def bench(
@@ -43,6 +59,8 @@ def bench(
     only: tuple[str, ...],
     root: Path | None,
     keep: Path | None,
+    files: tuple[Path, ...],
+    page: Path | None,
     as_json: bool,
 ) -> int:
     """Measure bide, other clients, and the limits of the broker, in turns, on a private RabbitMQ.
@@ -55,31 +73,34 @@ def bench(
 
     from bide.bench.catalogue import NAMES, chosen
     from bide.bench.measurement import Plan
+    from bide.bench.page import write
+    from bide.bench.results import Results
     from bide.bench.runner import run
-    from bide.bench.table import tables
+    from bide.bench.table import bars_table, tables
 
     if unknown := [name for name in measurements if name not in NAMES]:
         raise click.UsageError(f"no measurement is called {unknown[0]!r}: choose from {', '.join(NAMES)}")
-    wanted = chosen(measurements)
+    wanted, plan = chosen(measurements), Plan(scale=scale, rounds=rounds)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    results = run(
-        wanted,
-        Plan(scale=scale, rounds=rounds),
-        root=root,
-        only=only,
-        listener=lambda row, said: _say(console, row, said),
-    )
-    if keep is not None:
-        console.print(f"kept in {results.keep(keep)}", markup=False)
-    if as_json:
-        print_json(results.to_dict())
+    if files:
+        shown = [Results.load(file) for file in files]
     else:
-        # Wide enough for every column, where the output is no terminal.
+        shown = [run(wanted, plan, root=root, only=only, listener=lambda row, said: _say(console, row, said))]
+        if keep is not None:
+            console.print(f"kept in {shown[0].keep(keep)}", markup=False)
+    if page is not None:
+        console.print(f"written to {write(page, shown, wanted)}", markup=False)
+    if as_json:
+        print_json(shown[0].to_dict() if len(shown) == 1 else [one.to_dict() for one in shown])
+    else:
         output = Console(highlight=False)
         if not output.is_terminal:
-            output = Console(highlight=False, width=200)
-        output.print(tables(results, wanted))
-    return 1 if results.failures else 0
+            # Wide enough for every column.
+            output = Console(highlight=False, width=_WIDTH)
+        for one in shown:
+            output.print(tables(one, wanted))
+            output.print(bars_table(one))
+    return 1 if any(one.failures for one in shown) else 0
 
 
 def _say(console: Console, row: Row, said: str) -> None:
