@@ -96,7 +96,7 @@ def _wait_until_idle(pid: int) -> None:
 
 
 def _measured(case: Case, job: Job) -> Answer:
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "bide.bench"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -104,18 +104,22 @@ def _measured(case: Case, job: Job) -> Answer:
         text=True,
         # With whatever it starts, so that all of it can be ended.
         process_group=0,
-    )
-    try:
-        said, complaints = process.communicate(job.to_json(), timeout=case.timeout)
-    except subprocess.TimeoutExpired:
-        raise BenchmarkError(f"it was not done after {case.timeout:g} s") from None
-    finally:
+    ) as process:
         try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.wait()
+            said, complaints = process.communicate(job.to_json(), timeout=case.timeout)
+        except subprocess.TimeoutExpired:
+            raise BenchmarkError(f"it was not done after {case.timeout:g} s") from None
+        finally:
+            _end_group(process.pid)
     if process.returncode != 0 or not said:
         lines = complaints.strip().splitlines()
         raise BenchmarkError(lines[-1] if lines else f"it ended with status {process.returncode}")
     return Answer.from_json(said)
+
+
+def _end_group(leader: int) -> None:
+    """End whatever is left of the processes that one has started, and that one."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
