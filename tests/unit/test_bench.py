@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
+import subprocess
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
@@ -28,6 +30,7 @@ from bide.bench.results import Results, Row, Spread
 from bide.delay.infrastructure import ExchangeTarget, QueueTarget
 from bide.errors import InvalidInputError, UnsupportedTargetError
 
+ROOT = Path(__file__).parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -279,6 +282,20 @@ class TestPage:
 
     def test_a_small_run_is_called_preliminary(self) -> None:
         assert "**Preliminary: 0.1 of the full size" in page.text([results(scale=0.1)], MEASUREMENTS)
+
+    def test_the_documentation_shows_the_newest_results(self) -> None:
+        """``make bench-docs`` was run after the last change."""
+        listed = subprocess.run([ROOT / "scripts/newest-results.sh"], check=True, capture_output=True, text=True).stdout
+        kept = [Results.load(ROOT / name) for name in listed.split()]
+        assert (ROOT / "docs/benchmarks.md").read_text() == page.text(kept, MEASUREMENTS)
+
+    def test_kept_results_say_all_that_is_to_be_known(self) -> None:
+        for file in (ROOT / "benchmarks/results").glob("*.json"):
+            kept = json.loads(file.read_text())
+            assert {"RabbitMQ", "Erlang", "bide", "aio-pika", "pika", "kombu", "celery", "dramatiq"} <= set(
+                kept["releases"]
+            )
+            assert {"processor", "cores", "memory", "kernel", "python"} <= set(kept["machine"])
 
 
 class TestFineCascade:

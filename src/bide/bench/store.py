@@ -42,7 +42,7 @@ _SETTLE: Final = 5.0
 def _cases(plan: Plan) -> Sequence[Case]:
     options = {
         "messages": plan.count(_MESSAGES),
-        "hold": round(plan.seconds(_HOLD, least=3)),
+        "hold": round(plan.seconds(_HOLD, least=15)),
         "spread": round(plan.seconds(_SPREAD, least=2)),
         "sample": {**_SAMPLE, "seconds": plan.seconds(30.0, least=1), "longest": round(plan.seconds(10, least=1))},
         "settle": plan.seconds(_SETTLE, least=0.2),

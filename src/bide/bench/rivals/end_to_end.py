@@ -39,7 +39,7 @@ def measure(job: Job, *, worker: Sequence[str], environment: Mapping[str, str], 
     Raises:
         BenchmarkError: the worker does not start, or no task arrived.
     """
-    rate, seconds = job.options["rate"], job.options["seconds"]
+    rate = job.options["rate"]
     with TemporaryDirectory(prefix="bide-bench-") as name, _worker(job, Path(name), worker, environment) as arrivals:
         number = math.ceil(rate / RATE_OF_A_SENDER)
         meter = Meter(job.pid)
@@ -49,7 +49,7 @@ def measure(job: Job, *, worker: Sequence[str], environment: Mapping[str, str], 
             raise BenchmarkError(f"of {sent} tasks none began")
         broker_cpu = meter.broker_cpu(sent)
         milliseconds = arrivals.milliseconds()
-    values = lateness(milliseconds, expected=round(rate * seconds), sent_per_second=sent_per_second, rate=rate)
+    values = lateness(milliseconds, expected=sent, sent_per_second=sent_per_second, rate=rate)
     note = "" if values["sustained"] else "not sustained"
     return Answer(values={**values, "broker_cpu": broker_cpu}, note=note)
 
