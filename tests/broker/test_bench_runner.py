@@ -65,16 +65,17 @@ def test_who_is_not_installed_is_left_out() -> None:
 
 
 def test_who_did_not_sustain_a_rate_is_not_tried_at_the_next() -> None:
-    results = measure(
-        [
-            case("a", setting="1/s", values={"sustained": 1.0}),
-            case("b", setting="1/s", values={"sustained": 0.0}),
-            case("a", setting="2/s", unless_failed="1/s"),
-            case("b", setting="2/s", unless_failed="1/s"),
-        ]
-    )
+    cases = [
+        case("a", setting="1/s", values={"sustained": 1.0}),
+        case("b", setting="1/s", values={"sustained": 0.0}),
+        case("a", setting="2/s", unless_failed="1/s"),
+        case("b", setting="2/s", unless_failed="1/s"),
+    ]
+    results = measure(cases)
     assert results.median("example", "a", "2/s", "rate") == 1.0
     assert results.row("example", "b", "2/s").notes == ["not tried: not sustained at 1/s"]
+    only_the_second = measure(cases, only=["2/s"])
+    assert only_the_second.median("example", "b", "2/s", "rate") == 1.0
 
 
 def test_who_fails_is_named_and_the_others_go_on() -> None:

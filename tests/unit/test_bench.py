@@ -136,6 +136,13 @@ class TestPlan:
             assert Job.from_json(job.to_json()) == job
             assert "secret" not in repr(job)
 
+    @pytest.mark.parametrize("scale", [1.0, 0.1])
+    def test_delays_keep_their_length_while_ratios_are_to_mean_something(self, scale: float) -> None:
+        late, through = (measurement.cases(Plan(scale=scale)) for measurement in chosen(["lateness", "sustained"]))
+        assert {case.options["longest"] for case in late} == {60}
+        assert {case.options["bits"] for case in through} == {12}
+        assert all(case.options["warm_up"] >= 40.96 for case in through)
+
     def test_a_rate_is_left_out_only_after_a_lower_one(self) -> None:
         (measurement,) = chosen(["lateness"])
         cases = measurement.cases(Plan())

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from bide.bench.job import Answer, Job
-from bide.bench.measurement import Case, Measurement, Plan
+from bide.bench.measurement import SMALLEST, Case, Measurement, Plan
 from bide.bench.pace import paced_async
 from bide.bench.percentiles import lateness
 from bide.bench.processor import Meter
@@ -44,7 +44,8 @@ _ONE_IN: Final = 100
 
 
 def _cases(plan: Plan) -> Sequence[Case]:
-    seconds, longest = plan.seconds(_SECONDS, least=1), round(plan.seconds(LONGEST, least=1))
+    # With shorter delays a cascade has less to do: only a run that is a mere try has them.
+    seconds, longest = plan.seconds(_SECONDS, least=1), max(round(min(plan.scale / SMALLEST, 1) * LONGEST), 1)
     cases = []
     settings = list(RATES)
     for setting, rate in RATES.items():

@@ -12,6 +12,9 @@ from bide.errors import InvalidInputError
 DEFAULT_PREFETCH: Final = 1000
 """Dead-letter prefetch of the private broker, see :func:`bide.broker.configuration.advanced_config`."""
 
+SMALLEST: Final = 0.1
+"""The smallest scale whose ratios mean something: below it delays are shortened too, which favours cascades."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

@@ -94,8 +94,8 @@ def _measured(host: Host, root: Path | None, measurement: Measurement, case: Cas
 
 def _failed_before(results: Results, measurement: Measurement, case: Case) -> bool:
     assert case.unless_failed is not None
-    sustained = results.median(measurement.name, case.name, case.unless_failed, "sustained")
-    return not sustained
+    row = results.find(measurement.name, case.name, case.unless_failed)
+    return row is not None and not results.median(row.measurement, row.case, row.setting, "sustained")
 
 
 def _in_short(answer: Answer) -> str:

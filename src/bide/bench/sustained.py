@@ -14,7 +14,7 @@ from typing import Final
 
 from bide.bench.fine_cascade import FineCascade
 from bide.bench.job import Answer, Job
-from bide.bench.measurement import Case, Measurement, Plan
+from bide.bench.measurement import SMALLEST, Case, Measurement, Plan
 from bide.bench.percentiles import percentile
 from bide.bench.processor import Meter
 from bide.bench.stage import TARGET, WINDOW, prepare
@@ -38,11 +38,13 @@ _TURN: Final = 50
 
 
 def _cases(plan: Plan) -> Sequence[Case]:
-    bits = max(_BITS + round(log2(plan.scale)), 5)
+    # With fewer bits a cascade has less to do: only a run that is a mere try has them.
+    bits = max(_BITS + round(min(log2(plan.scale / SMALLEST), 0)), 5)
+    longest = (1 << bits) * _UNIT.total_seconds()
     options = {
         "bits": bits,
-        "warm_up": plan.seconds(_WARM_UP, least=1),
-        "seconds": plan.seconds(_SECONDS, least=1),
+        "warm_up": plan.seconds(_WARM_UP, least=longest),
+        "seconds": plan.seconds(_SECONDS, least=longest / 2),
         "first": plan.count(_FIRST, least=1_000),
     }
     return [
