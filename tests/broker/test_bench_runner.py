@@ -43,6 +43,12 @@ def test_cases_take_turns() -> None:
     assert [row.values for row in results.rows] == [{"rate": [1.0, 1.0]}] * 3
 
 
+def test_results_are_handed_out_before_the_end() -> None:
+    rows: list[int] = []
+    measure([case("a"), case("b")], keeper=lambda results: rows.append(len(results.rows)))
+    assert rows == [0, 2]
+
+
 def test_some_need_fewer_rounds() -> None:
     (row,) = measure([case("a")], rounds=3, most_rounds=1).rows
     assert row.values == {"rate": [1.0]}

@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 import subprocess
+from dataclasses import replace
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
@@ -161,6 +162,28 @@ class TestResults:
         file = EXAMPLE.keep(tmp_path / "new")
         assert file.name == "2026-11-21-4.3.6.json"
         assert Results.load(file) == EXAMPLE
+
+    def test_other_measurements_of_the_day_are_kept_beside_them(self, tmp_path: Path) -> None:
+        old, new = row("publish", "bide", rate=[1.0]), row("publish", "bide", rate=[2.0])
+        store = row("store", "Clock", lost=[0.0])
+        first = results(old, store)
+        first.failures += ["publish, pika: broken", "store, binary cascade: broken"]
+        first.keep(tmp_path)
+        kept = Results.load(results(new).keep(tmp_path))
+        assert kept.rows == [store, new]
+        assert kept.failures == ["store, binary cascade: broken"]
+
+    def test_results_of_another_size_are_not_written_over(self, tmp_path: Path) -> None:
+        file = results(row("publish", "bide", rate=[1.0])).keep(tmp_path)
+        before = file.read_text()
+        for other in (
+            results(scale=0.1),
+            replace(results(), machine={}),
+            replace(results(), releases={"RabbitMQ": "4.3.6", "bide": "2"}),
+        ):
+            with pytest.raises(InvalidInputError, match="another size"):
+                other.keep(tmp_path)
+        assert file.read_text() == before
 
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 99}', '{"format": 1}', '{"format": 1, "rows": [{}]}'])
     def test_another_file_is_refused(self, tmp_path: Path, text: str) -> None:

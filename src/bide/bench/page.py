@@ -72,13 +72,13 @@ def _run(results: Results) -> Iterator[str]:
     yield f"## RabbitMQ {results.releases['RabbitMQ']}, {results.date[:10]}\n"
     if results.scale < 1:
         yield (
-            f"**Preliminary: {results.scale:g} of the full size, {results.rounds} rounds.** Good for a look, not for "
-            "conclusions.\n"
+            f"**Preliminary: {results.scale:g} of the full size, at most {results.rounds} rounds.** Good for a look, "
+            "not for conclusions.\n"
         )
     machine = results.machine
     yield (
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory']}, {machine['kernel']}, "
-        f"{machine['python']}; {results.rounds} rounds; "
+        f"{machine['python']}; {results.rounds} rounds of most; "
         + ", ".join(f"{name} {release}" for name, release in results.releases.items())
         + ".\n"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from bide.bench import lateness
 from bide.bench.chart import Chart, Group
@@ -33,8 +33,8 @@ def plots(results: Results, measurement: str) -> Iterator[tuple[str, Chart]]:
             return
 
 
-def _at_one_rate(rows: Iterable[Row]) -> list[Row]:
-    """Ours at the rate of the bars; of the others, each at the highest rate that it sustained."""
+def _at_one_rate(rows: Sequence[Row]) -> list[Row]:
+    """Ours at the rate of the bars; of the others, each at the highest rate that it sustained, or at the lowest."""
     chosen: dict[str, Row] = {}
     for row in rows:
         sustained = row.spread("sustained")
@@ -43,18 +43,20 @@ def _at_one_rate(rows: Iterable[Row]) -> list[Row]:
                 chosen[row.case] = row
         elif row.setting == _AT:
             chosen[row.case] = row
-    return list(chosen.values())
+    return [chosen[case] for case in dict.fromkeys(row.case for row in rows) if case in chosen]
+
+
+def _label(row: Row) -> str:
+    sustained = row.spread("sustained")
+    lagging = "not sustained" if sustained is not None and not sustained.median else ""
+    return ", ".join(part for part in (row.case, row.setting, lagging) if part)
 
 
 def _plain(
     name: str, title: str, rows: Sequence[Row], quantities: Sequence[str], *, logarithmic: bool = False
 ) -> Iterator[tuple[str, Chart]]:
     """A group for each row, a series for each quantity."""
-    groups = [
-        Group(", ".join(part for part in (row.case, row.setting) if part), [row.spread(one) for one in quantities])
-        for row in rows
-        if row.values
-    ]
+    groups = [Group(_label(row), [row.spread(one) for one in quantities]) for row in rows if row.values]
     if groups:
         first = QUANTITIES[quantities[0]]
         series = [QUANTITIES[one].title.partition(",")[0] for one in quantities]

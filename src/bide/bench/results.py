@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -113,11 +113,41 @@ class Results:
         return {"format": FORMAT, **asdict(self)}
 
     def keep(self, folder: Path) -> Path:
-        """Write it to a file in a folder, which is made if it is missing; return the file."""
+        """Write it to a file in a folder, which is made if it is missing; return the file.
+
+        What was measured on the same day with the same release is kept beside it, but for the same measurements.
+
+        Raises:
+            InvalidInputError: that was of another size, or of another machine or other releases.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{self.date[:10]}-{self.releases['RabbitMQ']}.json"
-        file.write_text(json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        kept = self._beside(Results.load(file), file) if file.exists() else self
+        file.write_text(json.dumps(kept.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return file
+
+    def _beside(self, before: Results, file: Path) -> Results:
+        if not self._is_comparable(before):
+            raise InvalidInputError(
+                f"{file} holds results of another size ({before.scale:g}), or of another machine or other releases: "
+                "move it away, or keep these in another folder"
+            )
+        own = set(self.measurements())
+        return replace(
+            self,
+            rounds=max(self.rounds, before.rounds),
+            releases={**before.releases, **self.releases},
+            rows=[row for row in before.rows if row.measurement not in own] + self.rows,
+            failures=[one for one in before.failures if one.partition(",")[0] not in own] + self.failures,
+        )
+
+    def _is_comparable(self, other: Results) -> bool:
+        common = self.releases.keys() & other.releases.keys()
+        return (
+            self.scale == other.scale
+            and self.machine == other.machine
+            and all(self.releases[name] == other.releases[name] for name in common)
+        )
 
     @classmethod
     def load(cls, file: Path) -> Self:

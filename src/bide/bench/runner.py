@@ -30,12 +30,15 @@ def run(
     root: Path | None = None,
     only: Sequence[str] = (),
     listener: Listener = lambda row, said: None,
+    keeper: Callable[[Results], object] = lambda results: None,
 ) -> Results:
     """Measure.
 
     Args:
         root: folder of another system whose RabbitMQ is used.
         only: patterns (``bide*``); of the cases, those whose name or setting matches one of them. All if empty.
+        listener: told of every run.
+        keeper: given the results at the beginning and after every measurement: an end that comes early costs little.
 
     Raises:
         LocalBrokerError: the broker does not start. A case that fails is reported in the results.
@@ -47,6 +50,7 @@ def run(
         machine=machine.describe(),
         releases={"RabbitMQ": find_installation(chroot=root).release, **machine.releases()},
     )
+    keeper(results)
     for measurement in measurements:
         cases = [case for case in measurement.cases(plan) if _is_wanted(case, only)]
         if not cases:
@@ -55,6 +59,7 @@ def run(
         with Host.start(root, broker=measurement.broker == "shared") as host:
             for case in [case for _ in range(rounds) for case in cases]:
                 _run(host, root, measurement, case, results, listener)
+        keeper(results)
     return results
 
 

@@ -33,7 +33,7 @@ _WIDTH: Final = 240
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Keep the results in this folder, as <date>-<release>.json.",
+    help="Keep the results in this folder, as <date>-<release>.json, beside other measurements of that day.",
 )
 @click.option(
     "--from",
@@ -85,9 +85,17 @@ def bench(
     if files:
         shown = [Results.load(file) for file in files]
     else:
-        shown = [run(wanted, plan, root=root, only=only, listener=lambda row, said: _say(console, row, said))]
+        done = run(
+            wanted,
+            plan,
+            root=root,
+            only=only,
+            listener=lambda row, said: _say(console, row, said),
+            keeper=lambda results: results.keep(keep) if keep is not None else None,
+        )
         if keep is not None:
-            console.print(f"kept in {shown[0].keep(keep)}", markup=False)
+            console.print(f"kept in {done.keep(keep)}", markup=False)
+        shown = [done]
     if page is not None:
         console.print(f"written to {write(page, shown, wanted)}", markup=False)
     if as_json:
