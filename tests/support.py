@@ -72,5 +72,11 @@ def flush_declarations(broker: LocalBroker) -> None:
     broker.rabbitmqctl("eval", "[ok = dets:sync(Table) || Table <- dets:all()].")
 
 
+def stream_port(broker: LocalBroker) -> int:
+    """The broker's port for the stream protocol."""
+    assert broker.stream_url is not None
+    return int(broker.stream_url.rstrip("/").rpartition(":")[2])
+
+
 def _source(path: Path | None) -> str:
     return "None" if path is None else f"Path({str(path)!r})"

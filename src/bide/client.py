@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from bide.admin.apply import Applied, apply, exists
+from bide.admin.apply import Applied, Removed, apply, destroy, exists
 from bide.amqp.url import BrokerUrl
 from bide.checks import whole_number
 from bide.consumer import Consumer
@@ -264,8 +264,21 @@ class Client:
         Raises:
             InvalidTopologyError: the topology contradicts itself; nothing was declared.
             DeclarationMismatchError: something exists with other properties.
+            UnsupportedBrokerError: the broker lacks an exchange type.
         """
         return await apply(await self._publisher.connection(), topology, external=external)
+
+    async def destroy(self, topology: Topology, *, force: bool = False, external: Iterable[str] = ()) -> Removed:
+        """Delete the exchanges and queues of a topology; what is gone already is no error.
+
+        Args:
+            force: delete queues that hold messages, and the messages with them.
+            external: as for :meth:`declare`.
+
+        Raises:
+            NotEmptyError: queues hold messages and ``force`` is off; nothing was deleted that was not made again.
+        """
+        return await destroy(await self._publisher.connection(), topology, force=force, external=external)
 
 
 class Connecting:

@@ -11,6 +11,7 @@
     │   ├── UnsupportedTargetError     this infrastructure cannot deliver to this kind of target
     │   ├── MessageTooLargeError       a body over the limit
     │   ├── InvalidUrlError            a broker URL that cannot be read
+    │   ├── InvalidOptionError         an option of the Spark data source that is unknown or cannot be read
     │   └── InvalidTopologyError       a topology that contradicts itself
     ├── BrokerError: the broker, or the way to it, said no
     │   ├── BrokerUnreachableError     nothing answers at that address
@@ -25,6 +26,7 @@
     │   ├── TargetNotFoundError        the exchange or queue does not exist
     │   ├── NotAppliedError            the delay infrastructure is not on this virtual host
     │   ├── DeliveryLimitError         the queue gives a message up before the endpoint does
+    │   ├── OffsetsLostError           the stream does not have messages any more that are to be read
     │   ├── ConsumerCancelledError     the broker ended the consumer (its queue was deleted)
     │   ├── ConnectionLostError        the connection broke
     │   │   └── DeliveryLostError      settled too late: the broker delivers that message again
@@ -42,6 +44,10 @@
     │   ├── PoisonMessageError         processes die on it
     │   └── NotFoundError              no such message is in the queue
     ├── BenchmarkError                 a case of the benchmark could not be measured
+    ├── CallError: a request that got no good reply
+    │   ├── ReplyTimeoutError          none came in time
+    │   ├── ReplyLostError             the way back is gone
+    │   └── RemoteError                the server says that it failed
     ├── ClosedError                    used after it was closed
     └── LocalBrokerError: the private broker
         └── BrokerNotFoundError        no RabbitMQ is installed where bide looks
@@ -99,6 +105,10 @@ class MessageTooLargeError(InvalidInputError):
 
 class InvalidUrlError(InvalidInputError):
     """The broker URL cannot be read."""
+
+
+class InvalidOptionError(InvalidInputError):
+    """An option of the data source is unknown, or its value cannot be read."""
 
 
 class InvalidTopologyError(InvalidInputError):
@@ -210,6 +220,30 @@ class DeliveryLimitError(BrokerError):
     """The queue drops a message before the endpoint has made all its attempts."""
 
 
+class OffsetsLostError(BrokerError):
+    """Messages that are to be read are not in the stream any more.
+
+    Attributes:
+        stream: its name.
+        offset: the first offset that is missing.
+        found: the first one after it that is there, None if there is none.
+    """
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        stream: str = "",
+        offset: int = 0,
+        found: int | None = None,
+        reply_code: int | None = None,
+    ) -> None:
+        super().__init__(message, reply_code=reply_code)
+        self.stream = stream
+        self.offset = offset
+        self.found = found
+
+
 class ConsumerCancelledError(BrokerError):
     """The broker cancelled the consumer."""
 
@@ -311,6 +345,30 @@ class NotFoundError(MessageError):
 
 class BenchmarkError(BideError):
     """A case of the benchmark could not be measured."""
+
+
+class CallError(BideError):
+    """The request got no good reply.
+
+    Attributes:
+        correlation_id: of the request; empty where it had none.
+    """
+
+    def __init__(self, message: str | None = None, *, correlation_id: str = "") -> None:
+        super().__init__(message)
+        self.correlation_id = correlation_id
+
+
+class ReplyTimeoutError(CallError):
+    """No reply came in time: the server may have done the work, or may do it yet."""
+
+
+class ReplyLostError(CallError):
+    """The way back for the reply is gone: the server may have done the work."""
+
+
+class RemoteError(CallError):
+    """The server took the request and failed."""
 
 
 class ClosedError(BideError):

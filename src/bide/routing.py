@@ -125,7 +125,7 @@ class Model:
             InvalidInputError: the CC or BCC header is not a list.
             UnsupportedTargetError: the message meets an exchange of a type that is not modelled.
         """
-        self._check_open(exchange)
+        self.check_open(exchange)
         return self._route(exchange, RoutedMessage.published(routing_key, headers))
 
     def travel(self, exchange: str, routing_key: str = "", headers: Mapping[str, Any] | None = None) -> list[Arrival]:
@@ -141,7 +141,7 @@ class Model:
             InvalidTopologyError: a dead-letter cycle brings the message back into a queue (the broker drops it there).
             TargetNotFoundError, AccessRefusedError, InvalidInputError, UnsupportedTargetError: as for :meth:`route`.
         """
-        self._check_open(exchange)
+        self.check_open(exchange)
         arrivals: list[Arrival] = []
         origin = _Leg(exchange, RoutedMessage.published(routing_key, headers), timedelta(0), (), "unroutable")
         under_way = [origin]
@@ -163,7 +163,13 @@ class Model:
                     under_way.append(leg.after(queue, hold))
         return sorted(arrivals, key=lambda one: (one.at, one.queue, one.hops, one.exchange))
 
-    def _check_open(self, exchange: str) -> None:
+    def check_open(self, exchange: str) -> None:
+        """Check that messages can be published to this exchange.
+
+        Raises:
+            TargetNotFoundError: there is no such exchange.
+            AccessRefusedError: the exchange is internal.
+        """
         if exchange == DEFAULT_EXCHANGE:
             return
         found = self._exchanges.get(exchange)

@@ -15,7 +15,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from bide.admin.apply import Applied
+from bide.admin.apply import Applied, Removed
 from bide.amqp.url import BrokerUrl
 from bide.client import Client, Connecting, Stamp, connect
 from bide.consumer import Consumer
@@ -160,6 +160,10 @@ class SyncClient:
     def declare(self, topology: Topology, *, external: Iterable[str] = ()) -> Applied:
         """See :meth:`bide.Client.declare`."""
         return self.wait_for(self._client.declare(topology, external=external))
+
+    def destroy(self, topology: Topology, *, force: bool = False, external: Iterable[str] = ()) -> Removed:
+        """See :meth:`bide.Client.destroy`."""
+        return self.wait_for(self._client.destroy(topology, force=force, external=external))
 
     @contextmanager
     def consume(

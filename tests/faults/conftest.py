@@ -61,10 +61,8 @@ class Frail:
         return f"amqps://{head}@127.0.0.1:{self.tls_port}/{tail.partition('/')[2]}?{tls}"
 
 
-@pytest.fixture(scope="session")
-def frail(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frail]:
-    """A broker of their own for the tests that mistreat one."""
-    folder = tmp_path_factory.mktemp("tls")
+def certified(rabbitmq: Rabbitmq, folder: Path) -> trustme.CA:
+    """An authority and a broker's certificate of it, in a folder: ``ca.pem``, ``cert.pem``, ``key.pem``."""
     authority = trustme.CA(key_type=trustme.KeyType.RSA)
     certificate = authority.issue_cert("localhost", "127.0.0.1", key_type=trustme.KeyType.RSA)
     # A broker in a root folder of its own sees its files there, while what checks the configuration sees them here.
@@ -73,6 +71,14 @@ def frail(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Itera
         authority.cert_pem.write_to_path(str(place / "ca.pem"))
         certificate.cert_chain_pems[0].write_to_path(str(place / "cert.pem"))
         certificate.private_key_pem.write_to_path(str(place / "key.pem"))
+    return authority
+
+
+@pytest.fixture(scope="session")
+def frail(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frail]:
+    """A broker of their own for the tests that mistreat one."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority = certified(rabbitmq, folder)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         tls_port = int(probe.getsockname()[1])

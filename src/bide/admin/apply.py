@@ -30,6 +30,21 @@ MINIMUM_RELEASE: Final = (3, 10)
 
 _IN_FLIGHT: Final = 256
 
+_NO_SUCH_TYPE: Final = ("unknown exchange type", "invalid exchange type")
+"""The broker's words for a type that it has never heard of, and for one whose plugin is not enabled."""
+
+_EVERYWHERE: Final = frozenset({"direct", "topic", "fanout", "headers"})
+"""Exchange types that need no plugin."""
+
+_PLUGINS: Final = {
+    "x-consistent-hash": "rabbitmq_consistent_hash_exchange",
+    "x-jms-topic": "rabbitmq_jms_topic_exchange",
+    "x-modulus-hash": "rabbitmq_sharding",
+    "x-random": "rabbitmq_random_exchange",
+    "x-recent-history": "rabbitmq_recent_history_exchange",
+}
+"""The plugins that come with RabbitMQ, by the exchange type that they add."""
+
 _Item = Exchange | Queue | Binding
 _Call = Callable[[Any], asyncio.Future[Any]]
 
@@ -107,6 +122,48 @@ async def check_streams(connection: Connection, *, prefix: str = "bide") -> None
         await probing.close()
 
 
+async def check_exchange_types(connection: Connection, topology: Topology) -> None:
+    """Check that the broker has the exchange types of a topology; the exchanges of uncommon types are declared thereby.
+
+    Raises:
+        UnsupportedBrokerError: it lacks one.
+        BrokerError: as for :func:`apply`.
+    """
+    uncommon = [one for one in topology.exchanges if one.type not in _EVERYWHERE]
+    if not uncommon:
+        return
+    # On a connection of its own, because RabbitMQ 3 closes the whole connection where it does not know the type.
+    probing = await Connection.open(connection.url)
+    try:
+        for exchange in uncommon:
+            try:
+                await (await probing.channel()).declare_exchange(exchange)
+            except BrokerError as error:
+                if not any(text in str(error) for text in _NO_SUCH_TYPE):
+                    raise
+                raise UnsupportedBrokerError(
+                    f"the broker at {connection.address} has no exchange type {exchange.type!r}, which the exchange "
+                    f"{exchange.name!r} is of: {_way_to(exchange.type)}"
+                ) from error
+    finally:
+        await probing.close()
+
+
+def _way_to(exchange_type: str) -> str:
+    if exchange_type == "x-delayed-message":
+        # Archived, and for no release from 4.3 on.
+        return (
+            "publish with delay=... to an exchange of the plain type instead (Client.publish), or keep the x-delay "
+            "header and publish with bide.delayed_message.DelayedMessagePublisher; neither needs the plugin"
+        )
+    if exchange_type == "x-local-random":
+        return "upgrade the broker to RabbitMQ 4.0 or later, or use another type"
+    plugin = _PLUGINS.get(exchange_type)
+    if plugin is None:
+        return "enable the plugin that adds it, or use another type"
+    return f"run 'rabbitmq-plugins enable {plugin}' on the broker's machine, or use another type"
+
+
 async def apply(
     connection: Connection, topology: Topology, *, external: Iterable[str] = (), last: Topology | None = None
 ) -> Applied:
@@ -121,6 +178,7 @@ async def apply(
         InvalidTopologyError: the topology contradicts itself; nothing was declared.
         DeclarationMismatchError: something exists with other properties. It names the argument, and in ``applied``
             what had been declared by then.
+        UnsupportedBrokerError: the broker lacks an exchange type, because its plugin is not enabled.
         BrokerError: in one of its kinds: the user may not declare it, a binding names something that does not exist,
             the connection broke. The message ends with what had been declared by then.
     """
@@ -130,6 +188,7 @@ async def apply(
     validate(topology, external=frozenset(external))
     done: list[Exchange | Queue | Binding] = []
     try:
+        await check_exchange_types(connection, topology)
         async with await connection.channel() as channel:
             for call, items in _phases(channel, topology, last or Topology()):
                 await _declare(call, items, done)

@@ -294,6 +294,11 @@ class ManagementApi:
         found = await self.call("GET", "exchanges", vhost, exchange, "bindings", "source")
         return [_binding(one) for one in _array(found or [])]
 
+    async def bindings(self, vhost: str) -> list[Binding]:
+        """All bindings of a virtual host but those of the default exchange, which nobody made."""
+        found = await self.call("GET", "bindings", vhost)
+        return [_binding(one) for one in _array(found or []) if one["source"]]
+
     async def policies(self, vhost: str, *, operator: bool = False) -> dict[str, Policy]:
         """The policies of a virtual host by name; with ``operator``, its operator policies."""
         found = await self.call("GET", "operator-policies" if operator else "policies", vhost)

@@ -259,8 +259,9 @@ class Channel:
         on_end: Callable[[BideError], None],
         arguments: Mapping[str, Any] | None = None,
         exclusive: bool = False,
+        no_ack: bool = False,
     ) -> str:
-        """Start a consumer and return its tag.
+        """Start a consumer and return its tag; with ``no_ack`` deliveries count as acknowledged when they are sent.
 
         Args:
             on_message: called for every delivery, in order.
@@ -277,7 +278,7 @@ class Channel:
                     b"\x00\x00",
                     codec.short_string(queue),
                     codec.short_string(tag),
-                    codec.bits(False, False, exclusive, False),
+                    codec.bits(False, no_ack, exclusive, False),
                     codec.table(arguments),
                 ),
                 commands.Basic.ConsumeOk,

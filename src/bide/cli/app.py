@@ -18,6 +18,7 @@ from bide.cli.receive import receive
 from bide.cli.relay import relay
 from bide.cli.send import send
 from bide.cli.settings import PROGRAM, Settings, configure_logging, program_options
+from bide.cli.topology import topology
 from bide.errors import BideError, InvalidInputError
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def cli() -> None:
     """
 
 
-for _command in (demo, broker, delay, send, receive, relay, errors, bench):
+for _command in (demo, broker, delay, send, receive, relay, errors, topology, bench):
     cli.add_command(_command)
 
 

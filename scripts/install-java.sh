@@ -1,0 +1,48 @@
+#!/bin/sh
+# Make sure that there is a Java for Spark (17 or newer), with the system's package manager where that is allowed.
+set -eu
+LC_ALL=C
+export LC_ALL
+
+say() { echo "java: $*" >&2; }
+die() { say "$*"; exit 1; }
+otherwise='or set JAVA_HOME to the folder of one'
+
+# What Spark starts: the one of JAVA_HOME, else the first in PATH. A macOS without Java has a java that only says so.
+java=java
+[ -z "${JAVA_HOME:-}" ] || java=$JAVA_HOME/bin/java
+release() { "$java" -XshowSettings:properties -version 2>&1 | sed -n 's/^ *java.specification.version = \([0-9]*\).*/\1/p'; }
+
+found=$(release || true)
+[ "${found:-0}" -lt 17 ] || exit 0
+if [ -n "${JAVA_HOME:-}" ]; then
+    die "JAVA_HOME is $JAVA_HOME, where Spark finds ${found:+Java }${found:-no Java}: it needs 17 or newer"
+fi
+missing="Spark needs Java 17 or newer, and ${found:+this one is }${found:-none is here}"
+
+if ! command -v apt-get >/dev/null; then
+    case $(uname -s) in
+    Darwin) die "$missing: run 'brew install openjdk@17' and put it in the PATH, $otherwise" ;;
+    *) die "$missing: install it, $otherwise" ;;
+    esac
+fi
+if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null && sudo -n true 2>/dev/null && exec sudo -n sh "$0"
+    die "$missing: run 'sudo sh $0' once, $otherwise"
+fi
+
+log=$(mktemp "${TMPDIR:-/tmp}/bide-apt.XXXXXX")
+apt() { DEBIAN_FRONTEND=noninteractive apt-get -q -y "$@" </dev/null >>"$log" 2>&1; }
+apt update || true # an unreachable third-party source does not matter; a missing package shows below
+# Releases of Debian have one or two of these.
+for package in openjdk-17-jre-headless openjdk-21-jre-headless openjdk-25-jre-headless; do
+    [ -n "$(apt-cache -q madison "$package" 2>/dev/null)" ] || continue
+    say "installing $package with apt-get"
+    apt install --no-install-recommends "$package" ||
+        die "apt-get could not install $package, see $log ('$(tail -n 1 "$log")'): mend that, $otherwise"
+    rm -f "$log"
+    found=$(release || true)
+    [ "${found:-0}" -ge 17 ] || die "$package is installed, but java is still ${found:-missing}: put it first in the PATH, $otherwise"
+    exit 0
+done
+die "$missing, and apt-get knows none: install it, $otherwise"

@@ -1,0 +1,370 @@
+"""``bide topology``: patterns of exchanges and queues, and where a message would go."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from bide.cli.output import print_json, working
+from bide.cli.running import run_async
+from bide.cli.settings import Settings, broker_options, json_option, management_options, pass_settings
+from bide.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from bide.admin.apply import Removed
+    from bide.admin.live_topology import Comparison
+    from bide.admin.management import ManagementApi
+    from bide.amqp.connection import Connection
+    from bide.patterns.catalogue import Pattern
+    from bide.topology import Topology
+
+
+@click.group()
+def topology() -> None:
+    """Patterns of exchanges, queues and bindings: look at them, apply them, and ask where a message would go.
+
+    'bide topology list' names them, 'bide topology show NAME --help' tells the options of one.
+    """
+
+
+@topology.command("list")
+@json_option("one array, with options and caveats")
+def list_patterns(*, as_json: bool) -> None:
+    """Name all patterns, the eighteen in their order first."""
+    from bide.cli.topology_view import pattern_lines, pattern_values
+    from bide.patterns.catalogue import PATTERNS
+
+    if as_json:
+        print_json([pattern_values(one) for one in PATTERNS])
+        return
+    for line in pattern_lines(PATTERNS):
+        click.echo(line)
+
+
+class _PatternGroup(click.Group):
+    """A command for each pattern, made when it is asked for.
+
+    Args:
+        name: of the group.
+        work: what such a command does with the topology, and with its own options.
+        purpose: its help text.
+    """
+
+    def __init__(self, name: str, work: Callable[..., int | None], purpose: str) -> None:
+        super().__init__(
+            name, help=purpose, short_help=purpose.partition(";")[0], subcommand_metavar="PATTERN [OPTIONS]"
+        )
+        self._work = work
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from bide.patterns.catalogue import PATTERNS
+
+        return [one.name for one in PATTERNS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        from bide.patterns.catalogue import find_pattern
+
+        pattern = find_pattern(cmd_name)
+        own: list[click.Parameter] = list(getattr(self._work, "__click_params__", ()))
+        return click.Command(
+            pattern.name,
+            params=[*_pattern_options(pattern), *reversed(own)],
+            callback=_with_topology(pattern, self._work),
+            help="\n\n".join(filter(None, (pattern.summary, pattern.caveat and f"Take care: {pattern.caveat}"))),
+            short_help=pattern.title,
+        )
+
+
+def _pattern_options(pattern: Pattern) -> list[click.Option]:
+    options = [
+        click.Option(
+            [f"--{one.name}", f"pattern_{one.parameter}"],
+            multiple=True,
+            metavar=one.form,
+            help=f"{one.help}{' May be repeated.' if one.repeatable else ''}{' [required]' if one.required else ''}",
+        )
+        for one in pattern.options
+    ]
+    sample = click.Option(["--sample"], is_flag=True, help="Take a ready-made instance instead of the options above.")
+    return [*options, sample]
+
+
+def _with_topology(pattern: Pattern, work: Callable[..., int | None]) -> Callable[..., int | None]:
+    def command(*, sample: bool, **values: Any) -> int | None:
+        texts = {one.name: values.pop(f"pattern_{one.parameter}") for one in pattern.options}
+        given = {name: list(value) for name, value in texts.items() if value}
+        if sample and given:
+            raise click.UsageError(f"--sample has options of its own: leave out --{next(iter(given))}")
+        made = pattern.sample_topology() if sample else pattern.topology(given)
+        return work(pattern, made, **values)
+
+    return command
+
+
+@click.option("--mermaid", "form", flag_value="mermaid", help="Print a Mermaid diagram.")
+@click.option("--dot", "form", flag_value="dot", help="Print a graph for Graphviz.")
+@click.option("--definitions", "form", flag_value="definitions", help="Print definitions for RabbitMQ, as JSON.")
+def _show(pattern: Pattern, made: Topology, *, form: str | None) -> None:
+    from bide.cli.topology_view import topology_lines
+    from bide.rendering import definitions, graphviz, mermaid
+
+    match form:
+        case "mermaid":
+            click.echo(mermaid(made), nl=False)
+        case "dot":
+            click.echo(graphviz(made), nl=False)
+        case "definitions":
+            print_json(definitions(made))
+        case _:
+            click.echo(pattern.summary)
+            for line in topology_lines(made):
+                click.echo(line)
+            if pattern.caveat:
+                click.echo(f"take care: {pattern.caveat}")
+
+
+@json_option("what was declared")
+@broker_options
+@pass_settings
+def _apply(settings: Settings, pattern: Pattern, made: Topology, *, as_json: bool) -> None:
+    with working("declaring"):
+        result = run_async(_applied(settings, made))
+    if as_json:
+        print_json({"pattern": pattern.name, **result})
+        return
+    click.echo(
+        f"{pattern.name}: {result['exchanges']} exchanges, {result['queues']} queues, {result['bindings']} bindings "
+        f"on {result['broker']}, virtual host {result['vhost']}"
+    )
+
+
+async def _applied(settings: Settings, made: Topology) -> dict[str, Any]:
+    from bide.admin.apply import apply
+    from bide.patterns.building import references
+
+    _refuse_exclusive(made)
+    async with _connected(settings) as connection:
+        applied = await apply(connection, made, external=references(made))
+        return {**asdict(applied), "broker": connection.address, "vhost": connection.url.vhost}
+
+
+def _refuse_exclusive(made: Topology) -> None:
+    for queue in made.queues:
+        if queue.exclusive:
+            raise InvalidInputError(
+                f"the queue {queue.name!r} would be exclusive to this command's connection, and gone with it: declare "
+                "it in the program that uses it"
+            )
+
+
+@json_option("the differences")
+@management_options
+@pass_settings
+def _diff(settings: Settings, pattern: Pattern, made: Topology, *, as_json: bool) -> int:
+    from bide.cli.topology_view import comparison_lines, comparison_values
+
+    with working("looking"):
+        comparison = run_async(_compared(settings, made))
+    if as_json:
+        print_json(comparison_values(comparison))
+    else:
+        for line in comparison_lines(comparison):
+            click.echo(line)
+        if not comparison:
+            click.echo(f"{pattern.name} is on the broker as it should be")
+    return 1 if comparison else 0
+
+
+async def _compared(settings: Settings, made: Topology) -> Comparison:
+    from bide.admin.live_topology import compare, read_topology
+
+    async with _managed(settings) as (api, vhost):
+        return compare(await read_topology(api, vhost), made)
+
+
+@click.option("--force", is_flag=True, help="Delete the messages in its queues, too.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option("what was deleted")
+@broker_options
+@pass_settings
+def _destroy(settings: Settings, pattern: Pattern, made: Topology, *, force: bool, yes: bool, as_json: bool) -> None:
+    if not yes:
+        names = ", ".join([*(one.name for one in made.exchanges), *(one.name for one in made.queues)][:6])
+        click.confirm(
+            f"Delete {len(made.exchanges)} exchanges and {len(made.queues)} queues on {settings.broker_url()} "
+            f"({names}{', ...' if len(made.exchanges) + len(made.queues) > 6 else ''})"
+            f"{', with the messages in them' if force else ''}?",
+            abort=True,
+            err=True,
+        )
+    with working("deleting"):
+        removed = run_async(_removed(settings, made, force=force))
+    if as_json:
+        print_json(asdict(removed))
+        return
+    click.echo(f"{removed.exchanges} exchanges and {removed.queues} queues deleted, with {removed.messages} messages")
+
+
+async def _removed(settings: Settings, made: Topology, *, force: bool) -> Removed:
+    from bide.admin.apply import destroy
+    from bide.patterns.building import references
+
+    async with _connected(settings) as connection:
+        return await destroy(connection, made, force=force, external=references(made))
+
+
+for _group in (
+    _PatternGroup("show", _show, "Print the topology of a pattern."),
+    _PatternGroup("apply", _apply, "Put a pattern on the broker. What is there already stays as it is."),
+    _PatternGroup(
+        "diff", _diff, "Compare a pattern with what is on the broker; exit with 1 if something is missing or different."
+    ),
+    _PatternGroup("destroy", _destroy, "Take a pattern's exchanges and queues away; nothing else, and no messages."),
+):
+    topology.add_command(_group)
+
+
+@topology.command()
+@click.option("--exchange", required=True, metavar="NAME", help="Where it is published; '' is the default exchange.")
+@click.option("--key", default="", metavar="KEY", help="Its routing key.")
+@click.option(
+    "--header", "headers", multiple=True, metavar="NAME=VALUE", help='A header: 2 is a number, "2" in quotes a text.'
+)
+@click.option("--cc", multiple=True, metavar="KEY", help="One more key, in the CC header.")
+@click.option("--bcc", multiple=True, metavar="KEY", help="One more key, in the BCC header.")
+@click.option("--pattern", "pattern_text", metavar="TEXT", help="Ask a pattern: its name and options, as for 'show'.")
+@click.option("--definitions", "file", type=click.File("rb"), help="Ask this file of RabbitMQ definitions; - is stdin.")
+@click.option("--vhost", metavar="NAME", help="The virtual host in the file, where it holds several.")
+@click.option("--from-broker", is_flag=True, help="Ask the broker, its policies included, by the management API.")
+@click.option("--all", "every", is_flag=True, help="Name every binding that does not match, however many there are.")
+@json_option("the way")
+@management_options
+@pass_settings
+def explain(
+    settings: Settings,
+    *,
+    exchange: str,
+    key: str,
+    headers: tuple[str, ...],
+    cc: tuple[str, ...],
+    bcc: tuple[str, ...],
+    pattern_text: str | None,
+    file: BinaryIO | None,
+    vhost: str | None,
+    from_broker: bool,
+    every: bool,
+    as_json: bool,
+) -> int:
+    """Tell where a message would go, and why not elsewhere; exit with 1 if nothing would take it.
+
+    Nothing is sent. Name one place to look: --pattern, --definitions or --from-broker.
+    """
+    from bide.cli.topology_view import itinerary_lines
+    from bide.itinerary import plan
+
+    if sum((pattern_text is not None, file is not None, from_broker)) != 1:
+        raise click.UsageError("name one place to look: --pattern, --definitions or --from-broker")
+    if vhost is not None and file is None:
+        raise click.UsageError("--vhost goes with --definitions; a broker's is in its URL")
+    message = _message_headers(headers, cc, bcc)
+    if pattern_text is not None:
+        asked = _pattern_topology(pattern_text)
+    elif file is not None:
+        asked = _definitions(file, vhost)
+    else:
+        with working("looking"):
+            asked = run_async(_live(settings))
+    way = plan(asked, exchange, key, message)
+    if as_json:
+        print_json(way.to_dict())
+    else:
+        for line in itinerary_lines(way, every=every):
+            click.echo(line)
+    return 0 if way.queues or way.possible else 1
+
+
+def _message_headers(headers: tuple[str, ...], cc: tuple[str, ...], bcc: tuple[str, ...]) -> dict[str, Any]:
+    from bide.patterns.options import header_value
+
+    made: dict[str, Any] = {}
+    for text in headers:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"--header {text!r} is not of the form NAME=VALUE")
+        made[name] = header_value(value)
+    for name, keys in (("CC", cc), ("BCC", bcc)):
+        if keys:
+            made[name] = list(keys)
+    return made
+
+
+def _pattern_topology(text: str) -> Topology:
+    """The topology of a pattern that is given with its options in one text."""
+    from bide.patterns.catalogue import find_pattern
+
+    try:
+        name, *arguments = shlex.split(text)
+    except ValueError as error:
+        raise click.UsageError(
+            f"--pattern {text!r} cannot be read ({error}): write it as for 'bide topology show'"
+        ) from None
+    pattern = find_pattern(name)
+    made: list[Topology] = []
+
+    def keep(_: Pattern, topology: Topology) -> None:
+        made.append(topology)
+
+    command = click.Command(
+        pattern.name, params=list(_pattern_options(pattern)), callback=_with_topology(pattern, keep)
+    )
+    command.main(arguments, prog_name=f"--pattern {pattern.name}", standalone_mode=False)
+    if not made:
+        # Its --help was asked for, and shown.
+        raise click.UsageError("--pattern takes the options of a topology: leave out --help")
+    return made[0]
+
+
+def _definitions(file: BinaryIO, vhost: str | None) -> Topology:
+    from bide.rendering import from_definitions
+
+    try:
+        document = json.load(file)
+    except ValueError as error:
+        raise InvalidInputError(f"{file.name} is not JSON ({error}): export the definitions anew") from error
+    if not isinstance(document, Mapping):
+        raise InvalidInputError(f"{file.name} holds no object, so it is no file of definitions: export them anew")
+    return from_definitions(document, vhost)
+
+
+async def _live(settings: Settings) -> Topology:
+    from bide.admin.live_topology import read_topology
+
+    async with _managed(settings) as (api, vhost):
+        return await read_topology(api, vhost, policies=True)
+
+
+@asynccontextmanager
+async def _connected(settings: Settings) -> AsyncIterator[Connection]:
+    from bide.amqp.connection import Connection
+
+    url = settings.broker_url()
+    connection = await Connection.open(replace(url, name=f"{url.name} (topology)"))
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def _managed(settings: Settings) -> AsyncIterator[tuple[ManagementApi, str]]:
+    from bide.admin.management import ManagementApi
+
+    url = settings.broker_url()
+    async with ManagementApi.of(url, settings.management_url) as api:
+        yield api, url.vhost

@@ -1,0 +1,160 @@
+"""Patterns 1, 2 and 3: broadcast by a fanout exchange, layers of exchanges, and routing by headers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from bide.delay.infrastructure import check_name
+from bide.errors import InvalidInputError, InvalidNameError
+from bide.patterns.building import Rules, distinct, finished, make_queue, one_of, refuse_same
+from bide.topology import Binding, Exchange, Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from email.message import Message as Mail
+
+ENTRY_TYPES: Final = ("topic", "direct", "fanout")
+"""Types of exchange that can stand before a layer of others."""
+
+
+def fanout_broadcast(exchange: str, *, queues: Sequence[str], queue_type: str = "quorum") -> Topology:
+    """Pattern 1, simple broadcast: every queue gets a copy of every message, whatever its routing key.
+
+    Consumers that should each get every message have a queue each; consumers that share the work share a queue.
+
+    Caveat: a queue gets what is published after it was bound, and nothing from before; an exchange without a queue
+    drops messages, unless they are published as mandatory.
+
+    Args:
+        exchange: the fanout exchange that messages are published to.
+        queues: the queues, one for each application that listens.
+        queue_type: of the queues: quorum or classic.
+
+    Raises:
+        InvalidInputError: in one of its kinds: no queue, one that is named twice, or a bad name.
+    """
+    names = distinct("queue", queues, option="queues")
+    return finished(
+        Topology(
+            [Exchange(exchange, "fanout")],
+            [make_queue(name, queue_type) for name in names],
+            [Binding(exchange, name) for name in names],
+        )
+    )
+
+
+def layered_exchanges(
+    exchange: str,
+    *,
+    layers: Mapping[str, str],
+    queues: Mapping[str, str],
+    rules: Rules | None = None,
+    entry: str = "topic",
+    queue_type: str = "quorum",
+) -> Topology:
+    """Pattern 2, layers of exchanges: a cheap first choice, and the costly ones over what is left of the stream.
+
+    The entry exchange decides by few keys which exchange of the second layer a message goes to. There a fanout exchange
+    passes it to all its queues, and a headers exchange looks into it for the queues that have a rule.
+
+    Caveat: a queue that is reached over two layers gets one copy only, because the broker delivers a message to a queue
+    once for each publish.
+
+    Args:
+        exchange: the entry exchange.
+        layers: exchange of the second layer -> the key that it is bound to the entry exchange with.
+        queues: queue -> the exchange of the second layer that it listens to.
+        rules: queue -> headers that it asks for (x-match: all unless given). The exchange it listens to is a headers
+            exchange then, and the queues there without a rule get everything.
+        entry: the type of the entry exchange: topic, direct, or fanout where every layer gets everything.
+        queue_type: of the queues: quorum or classic.
+
+    Raises:
+        InvalidInputError: in one of its kinds: a queue listens to no layer, a rule is for no queue, names collide.
+    """
+    one_of("entry", entry, ENTRY_TYPES)
+    rules = rules or {}
+    distinct("exchange", tuple(layers), option="layers")
+    refuse_same([("the entry exchange", exchange), *(("an exchange of the second layer", name) for name in layers)])
+    for queue, layer in queues.items():
+        if layer not in layers:
+            raise InvalidInputError(
+                f"the queue {queue!r} listens to {layer!r}, which is no layer ({', '.join(layers)}): add the layer, or "
+                "name one of these"
+            )
+    for queue in rules:
+        if queue not in queues:
+            raise InvalidInputError(f"there is a rule for {queue!r}, which is no queue here: add it to queues")
+    if entry == "fanout" and any(layers.values()):
+        raise InvalidInputError(
+            "the entry exchange is a fanout, which has no use for the keys in layers: leave them empty"
+        )
+    ruled = {queues[queue] for queue in rules}
+    return finished(
+        Topology(
+            [
+                Exchange(exchange, entry),
+                *(Exchange(name, "headers" if name in ruled else "fanout") for name in layers),
+            ],
+            [make_queue(name, queue_type) for name in distinct("queue", tuple(queues), option="queues")],
+            [
+                *(Binding(exchange, name, key, "exchange") for name, key in layers.items()),
+                *(Binding(layer, queue, arguments=rules.get(queue, {})) for queue, layer in queues.items()),
+            ],
+        )
+    )
+
+
+def email_routing(exchange: str, *, rules: Rules, others: str | None = None, queue_type: str = "quorum") -> Topology:
+    """Pattern 3, routing of e-mail by a headers exchange: each application names the mails that it wants.
+
+    One program reads the mailbox and publishes every mail with :func:`mail_headers`; nobody polls, and nobody has to
+    remember what he has read.
+
+    Caveat: headers are compared whole and by type: there are no wildcards, and 2 is not "2". So a mail to several
+    people has a header for each of them.
+
+    Args:
+        exchange: the headers exchange.
+        rules: queue -> headers that it asks for; with x-match any, one of them is enough.
+        others: a queue for mails that no rule matches, reached by an alternate exchange of the same name.
+        queue_type: of the queues: quorum or classic.
+
+    Raises:
+        InvalidInputError: in one of its kinds: no rule, an empty rule, names that collide.
+    """
+    names = distinct("queue", tuple(rules), option="rules")
+    for queue, rule in rules.items():
+        if not {name for name in rule if name != "x-match"}:
+            raise InvalidInputError(f"the rule of {queue!r} names no header: name one, or bind the queue to a fanout")
+    topology = Topology(
+        [Exchange(exchange, "headers", arguments={"alternate-exchange": others} if others is not None else {})],
+        [make_queue(name, queue_type) for name in names],
+        [Binding(exchange, queue, arguments=rule) for queue, rule in rules.items()],
+    )
+    if others is not None:
+        if others in rules:
+            raise InvalidNameError(f"others={others!r} is a queue with a rule: name another queue for the rest")
+        check_name("queue", others)
+        topology |= Topology([Exchange(others, "fanout")], [make_queue(others, queue_type)], [Binding(others, others)])
+    return finished(topology)
+
+
+def mail_headers(mail: Mail) -> dict[str, Any]:
+    """What a headers exchange can choose a mail by: ``from``, ``subject``, and one ``to:<address>`` for each recipient.
+
+    Addresses are in lower case and without names. Recipients in Cc have ``cc:<address>``. Attachments are told by
+    ``attachments`` (a whole number), so that ``attachments=0`` finds mails without.
+    """
+    from email.utils import getaddresses
+
+    headers: dict[str, Any] = {"subject": str(mail.get("Subject", ""))}
+    senders = getaddresses([str(one) for one in mail.get_all("From", [])])
+    if senders:
+        headers["from"] = senders[0][1].lower()
+    for name in ("To", "Cc"):
+        for _, address in getaddresses([str(one) for one in mail.get_all(name, [])]):
+            headers[f"{name.lower()}:{address.lower()}"] = True
+    headers["attachments"] = sum(part.get_content_disposition() == "attachment" for part in mail.walk())
+    return headers

@@ -1,0 +1,189 @@
+"""Patterns 4, 5 and 8: topologies that follow from the names of messages and of those who consume them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from bide.delay.infrastructure import check_name
+from bide.duration import DelayLike
+from bide.errors import InvalidInputError, InvalidNameError
+from bide.patterns.building import Rules, distinct, finished, keys_of, make_queue, milliseconds, refuse_same
+from bide.topology import Argument, Binding, Exchange, Queue, Topology
+
+
+def private_exchange(queue: str) -> str:
+    """The name of the private exchange of the consumer with this queue."""
+    return f"{queue}.private"
+
+
+def private_consumer_exchanges(
+    *,
+    messages: Sequence[str],
+    consumers: Mapping[str, Sequence[str]],
+    keys: Mapping[str, Sequence[str]] | None = None,
+    rules: Rules | None = None,
+    queue_type: str = "quorum",
+) -> Topology:
+    """Pattern 4, public message exchanges and private consumer exchanges: a topology that looks after itself.
+
+    A publisher declares a fanout exchange for each type of message. A consumer declares its queue and its own exchange,
+    ``<queue>.private``, binds that to the messages it wants, and chooses among them there. Neither has to know of the
+    other, and :func:`wire_tap` can listen to what one consumer gets.
+
+    Caveat: what a consumer leaves behind for good has to be removed by hand. And both sides declare the message
+    exchanges: whoever declares one with other properties is refused.
+
+    Args:
+        messages: the types of messages; each has a fanout exchange of this name.
+        consumers: queue -> the types of messages that it wants.
+        keys: queue -> binding keys with wildcards, one of which the routing key has to match. The private exchange is
+            a topic exchange then.
+        rules: queue -> headers that it asks for. The private exchange is a headers exchange then; otherwise fanout.
+        queue_type: of the queues: quorum or classic.
+
+    Raises:
+        InvalidInputError: in one of its kinds: a consumer of an unknown message, keys and a rule for the same queue,
+            names that collide.
+    """
+    keys, rules = keys or {}, rules or {}
+    distinct("message type", messages, option="messages")
+    distinct("queue", tuple(consumers), option="consumers")
+    for option, chosen in (("keys", keys), ("rules", rules)):
+        for queue in chosen:
+            if queue not in consumers:
+                raise InvalidInputError(f"{option} are given for {queue!r}, which is no consumer: add it to consumers")
+    for queue in sorted(set(keys) & set(rules)):
+        raise InvalidInputError(
+            f"the consumer {queue!r} has keys and a rule, but its private exchange is either a topic or a headers "
+            "exchange: give one of them"
+        )
+    refuse_same(
+        [
+            *(("a message exchange", name) for name in messages),
+            *((f"the private exchange of {queue!r}", private_exchange(queue)) for queue in consumers),
+        ]
+    )
+    topology = Topology(Exchange(name, "fanout") for name in messages)
+    for queue, wanted in consumers.items():
+        own = private_exchange(queue)
+        kind = "topic" if queue in keys else "headers" if queue in rules else "fanout"
+        for name in distinct("message type", wanted, option=f"consumers[{queue!r}]"):
+            if name not in messages:
+                raise InvalidInputError(
+                    f"the consumer {queue!r} wants {name!r}, which is no message: add it to messages"
+                )
+        chosen_by = keys_of(keys[queue], option=f"keys[{queue!r}]") if queue in keys else ("",)
+        topology |= Topology(
+            [Exchange(own, kind)],
+            [make_queue(queue, queue_type)],
+            [
+                *(Binding(name, own, destination_type="exchange") for name in wanted),
+                *(Binding(own, queue, key, arguments=rules.get(queue, {})) for key in chosen_by),
+            ],
+        )
+    return finished(topology)
+
+
+def wire_tap(exchange: str, *, queue: str, expires: DelayLike = "1h", max_length: int = 10_000) -> Topology:
+    """A wire tap, on demand: a copy of everything that passes an exchange, for whoever listens.
+
+    It belongs to pattern 4, where a consumer's private exchange shows what this consumer gets before it chooses, but
+    fits every fanout, topic or headers exchange. It takes itself away when nobody listens, and never holds publishers
+    up: a full tap lets its oldest messages go.
+
+    Caveat: a tap on an exchange with an alternate exchange counts as a match, so that the alternate gets nothing more.
+
+    Args:
+        exchange: the exchange to listen to. It exists already, and is not part of this topology.
+        queue: the queue that gets the copies.
+        expires: how long after the last consumer the queue goes away.
+        max_length: how many messages it holds.
+
+    Raises:
+        InvalidInputError: in one of its kinds.
+    """
+    check_name("exchange", exchange)
+    check_name("queue", queue)
+    arguments: dict[str, Argument] = {
+        "x-expires": milliseconds("expires", expires),
+        "x-max-length": max_length,
+        "x-overflow": "drop-head",
+    }
+    # The key "#" takes everything from a topic exchange, no arguments from a headers exchange, and a fanout asks for
+    # neither.
+    return finished(
+        Topology(queues=[Queue(queue, arguments=arguments)], bindings=[Binding(exchange, queue, "#")]),
+        external={exchange},
+    )
+
+
+def point_to_point(*, queues: Sequence[str], queue_type: str = "quorum") -> Topology:
+    """Pattern 5, point to point: the sender names the queue, and the default exchange takes the message there.
+
+    It is how commands are sent, which one consumer has to carry out. Events, open to anybody, go to exchanges.
+
+    Caveat: a queue that does not exist takes nothing. Only a mandatory publish, as bide's are, hears of it.
+
+    Args:
+        queues: the queues that can be sent to.
+        queue_type: of the queues: quorum or classic.
+
+    Raises:
+        InvalidInputError: in one of its kinds: no queue, or a bad name.
+    """
+    return finished(
+        Topology(queues=[make_queue(name, queue_type) for name in distinct("queue", queues, option="queues")])
+    )
+
+
+def hierarchical_routing(
+    *, messages: Sequence[str], queues: Mapping[str, Sequence[str]], queue_type: str = "quorum"
+) -> Topology:
+    """Pattern 8, hierarchical routing: who listens to ``finance`` gets ``finance.fraud.alert`` too, now and later.
+
+    Each message type ``domain.sub-domain.action`` has a fanout exchange, bound to that of ``domain.sub-domain``, which
+    is bound to that of ``domain``. A publisher declares the whole line of a message, so that a new message reaches
+    those who listen further up without a binding of theirs.
+
+    Caveat: a queue that is bound to ``finance`` and to ``finance.fraud`` gets a message once only. And what is
+    published to a parent does not go down to its children.
+
+    Args:
+        messages: the types of messages, of any number of words.
+        queues: queue -> the names that it listens to: a message type, or the start of one.
+        queue_type: of the queues: quorum or classic.
+
+    Raises:
+        InvalidInputError: in one of its kinds: an empty word in a name, or a queue that listens to an unknown name.
+    """
+    topology = Topology()
+    for message in distinct("message type", messages, option="messages"):
+        topology |= message_line(message)
+    known = {one.name for one in topology.exchanges}
+    for queue, names in queues.items():
+        for name in distinct("name", names, option=f"queues[{queue!r}]"):
+            if name not in known:
+                raise InvalidInputError(
+                    f"the queue {queue!r} listens to {name!r}, which is neither a message here nor the start of one: "
+                    "add such a message"
+                )
+        topology |= Topology(queues=[make_queue(queue, queue_type)], bindings=[Binding(name, queue) for name in names])
+    return finished(topology)
+
+
+def message_line(message: str) -> Topology:
+    """The fanout exchanges from a message type up to its domain: what the publisher of pattern 8 declares.
+
+    Raises:
+        InvalidNameError: the name has an empty word, or cannot be carried.
+    """
+    check_name("message type", message)
+    words = message.split(".")
+    if not all(words):
+        raise InvalidNameError(f"the message type {message!r} has an empty word: write domain.sub-domain.action")
+    line = [".".join(words[:count]) for count in range(len(words), 0, -1)]
+    return Topology(
+        [Exchange(name, "fanout") for name in line],
+        bindings=[Binding(child, parent, destination_type="exchange") for child, parent in pairwise(line)],
+    )

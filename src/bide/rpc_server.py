@@ -1,0 +1,96 @@
+"""Requests and replies: the server's side. The caller's is :mod:`bide.rpc`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from bide.checks import whole_number
+from bide.client import Client
+from bide.errors import BideError, DeliveryLostError, InvalidInputError, UnroutableError
+from bide.message import Message
+from bide.rpc import ERROR_HEADER
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Message], Awaitable[Any]]
+"""Takes a request and returns the body of the reply: bytes, text, None for an empty one, or what serialises as JSON."""
+
+_LONGEST_ERROR: Final = 500
+
+
+async def serve(client: Client, queue: str, handler: Handler, *, at_once: int = 10) -> None:
+    """Answer requests until it is cancelled.
+
+    A request is acknowledged when its reply is with the broker, so that another server gets it when this one dies: a
+    request may be handled twice. What the handler raises goes to the caller, in a line, as ``RemoteError``. A request
+    without ``reply_to`` is handled, and rejected if that fails. A caller that has gone is no error.
+
+    Args:
+        handler: see :data:`Handler`.
+        at_once: so many requests are handled at the same time, 1 to 65,535.
+
+    Raises:
+        TargetNotFoundError: the queue does not exist.
+        ConsumerCancelledError: the queue was deleted.
+        BrokerError: the broker refuses.
+    """
+    whole_number("at_once", at_once, 1, 65_535)
+    under_way: set[asyncio.Task[None]] = set()
+    async with client.consume(queue, prefetch=at_once) as requests:
+        try:
+            async for request in requests:
+                task = asyncio.create_task(_answer(client, request, handler))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+        finally:
+            # What they have not acknowledged goes back with the consumer, to another server.
+            for task in under_way:
+                task.cancel()
+            if under_way:
+                await asyncio.wait(under_way)
+
+
+async def _answer(client: Client, request: Message, handler: Handler) -> None:
+    try:
+        result = await handler(request)
+    except Exception as error:  # noqa: BLE001 (whatever it is, the caller has to hear of it)
+        reason = f"{type(error).__name__}: {error}"
+        log.warning("the request %s failed: %s", request.correlation_id, reason)
+        result, headers = None, {ERROR_HEADER: " ".join(reason.split())[:_LONGEST_ERROR]}
+    else:
+        headers = {}
+    try:
+        if request.reply_to is None:
+            await (request.reject() if headers else request.ack())
+            return
+        try:
+            await _reply(client, request, result, headers)
+        except InvalidInputError as error:
+            # What the handler returned cannot be sent. Another server would do no better.
+            log.warning("the request %s failed: %s", request.correlation_id, error)
+            await _reply(client, request, None, {ERROR_HEADER: str(error)[:_LONGEST_ERROR]})
+        await request.ack()
+    except DeliveryLostError as error:
+        log.info("the request %s comes again: %s", request.correlation_id, error)
+    except BideError as error:
+        log.warning("the request %s cannot be answered, and goes back: %s", request.correlation_id, error)
+        if not request.settled:
+            await request.requeue()
+
+
+async def _reply(client: Client, request: Message, result: Any, headers: dict[str, str]) -> None:
+    plain = result is None or isinstance(result, bytes | bytearray | memoryview | str)
+    try:
+        await client.publish(
+            result if plain else None,
+            json=None if plain else result,
+            to=request.reply_to,
+            correlation_id=request.correlation_id,
+            headers=headers,
+            persistent=False,
+        )
+    except UnroutableError:
+        log.info("the caller of %s has gone: its reply is dropped", request.correlation_id)

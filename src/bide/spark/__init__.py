@@ -1,0 +1,39 @@
+"""RabbitMQ as a data source of Spark: ``spark.read.format("rabbitmq")``, and the same for streaming and writing.
+
+It needs ``bide[spark]``. Spark finds the data source by itself where bide is installed, through the package
+``pyspark_bide``; :func:`register` does it explicitly, for a session that looked for data sources before that.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from bide.spark.draining import Drained, drain
+
+__all__ = ["Drained", "drain", "register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format ``rabbitmq`` known to a session; once more does no harm."""
+    from pyspark.errors import AnalysisException
+
+    from bide.spark.datasource import RabbitMQDataSource
+
+    try:
+        spark.dataSource.register(RabbitMQDataSource)
+    except AnalysisException as error:
+        # PySpark 4.0 does not let one that it found by itself be registered.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name not in ("Drained", "drain"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import bide.spark.draining
+
+    return getattr(bide.spark.draining, name)

@@ -1,0 +1,239 @@
+"""Messages of streams as record batches of Arrow."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import islice
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import pyarrow as pa
+
+from bide.delay.infrastructure import HEADER_DUE, HEADER_SENT
+from bide.errors import UndecodableMessageError
+from bide.stream.amqp10 import Sections, decode, identity, lookup, sections
+from bide.stream.chunk import COMPRESSIONS, Chunk, unpack_gzip
+
+MOST_ROWS: Final = 10_000
+MOST_BYTES: Final = 8 << 20
+"""Bounds of a batch; a batch has at least the part of one chunk that is wanted, up to the number of rows."""
+
+_MOST_CACHED: Final = 10_000
+_LATEST: Final = 253_402_300_800_000
+"""Milliseconds from 1970 to the year 10000, where Spark's calendar ends for Python."""
+
+_BY_ARROW: Final = frozenset({"lz4", "zstd"})
+_DUE: Final = HEADER_DUE.encode()
+_SENT: Final = HEADER_SENT.encode()
+_OWN_ANNOTATIONS: Final = ("x-exchange", "x-routing-key")
+_BROKER_PREFIXES: Final = ("x-opt-", "x-basic-", "x-stream-")
+
+Entry = tuple[str | None, str | None, dict[str, Any]]
+"""From the annotations: exchange, routing key, and what RabbitMQ 4 keeps there of the headers."""
+
+
+def unpack(compression: int, data: bytes, length: int) -> bytes:
+    """Unpack a batch of messages.
+
+    Raises:
+        UndecodableMessageError: it is packed in a way that is not read (snappy), or is not what its header says.
+    """
+    name = COMPRESSIONS[compression] if compression < len(COMPRESSIONS) else ""
+    if name not in _BY_ARROW:
+        return unpack_gzip(compression, data, length)
+    try:
+        unpacked: bytes = pa.decompress(data, decompressed_size=length, codec=name, asbytes=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise UndecodableMessageError(f"a batch of messages packed by {name} cannot be unpacked: {error}") from error
+    return unpacked
+
+
+class Row(NamedTuple):
+    """What a message says itself; the names are those of the columns."""
+
+    value: bytes
+    exchange: str | None = None
+    routing_key: str | None = None
+    message_id: str | None = None
+    correlation_id: str | None = None
+    content_type: str | None = None
+    due: int | None = None
+    scheduled: int | None = None
+    headers: list[tuple[str, str | None]] | None = None
+
+
+class Batches:
+    """Turns the chunks of one stream into record batches with the columns of a schema."""
+
+    def __init__(self, schema: pa.Schema, stream: str, *, raw: bool) -> None:
+        self._schema = schema
+        self._stream = stream
+        self._raw = raw
+        wanted = set(schema.names)
+        self._headers = "headers" in wanted
+        self._routing = bool(wanted & {"exchange", "routing_key", "headers"})
+        self._identity = bool(wanted & {"message_id", "correlation_id", "content_type"})
+        self._times = bool(wanted & {"due", "scheduled"})
+        self._entries: dict[bytes, Entry] = {}
+        self._rows: list[Row] = []
+        self._offsets: list[int] = []
+        self._timestamps: list[int] = []
+        self._bytes = 0
+
+    def add(self, chunk: Chunk, first: int, last: int) -> Iterator[pa.RecordBatch]:
+        """Take in the messages between two indexes of a chunk; yields the batches that are full.
+
+        Raises:
+            UndecodableMessageError: a message is not one of AMQP 1.0, and it is not wanted as it is.
+        """
+        messages = islice(chunk.messages(unpack), first, last)
+        size = max(1, len(chunk.data) // max(1, chunk.count))
+        offset, end = chunk.first + first, chunk.first + last
+        while offset < end:
+            room = max(1, min(MOST_ROWS - len(self._rows), (MOST_BYTES - self._bytes) // size))
+            until = min(end, offset + room)
+            self._extend(islice(messages, until - offset), offset)
+            self._offsets.extend(range(offset, until))
+            self._timestamps.extend([chunk.timestamp * 1000] * (until - offset))
+            self._bytes += size * (until - offset)
+            offset = until
+            if len(self._rows) >= MOST_ROWS or self._bytes + size > MOST_BYTES:
+                yield self.take()
+
+    def _extend(self, messages: Iterator[bytes], offset: int) -> None:
+        rows = self._rows
+        begun = len(rows)
+        for data in messages:
+            try:
+                rows.append(self._row(data))
+            except UndecodableMessageError as error:
+                if not self._raw:
+                    raise UndecodableMessageError(
+                        f"the message at offset {offset + len(rows) - begun:,} of stream {self._stream!r} cannot be "
+                        f"read: {error}. The option undecodable=raw takes such messages as they are"
+                    ) from error
+                rows.append(Row(data))
+
+    @property
+    def rows(self) -> int:
+        """How many rows wait to be taken."""
+        return len(self._rows)
+
+    def take(self) -> pa.RecordBatch:
+        """The rows so far."""
+        columns: dict[str, Any] = dict(zip(Row._fields, zip(*self._rows, strict=True), strict=False))
+        columns["offset"] = self._offsets
+        columns["timestamp"] = self._timestamps
+        columns["stream"] = pa.repeat(self._stream, len(self._rows))
+        arrays = [pa.array(columns[field.name], type=field.type) for field in self._schema]
+        self._rows, self._offsets, self._timestamps, self._bytes = [], [], [], 0
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _row(self, data: bytes) -> Row:
+        cut = sections(data)
+        exchange = routing_key = message_id = correlation_id = content_type = headers = due = sent = None
+        annotated: dict[str, Any] = {}
+        if self._routing and cut.annotations:
+            exchange, routing_key, annotated = self._annotations(cut.annotations)
+        if self._identity and cut.properties:
+            message_id, correlation_id, content_type = map(text_of, identity(cut.properties))
+        if cut.application:
+            if self._headers:
+                application = decode(cut.application)
+                if not isinstance(application, dict):
+                    raise UndecodableMessageError("its application properties are no map")
+                due, sent = application.get(HEADER_DUE), application.get(HEADER_SENT)
+                annotated = {**annotated, **application}
+            elif self._times and b"bide-" in cut.application:
+                due, sent = lookup(cut.application, _DUE, _SENT)
+        if self._headers and annotated:
+            headers = [(str(name), text_of(value)) for name, value in annotated.items()]
+        return Row(
+            cut.body if cut.body is not None else _body(cut),
+            exchange,
+            routing_key,
+            message_id,
+            correlation_id,
+            content_type,
+            due if due is None else microseconds(due),
+            sent if sent is None else microseconds(sent),
+            headers,
+        )
+
+    def _annotations(self, data: bytes) -> Entry:
+        """They are the same for most messages of a stream: read them once."""
+        if (known := self._entries.get(data)) is None:
+            found = decode(data)
+            if not isinstance(found, dict):
+                raise UndecodableMessageError("its annotations are no map")
+            if len(self._entries) >= _MOST_CACHED:
+                self._entries.clear()
+            exchange, routing_key = (found.get(name) for name in _OWN_ANNOTATIONS)
+            known = self._entries[data] = (
+                text_of(exchange),
+                text_of(routing_key),
+                {
+                    name: value
+                    for name, value in found.items()
+                    if str(name).startswith("x-")
+                    and name not in _OWN_ANNOTATIONS
+                    and not str(name).startswith(_BROKER_PREFIXES)
+                },
+            )
+        return known
+
+
+def _body(cut: Sections) -> bytes:
+    """A body that is a value: text and bytes as they are, anything else as JSON."""
+    values = [decode(one) for one in cut.value]
+    value = (
+        values[0]
+        if len(values) == 1
+        else [item for one in values for item in (one if isinstance(one, list) else [one])]
+    )
+    if isinstance(value, bytes):
+        return value
+    return (text_of(value) or "").encode()
+
+
+def microseconds(value: Any) -> int | None:
+    """Microseconds from the milliseconds in a header, or None where that is no time."""
+    return value * 1000 if type(value) is int and 0 <= value < _LATEST else None
+
+
+def text_of(value: Any) -> str | None:
+    """A value of AMQP as text: bytes are read as UTF-8, or else as Base64; lists and maps are JSON."""
+    # First what is most frequent.
+    if value is None or type(value) is str:
+        return value
+    match value:
+        case str():
+            return str(value)
+        case bool():
+            return "true" if value else "false"
+        case list() | dict():
+            return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"))
+        case _:
+            return str(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case bytes():
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                return b64encode(value).decode()
+        case datetime():
+            return value.isoformat().replace("+00:00", "Z")
+        case UUID():
+            return str(value)
+        case list() | tuple():
+            return [_plain(one) for one in value]
+        case dict():
+            return {text_of(name) or "": _plain(one) for name, one in value.items()}
+        case _:
+            return value

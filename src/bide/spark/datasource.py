@@ -1,0 +1,57 @@
+"""The data source ``rabbitmq``, as Spark's Python Data Source API has it.
+
+Spark makes it anew in several processes, pickles it, and asks it for readers and writers more than once: it holds
+the options and nothing else. Options are checked where a reader or writer is made, on the driver.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from bide.spark.columns import QUEUE_COLUMNS, STREAM_COLUMNS, table_schema
+from bide.spark.options import Options
+
+
+class RabbitMQDataSource(DataSource):
+    """Streams and queues of RabbitMQ as tables. Options and columns: docs/spark.md."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        # The driver's environment, taken along to the executors.
+        self.environment = {name: value for name, value in os.environ.items() if name == "BIDE_URL"}
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "rabbitmq"
+
+    def schema(self) -> StructType:
+        """The columns of a read. A schema of the user's may choose some of them."""
+        given = Options(self.options)
+        columns = QUEUE_COLUMNS if "queue" in given else STREAM_COLUMNS
+        return table_schema(columns, include_headers=given.flag("includeHeaders", default=False))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A batch read."""
+        from bide.spark.queue_source import QueueReader
+        from bide.spark.read_options import QueueOptions, ReadOptions
+        from bide.spark.source import StreamsReader
+
+        given = Options(self.options)
+        if "queue" in given:
+            return QueueReader(QueueOptions.read(given, self.environment, streaming=False), schema)
+        return StreamsReader(ReadOptions.read(given, self.environment, streaming=False), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
+        """A query's read."""
+        from bide.spark.read_options import QueueOptions, ReadOptions
+        from bide.spark.source import StreamsQueryReader
+
+        given = Options(self.options)
+        if "queue" in given:
+            QueueOptions.read(given, self.environment, streaming=True)  # which refuses it
+        return StreamsQueryReader(ReadOptions.read(given, self.environment, streaming=True), schema)

@@ -1,0 +1,232 @@
+"""Take the messages of a queue into tables: they leave it when they are safe.
+
+Spark does not tell a batch reader when its rows are written, so a reader cannot acknowledge them. Here the messages
+are held on the driver, unacknowledged, over a connection with a thread of its own, while the caller's function
+writes them; they are acknowledged when it returns. A crash in between leaves them in the queue, and the next
+drain writes them once more: the column ``id`` is the same then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+import pyarrow as pa
+
+from bide.amqp.connection import Connection
+from bide.amqp.content import Delivery
+from bide.amqp.url import BrokerUrl
+from bide.checks import whole_number
+from bide.delay.infrastructure import check_name
+from bide.duration import DelayLike, parse_delay
+from bide.errors import BideError, BrokerError, DeliveryLostError
+from bide.recoverability.failed import FailedMessage
+from bide.spark.columns import QUEUE_COLUMNS, arrow_schema, table_schema
+from bide.spark.queue_source import rows_of
+from bide.subscription import Subscription
+from bide.topology import Queue
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_PATIENCE: Final = 5.0
+"""Seconds to wait for messages that the broker counts."""
+
+_Result = TypeVar("_Result")
+
+MOST_HELD: Final = 65_535
+"""Unacknowledged messages that AMQP 0-9-1 lets a consumer have, and so the largest batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """What a drain did.
+
+    Attributes:
+        messages: how many were written and acknowledged.
+        batches: how often the function was called.
+    """
+
+    messages: int
+    batches: int
+
+
+def drain(
+    spark: SparkSession,
+    queue: str,
+    *,
+    write: Callable[[DataFrame], object],
+    url: str | BrokerUrl | None = None,
+    batch: int = 10_000,
+    limit: int | None = None,
+    quiet: DelayLike = timedelta(seconds=1),
+    include_headers: bool = False,
+) -> Drained:
+    """Write the messages of a queue, and take them out of it.
+
+    The messages of a batch are in the driver's memory. RabbitMQ takes them back when they are not acknowledged
+    within its ``consumer_timeout`` (30 minutes unless configured): choose a batch that is written in that time.
+
+    Args:
+        spark: the session.
+        queue: the queue's name.
+        write: writes a DataFrame with the columns of a queue. It must have written it when it returns, and be ready
+            to be given messages that it was given before, by a drain that did not come to its end.
+        url: the broker; by default ``BIDE_URL``, or RabbitMQ's default on this machine.
+        batch: at most so many messages at once, 1 to 65,535.
+        limit: end after so many messages; None for all.
+        quiet: the queue counts as empty when no message comes for so long.
+        include_headers: with the column ``headers``.
+
+    Raises:
+        InvalidInputError: an argument cannot be used.
+        TargetNotFoundError: there is no such queue.
+        DeliveryLostError: a batch was written, but the connection broke before it was acknowledged: its messages are
+            still in the queue.
+        BrokerError: the broker cannot be reached, or refuses.
+    """
+    most = whole_number("batch", batch, 1, MOST_HELD)
+    left = None if limit is None else whole_number("limit", limit, 1, 2**63 - 1)
+    seconds = parse_delay(quiet).total_seconds()
+    check_name("queue", queue)
+    columns = table_schema(QUEUE_COLUMNS, include_headers=include_headers)
+    schema = arrow_schema(columns, QUEUE_COLUMNS)
+    address = url if isinstance(url, BrokerUrl) else BrokerUrl.parse(url) if url else BrokerUrl.from_environment()
+    done = batches = 0
+    with _Holder(address, queue, prefetch=most if left is None else min(most, left)) as holder:
+        while left is None or done < left:
+            held = holder.take(most if left is None else min(most, left - done), seconds)
+            if not held:
+                break
+            messages = [FailedMessage.read(one.exchange, one.routing_key, one.values, one.body) for one in held]
+            table = pa.Table.from_batches([rows_of(queue, messages, schema)])
+            write(spark.createDataFrame(table, schema=columns))
+            holder.acknowledge(held)
+            done += len(held)
+            batches += 1
+    return Drained(messages=done, batches=batches)
+
+
+class _Holder:
+    """Holds messages of a queue in a thread of its own, which answers the broker's heartbeats while others write."""
+
+    def __init__(self, url: BrokerUrl, queue: str, *, prefetch: int) -> None:
+        self._queue = queue
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="bide-drain", daemon=True)
+        self._thread.start()
+        try:
+            self._connection = self._run(Connection.open(url))
+            try:
+                self._subscription = self._run(
+                    Subscription.open(self._connection, queue, prefetch=prefetch, arguments=None, exclusive=False)
+                )
+            except BaseException:
+                self._run(self._connection.close())
+                raise
+        except BaseException:
+            self._end()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._run(self._give_back())
+        finally:
+            self._end()
+
+    async def _give_back(self) -> None:
+        """What is not acknowledged goes back to the queue."""
+        channel = self._subscription.channel
+        if channel.is_open:
+            # Rather than closing alone: from RabbitMQ 4.3 on, this does not count as a failed delivery.
+            channel.nack(0, multiple=True)
+        await self._connection.close()
+
+    def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def take(self, most: int, quiet: float) -> list[Delivery]:
+        """Up to so many messages; fewer when none comes for *quiet* seconds.
+
+        Raises:
+            BideError: the connection broke, or the queue was deleted.
+        """
+        return self._run(self._take(most, quiet))
+
+    async def _take(self, most: int, quiet: float) -> list[Delivery]:
+        found: list[Delivery] = []
+        waited = 0.0
+        while len(found) < most:
+            try:
+                async with asyncio.timeout(quiet):
+                    delivery, _ = await self._subscription.next()
+                found.append(delivery)
+            except TimeoutError:
+                if found:
+                    break
+                if not waited:
+                    await self._refuse_stream()
+                waited += quiet
+                if not (ready := await self._ready()):
+                    break
+                if waited >= _PATIENCE:
+                    raise BrokerError(
+                        f"{self._queue!r} has {ready:,} messages and gives none: another consumer has it for itself"
+                    ) from None
+        return found
+
+    async def _refuse_stream(self) -> None:
+        # A stream counts what it likes, and sends only what comes from now on; but it does not know this method.
+        async with await self._connection.channel() as channel:
+            try:
+                delivery = await channel.get(self._queue)
+            except BrokerError as error:
+                if "stream" in str(error):
+                    raise BrokerError(
+                        f"{self._queue!r} is a stream: nothing can be taken out of it, and "
+                        "spark.read.format('rabbitmq') with the option stream reads it",
+                        reply_code=540,
+                    ) from error
+                raise
+            if delivery is not None:
+                # It came this moment.
+                channel.nack(delivery.delivery_tag)
+
+    async def _ready(self) -> int:
+        counted = await self._subscription.channel.declare_queue(Queue(self._queue), passive=True)
+        return int(counted.message_count)
+
+    def acknowledge(self, held: list[Delivery]) -> None:
+        """Take them out of the queue, and wait until the broker has done it.
+
+        Raises:
+            DeliveryLostError: it cannot be told any more.
+        """
+        try:
+            self._run(self._acknowledge(held[-1].delivery_tag))
+        except BideError as error:
+            raise DeliveryLostError(
+                f"{len(held):,} messages of {self._queue!r} were written, but could not be acknowledged ({error}): "
+                "they are still in the queue, and the next drain writes them again, with the same ids"
+            ) from error
+
+    async def _acknowledge(self, tag: int) -> None:
+        channel = self._subscription.channel
+        channel.ack(tag, multiple=True)
+        # Acknowledgements are not answered. This is, and the broker handles it after them.
+        await self._ready()

@@ -1,0 +1,235 @@
+"""What to read, and from where to where: the options of the source, checked."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+from bide.errors import InvalidOptionError
+from bide.spark.options import Options, parse_time
+
+Named = Literal["earliest", "latest"]
+Position = Named | int | datetime
+"""Where to begin or to end: a name, an offset, or a time."""
+
+Positions = Position | Mapping[str, Position]
+"""One for all streams, or one for each."""
+
+KNOWN: Final = frozenset(
+    {
+        "endingOffsets",
+        "endingTimestamp",
+        "failOnDataLoss",
+        "includeHeaders",
+        "limit",
+        "maxOffsetsPerTrigger",
+        "minPartitions",
+        "mode",
+        "queue",
+        "startingOffsets",
+        "startingTimestamp",
+        "stream",
+        "streamPort",
+        "superStream",
+        "undecodable",
+        "url",
+    }
+)
+OF_QUEUES: Final = frozenset({"includeHeaders", "limit", "mode", "queue", "url"})
+_OF_STREAMS: Final = KNOWN - {"limit", "mode", "queue"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """The options of a read from streams.
+
+    Attributes:
+        url: the broker's address, with the password.
+        port: of the stream protocol, None for the usual one.
+        streams: their names; empty if ``super_stream`` is read.
+        super_stream: its name.
+        start: where a batch, or a new query, begins.
+        end: where a batch ends; not of a query.
+        max_offsets: at most so many offsets in a micro-batch.
+        min_partitions: split what is read into so many tasks at least, where it is long enough.
+        fail_on_data_loss: fail when messages are not there any more, rather than to leave them out.
+        raw: give what is no message of AMQP 1.0 as it is, rather than to fail.
+    """
+
+    url: str
+    port: int | None
+    streams: tuple[str, ...]
+    super_stream: str | None
+    start: Positions
+    end: Positions
+    max_offsets: int | None
+    min_partitions: int | None
+    fail_on_data_loss: bool
+    raw: bool
+
+    @classmethod
+    def read(cls, given: Options, environment: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+        """Check the options of a batch, or of a query.
+
+        Raises:
+            InvalidOptionError: one is unknown, has a bad value, or contradicts another.
+        """
+        given.refuse_unknown(_OF_STREAMS, purpose="reading streams")
+        if sum(name in given for name in ("stream", "superStream")) != 1:
+            raise InvalidOptionError(
+                "give one of the options stream (a name, or several with commas between), superStream and queue"
+            )
+        for name in ("endingOffsets", "endingTimestamp") if streaming else ("maxOffsetsPerTrigger",):
+            if name in given:
+                raise InvalidOptionError(
+                    f"the option {name} is for {'batches' if streaming else 'streaming queries'} only"
+                )
+        start = _positions(given, "starting", "latest" if streaming else "earliest")
+        end = _positions(given, "ending", "latest")
+        if not streaming:
+            _refuse(start, "latest", "startingOffsets", "a batch of what is to come would be empty")
+        _refuse(end, "earliest", "endingOffsets", "the batch would be empty")
+        streams = _names(given.text("stream"))
+        for name, positions in (("startingOffsets", start), ("endingOffsets", end)):
+            if isinstance(positions, Mapping) and streams and set(positions) != set(streams):
+                raise InvalidOptionError(
+                    f"the option {name} gives positions of {', '.join(sorted(positions)) or 'no stream'}, "
+                    f"and the option stream names {', '.join(sorted(streams))}"
+                )
+        return cls(
+            url=given.url(environment),
+            port=given.count("streamPort", highest=65535),
+            streams=streams,
+            super_stream=given.text("superStream"),
+            start=start,
+            end=end,
+            max_offsets=given.count("maxOffsetsPerTrigger"),
+            min_partitions=given.count("minPartitions", highest=100_000),
+            fail_on_data_loss=given.flag("failOnDataLoss", default=True),
+            raw=given.choice("undecodable", "fail", "raw") == "raw",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOptions:
+    """The options of a read from a queue.
+
+    Attributes:
+        url: the broker's address, with the password.
+        queue: its name.
+        limit: at most so many messages.
+    """
+
+    url: str
+    queue: str
+    limit: int | None
+
+    @classmethod
+    def read(cls, given: Options, environment: Mapping[str, str], *, streaming: bool) -> QueueOptions:
+        """Check the options.
+
+        Raises:
+            InvalidOptionError: one is unknown, or has a bad value; or a query is to read a queue.
+        """
+        if streaming:
+            raise InvalidOptionError(
+                "a queue cannot be read by a streaming query: it has no offsets to go back to. Bind a stream to the "
+                "same exchange and read that, or drain the queue in batches with bide.spark.drain"
+            )
+        for name in ("stream", "superStream"):
+            if name in given:
+                raise InvalidOptionError(f"give one of the options {name} and queue, not both")
+        given.refuse_unknown(OF_QUEUES, purpose="reading a queue")
+        if given.choice("mode", "peek", "drain") == "drain":
+            raise InvalidOptionError(
+                "the option mode is 'drain': Spark does not tell a reader when its rows are safe, so nothing may be "
+                "taken out of a queue here. bide.spark.drain(spark, queue, write=...) does it"
+            )
+        queue = given.text("queue")
+        assert queue is not None
+        return cls(url=given.url(environment), queue=queue, limit=given.count("limit"))
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    names: object = text.split(",")
+    if text.lstrip().startswith("["):
+        names = _json(text, "stream")
+    if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
+        raise InvalidOptionError(
+            f"the option stream is {text!r}: give names with commas between, or a JSON list of them"
+        )
+    stripped = [name.strip() for name in names]
+    if len(set(stripped)) < len(stripped):
+        raise InvalidOptionError(f"the option stream names a stream twice: {text!r}")
+    return tuple(stripped)
+
+
+def _positions(given: Options, which: str, default: Named) -> Positions:
+    by_offset, by_time = f"{which}Offsets", f"{which}Timestamp"
+    if by_offset in given and by_time in given:
+        raise InvalidOptionError(f"give one of the options {by_offset} and {by_time}, not both")
+    if (time := given.time(by_time)) is not None:
+        return time
+    text = given.text(by_offset)
+    if text is None:
+        return default
+    if text.lstrip().startswith("{"):
+        found = _json(text, by_offset)
+        assert isinstance(found, dict)
+        return {name: _position(value, f"{by_offset} of {name}") for name, value in found.items()}
+    return _position(text, by_offset)
+
+
+def _position(value: object, option: str) -> Position:
+    match value:
+        case bool():
+            pass
+        case int() if value >= 0:
+            return value
+        case -1:
+            return "latest"
+        case -2:
+            return "earliest"
+        case str():
+            word = value.strip().lower()
+            if word in ("earliest", "latest"):
+                return "earliest" if word == "earliest" else "latest"
+            if not re.fullmatch("[0-9]+", word):
+                return parse_time(value, option)
+        case _:
+            pass
+    raise InvalidOptionError(
+        f"the option {option} is {value!r}: give earliest, latest, a time such as 2026-11-21T06:00:00Z, or JSON "
+        'with one of these or an offset for each stream, such as {"orders": 23}'
+    )
+
+
+def _refuse(positions: Positions, word: Named, option: str, reason: str) -> None:
+    refused = word in positions.values() if isinstance(positions, Mapping) else positions == word
+    if refused:
+        raise InvalidOptionError(f"the option {option} is {word}: {reason}")
+
+
+def _json(text: str, option: str) -> object:
+    def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(items)
+        if len(found) < len(items):
+            raise InvalidOptionError(f"the option {option} gives a stream twice: {text}")
+        return found
+
+    try:
+        return json.loads(text, object_pairs_hook=pairs)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InvalidOptionError(f"the option {option} is not JSON: {error}") from error
+
+
+def milliseconds(time: datetime) -> int:
+    """Milliseconds since 1970, rounded up: nothing stored before the time is after it."""
+    elapsed = time - datetime(1970, 1, 1, tzinfo=UTC)
+    return (elapsed.days * 86_400 + elapsed.seconds) * 1000 + -(-elapsed.microseconds // 1000)

@@ -1,0 +1,340 @@
+"""Messages in the encoding of AMQP 1.0, which is what a stream stores.
+
+Reading is the hot path of the source: a message is first cut into its sections, which costs a few steps each,
+and what is in a section is read only when somebody wants to know it.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from bide.errors import UndecodableMessageError
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_DEEPEST: Final = 32
+"""Lists within lists that are read; the nesting of what bide or RabbitMQ writes is three at most."""
+
+_ANNOTATIONS: Final = 0x72
+_PROPERTIES: Final = 0x73
+_APPLICATION: Final = 0x74
+_DATA: Final = 0x75
+_SEQUENCE: Final = 0x76
+_VALUE: Final = 0x77
+
+_FIXED: Final = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
+"""Bytes of the values whose type begins with this digit."""
+
+_NUMBERS: Final = {
+    0x50: struct.Struct(">B"),
+    0x51: struct.Struct(">b"),
+    0x52: struct.Struct(">B"),
+    0x53: struct.Struct(">B"),
+    0x54: struct.Struct(">b"),
+    0x55: struct.Struct(">b"),
+    0x60: struct.Struct(">H"),
+    0x61: struct.Struct(">h"),
+    0x70: struct.Struct(">I"),
+    0x71: struct.Struct(">i"),
+    0x72: struct.Struct(">f"),
+    0x80: struct.Struct(">Q"),
+    0x81: struct.Struct(">q"),
+    0x82: struct.Struct(">d"),
+}
+_CONSTANTS: Final = {0x40: None, 0x41: True, 0x42: False, 0x43: 0, 0x44: 0}
+
+_LENGTH: Final = struct.Struct(">I")
+_SHORT: Final = frozenset({0xA0, 0xA1, 0xA3, 0xC0, 0xC1})
+_LONG: Final = frozenset({0xB0, 0xB1, 0xB3, 0xD0, 0xD1})
+"""Binary, text, symbol, list and map, with lengths of one byte and of four."""
+
+
+class Symbol(str):
+    """A symbol: ASCII text, of a type of its own in AMQP 1.0."""
+
+    __slots__ = ()
+
+
+class Sections(NamedTuple):
+    """A message, cut up. A tuple, because that is made quickest.
+
+    Attributes:
+        annotations: the encoded map of message annotations, empty without.
+        properties: the encoded list of properties, empty without.
+        application: the encoded map of application properties, empty without.
+        body: the bytes of its data; None of a message whose body is a value or made of sequences.
+        value: that body, encoded.
+    """
+
+    annotations: bytes
+    properties: bytes
+    application: bytes
+    body: bytes | None
+    value: tuple[bytes, ...] = ()
+
+
+def sections(data: bytes) -> Sections:
+    """Cut a message into its sections.
+
+    Raises:
+        UndecodableMessageError: it is not a message of AMQP 1.0.
+    """
+    annotations = properties = application = b""
+    body: bytes | None = None
+    values: list[bytes] = []
+    at, end = 0, len(data)
+    unpack_length = _LENGTH.unpack_from
+    try:
+        while at < end:
+            if data[at]:
+                raise UndecodableMessageError(f"byte {data[at]:#04x} at {at} does not begin a section")
+            if data[at + 1] == 0x53:
+                kind, at = data[at + 2], at + 3
+            elif data[at + 1] == 0x80:
+                kind, at = int.from_bytes(data[at + 2 : at + 10]), at + 10
+            else:
+                raise UndecodableMessageError(f"a section of the unknown kind {data[at + 1]:#04x}")
+            start, form = at, data[at]
+            # Nearly all sections are of one of these forms.
+            if form in _SHORT:
+                at += 2 + data[at + 1]
+            elif form in _LONG:
+                at += 5 + unpack_length(data, at + 1)[0]
+            else:
+                at = _after(data, at)
+            if at > end:
+                raise IndexError
+            if kind == _DATA:
+                skipped = start + (2 if form == 0xA0 else 5)
+                if form not in (0xA0, 0xB0):
+                    raise UndecodableMessageError(f"its data are of type {form:#04x}, not binary")
+                body = data[skipped:at] if body is None else body + data[skipped:at]
+            elif kind == _ANNOTATIONS:
+                annotations = data[start:at]
+            elif kind == _PROPERTIES:
+                properties = data[start:at]
+            elif kind == _APPLICATION:
+                application = data[start:at]
+            elif kind in (_VALUE, _SEQUENCE):
+                values.append(data[start:at])
+    except (IndexError, struct.error):
+        raise UndecodableMessageError("it ends too early") from None
+    if body is None and not values:
+        raise UndecodableMessageError("it has no body")
+    return Sections(annotations, properties, application, body, tuple(values))
+
+
+def _after(data: bytes, at: int) -> int:
+    """Where the value that begins at *at* ends."""
+    kind = data[at] >> 4
+    if (size := _FIXED.get(kind)) is not None:
+        return at + 1 + size
+    if kind in (0xA, 0xC, 0xE):
+        return at + 2 + data[at + 1]
+    if kind in (0xB, 0xD, 0xF):
+        return at + 5 + int(_LENGTH.unpack_from(data, at + 1)[0])
+    if data[at] == 0:
+        return _after(data, _after(data, at + 1))
+    raise UndecodableMessageError(f"a value of the unknown type {data[at]:#04x}")
+
+
+def decode(data: bytes) -> Any:
+    """Read one value.
+
+    Numbers, text, bytes, bool and None are what they are in Python; a symbol is a :class:`Symbol`, a time stamp a
+    datetime (an int of milliseconds beyond the calendar), a decimal the bytes that it is made of, a described value
+    the value.
+
+    Raises:
+        UndecodableMessageError: it is none, ends too early, or goes on after its end.
+    """
+    try:
+        value, at = _value(data, 0, 0)
+    except (IndexError, struct.error, RecursionError):
+        raise UndecodableMessageError("it ends too early") from None
+    if at != len(data):
+        raise UndecodableMessageError("a value is longer or shorter than it says")
+    return value
+
+
+def identity(properties: bytes) -> tuple[Any, Any, Any]:
+    """Message id, correlation id and content type, from an encoded list of properties; None for what is not set.
+
+    Raises:
+        UndecodableMessageError: it is no list, or ends too early.
+    """
+    try:
+        match properties[0]:
+            case 0xC0:
+                count, at = properties[2], 3
+            case 0xD0:
+                count, at = _LENGTH.unpack_from(properties, 5)[0], 9
+            case 0x45:
+                return None, None, None
+            case _:
+                raise UndecodableMessageError("its properties are no list")
+        found: list[Any] = []
+        for _ in range(min(count, 7)):
+            kind = properties[at]
+            if kind == 0x40:
+                found.append(None)
+                at += 1
+            elif kind == 0xA1 or kind == 0xA3:
+                end = at + 2 + properties[at + 1]
+                found.append(properties[at + 2 : end].decode())
+                at = end
+            else:
+                value, at = _value(properties, at, 1)
+                found.append(value)
+        if at > len(properties):
+            raise IndexError
+    except UnicodeDecodeError:
+        raise UndecodableMessageError("a text in its properties is not UTF-8") from None
+    except (IndexError, struct.error):
+        raise UndecodableMessageError("its properties end too early") from None
+    found += [None] * (7 - len(found))
+    return found[0], found[5], found[6]
+
+
+def lookup(application: bytes, *names: bytes) -> list[Any]:
+    """The values under some names in an encoded map of application properties; None for what is not there.
+
+    Quicker than to read all of it.
+
+    Raises:
+        UndecodableMessageError: it is no map, or ends too early.
+    """
+    found: list[Any] = [None] * len(names)
+    try:
+        if application[0] == 0xC1:
+            count, at = application[2], 3
+        elif application[0] == 0xD1:
+            count, at = _LENGTH.unpack_from(application, 5)[0], 9
+        else:
+            raise UndecodableMessageError("its application properties are no map")
+        for _ in range(count // 2):
+            start = at
+            at = _after(application, at)
+            name = application[start + (2 if application[start] in _SHORT else 5) : at]
+            if name in names:
+                found[names.index(name)], at = _value(application, at, 1)
+            else:
+                at = _after(application, at)
+    except (IndexError, struct.error):
+        raise UndecodableMessageError("its application properties end too early") from None
+    if at != len(application):
+        raise UndecodableMessageError("its application properties are longer or shorter than they say")
+    return found
+
+
+def _value(data: bytes, at: int, depth: int) -> tuple[Any, int]:
+    return _of_kind(data[at], data, at + 1, depth)
+
+
+def _of_kind(kind: int, data: bytes, at: int, depth: int) -> tuple[Any, int]:
+    if kind in (0xA1, 0xA3, 0xA0):
+        end = at + 1 + data[at]
+        return _text(kind & 0xF, data[at + 1 : end], end - at - 1), end
+    if (number := _NUMBERS.get(kind)) is not None:
+        return number.unpack_from(data, at)[0], at + number.size
+    if kind in _CONSTANTS:
+        return _CONSTANTS[kind], at
+    if kind in (0xB1, 0xB3, 0xB0):
+        (size,) = _LENGTH.unpack_from(data, at)
+        return _text(kind & 0xF, data[at + 4 : at + 4 + size], size), at + 4 + size
+    if depth >= _DEEPEST:
+        raise UndecodableMessageError(f"its values are nested more than {_DEEPEST} deep")
+    if kind == 0x45:
+        return [], at
+    if kind in (0xC0, 0xD0, 0xC1, 0xD1):
+        return _compound(data, kind, at, depth)
+    if kind in (0xE0, 0xF0):
+        return _array(data, kind, at, depth)
+    if kind == 0x00:
+        _, at = _value(data, at, depth + 1)
+        return _value(data, at, depth + 1)
+    return _rare(data, kind, at)
+
+
+def _text(kind: int, raw: bytes, size: int) -> Any:
+    if len(raw) != size:
+        raise IndexError
+    if kind == 0:
+        return raw
+    try:
+        return raw.decode() if kind == 1 else Symbol(raw.decode("ascii"))
+    except UnicodeDecodeError as error:
+        raise UndecodableMessageError(f"a text is not {error.encoding}") from None
+
+
+def _compound(data: bytes, kind: int, at: int, depth: int) -> tuple[Any, int]:
+    if kind < 0xD0:
+        end, count, at = at + 1 + data[at], data[at + 1], at + 2
+    else:
+        size, count = struct.unpack_from(">II", data, at)
+        end, at = at + 4 + size, at + 8
+    values = []
+    for _ in range(count):
+        value, at = _value(data, at, depth + 1)
+        values.append(value)
+    if at != end:
+        raise UndecodableMessageError("a list or map is longer or shorter than it says")
+    if not kind & 1:
+        return values, at
+    if count % 2:
+        raise UndecodableMessageError("a map has a key without a value")
+    keys = (tuple(key) if isinstance(key, list) else key for key in values[::2])
+    try:
+        return dict(zip(keys, values[1::2], strict=True)), at
+    except TypeError:
+        raise UndecodableMessageError("a map has a list or map as key") from None
+
+
+def _array(data: bytes, kind: int, at: int, depth: int) -> tuple[Any, int]:
+    if kind == 0xE0:
+        end, count, at = at + 1 + data[at], data[at + 1], at + 2
+    else:
+        size, count = struct.unpack_from(">II", data, at)
+        end, at = at + 4 + size, at + 8
+    # The type stands once, before all elements; it may be a described one.
+    if data[at] == 0:
+        at = _after(data, at + 1)
+    element, at = data[at], at + 1
+    if count > len(data):
+        raise UndecodableMessageError(f"an array says that it has {count:,} elements")
+    values = []
+    for _ in range(count):
+        value, at = _of_kind(element, data, at, depth + 1)
+        values.append(value)
+    if at != end:
+        raise UndecodableMessageError("an array is longer or shorter than it says")
+    return values, at
+
+
+def _rare(data: bytes, kind: int, at: int) -> tuple[Any, int]:
+    size = _FIXED.get(kind >> 4)
+    if size is None:
+        raise UndecodableMessageError(f"a value of the unknown type {kind:#04x}")
+    raw = data[at : at + size]
+    if len(raw) != size:
+        raise IndexError
+    if kind == 0x56:
+        return raw != b"\0", at + size
+    if kind == 0x83:
+        milliseconds = int.from_bytes(raw, signed=True)
+        try:
+            return _EPOCH + timedelta(milliseconds=milliseconds), at + size
+        except OverflowError:
+            return milliseconds, at + size
+    if kind == 0x73:
+        try:
+            return raw.decode("utf-32-be"), at + size
+        except UnicodeDecodeError:
+            raise UndecodableMessageError("a character is none") from None
+    if kind == 0x98:
+        return uuid.UUID(bytes=raw), at + size
+    if kind in (0x74, 0x84, 0x94):
+        return raw, at + size
+    raise UndecodableMessageError(f"a value of the unknown type {kind:#04x}")

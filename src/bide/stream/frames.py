@@ -1,0 +1,222 @@
+"""Frames of the RabbitMQ stream protocol: those that a reader sends, and those that it gets."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bide.errors import ProtocolError
+
+SUBSCRIBE: Final = 0x07
+DELIVER: Final = 0x08
+CREDIT: Final = 0x09
+UNSUBSCRIBE: Final = 0x0C
+METADATA: Final = 0x0F
+METADATA_UPDATE: Final = 0x10
+PEER_PROPERTIES: Final = 0x11
+SASL_HANDSHAKE: Final = 0x12
+SASL_AUTHENTICATE: Final = 0x13
+TUNE: Final = 0x14
+OPEN: Final = 0x15
+CLOSE: Final = 0x16
+HEARTBEAT: Final = 0x17
+PARTITIONS: Final = 0x19
+STREAM_STATS: Final = 0x1C
+RESPONSE: Final = 0x8000
+"""The bit of a key that makes it the answer to a request."""
+
+OK: Final = 1
+NO_SUCH_STREAM: Final = 2
+STREAM_NOT_AVAILABLE: Final = 6
+VHOST_FAILURE: Final = 0x0C
+ACCESS_REFUSED: Final = 0x10
+AUTHENTICATION_FAILURES: Final = frozenset({0x08, 0x0B})
+
+CODES: Final = {
+    0x01: "ok",
+    0x02: "stream does not exist",
+    0x03: "subscription id already exists",
+    0x04: "subscription id does not exist",
+    0x05: "stream already exists",
+    0x06: "stream not available",
+    0x07: "SASL mechanism not supported",
+    0x08: "authentication failure",
+    0x09: "SASL error",
+    0x0A: "SASL challenge",
+    0x0B: "this user may log in from the broker's own machine only",
+    0x0C: "virtual host access failure",
+    0x0D: "unknown frame",
+    0x0E: "frame too large",
+    0x0F: "internal error",
+    0x10: "access refused",
+    0x11: "precondition failed",
+    0x12: "publisher does not exist",
+    0x13: "no offset",
+}
+
+FIRST: Final = struct.pack(">H", 1)
+LAST: Final = struct.pack(">H", 2)
+NEXT: Final = struct.pack(">H", 3)
+"""Where to start reading: at the first chunk, at the last one, at the one to come."""
+
+_HEAD: Final = struct.Struct(">HH")
+_LONG: Final = struct.Struct(">I")
+_SHORT: Final = struct.Struct(">H")
+
+
+def at_offset(offset: int) -> bytes:
+    """Start reading at the chunk that holds this offset."""
+    return struct.pack(">HQ", 4, offset)
+
+
+def at_time(milliseconds: int) -> bytes:
+    """Start reading at the first chunk that was stored at this time or later; milliseconds since 1970."""
+    return struct.pack(">Hq", 5, milliseconds)
+
+
+def string(text: str) -> bytes:
+    """A string as the protocol has it.
+
+    Raises:
+        ProtocolError: it is longer than 32,767 bytes of UTF-8.
+    """
+    data = text.encode()
+    if len(data) > 0x7FFF:
+        raise ProtocolError(f"a text of {len(data):,} bytes is too long for the stream protocol: 32,767 are the limit")
+    return _SHORT.pack(len(data)) + data
+
+
+def frame(key: int, *parts: bytes) -> bytes:
+    """One frame."""
+    body = b"".join(parts)
+    return _LONG.pack(len(body) + 4) + _HEAD.pack(key, 1) + body
+
+
+def request(key: int, correlation: int, *parts: bytes) -> bytes:
+    """A frame that is answered under the same number."""
+    return frame(key, _LONG.pack(correlation), *parts)
+
+
+def properties(pairs: Mapping[str, str]) -> bytes:
+    """Properties as the protocol has them."""
+    return _LONG.pack(len(pairs)) + b"".join(string(name) + string(value) for name, value in pairs.items())
+
+
+def strings(texts: Sequence[str]) -> bytes:
+    """Several strings as the protocol has them."""
+    return _LONG.pack(len(texts)) + b"".join(string(text) for text in texts)
+
+
+def credit(subscription: int, chunks: int) -> bytes:
+    """Leave to send so many more chunks."""
+    return frame(CREDIT, struct.pack(">BH", subscription, chunks))
+
+
+def subscribe(correlation: int, subscription: int, stream: str, position: bytes, chunks: int) -> bytes:
+    """The wish to read a stream from a position, and leave to send the first chunks."""
+    return request(
+        SUBSCRIBE, correlation, struct.pack(">B", subscription), string(stream), position, struct.pack(">HI", chunks, 0)
+    )
+
+
+class Fields:
+    """What is in a frame, read from the front.
+
+    Every accessor raises :class:`~bide.errors.ProtocolError` when the frame ends too early.
+    """
+
+    def __init__(self, data: bytes, at: int = 0) -> None:
+        self._data = data
+        self._at = at
+
+    @property
+    def rest(self) -> tuple[bytes, int]:
+        """The frame, and where what was not read yet begins."""
+        return self._data, self._at
+
+    def skip(self, size: int) -> None:
+        """Leave so many bytes out."""
+        self._at += size
+
+    def _take(self, form: str) -> int:
+        try:
+            (value,) = struct.unpack_from(form, self._data, self._at)
+        except struct.error:
+            raise ProtocolError("a frame of the stream protocol ends too early") from None
+        self._at += struct.calcsize(form)
+        return int(value)
+
+    def uint8(self) -> int:
+        """One byte."""
+        return self._take(">B")
+
+    def uint16(self) -> int:
+        """Two bytes."""
+        return self._take(">H")
+
+    def uint32(self) -> int:
+        """Four bytes."""
+        return self._take(">I")
+
+    def int64(self) -> int:
+        """Eight bytes, signed."""
+        return self._take(">q")
+
+    def string(self) -> str:
+        """A string; absent ones are empty."""
+        length = self._take(">h")
+        if length < 0:
+            return ""
+        end = self._at + length
+        if end > len(self._data):
+            raise ProtocolError("a frame of the stream protocol ends too early")
+        text = self._data[self._at : end].decode("utf-8", "replace")
+        self._at = end
+        return text
+
+    def strings(self) -> list[str]:
+        """Several strings."""
+        return [self.string() for _ in range(self.uint32())]
+
+    def properties(self) -> dict[str, str]:
+        """Properties."""
+        return {self.string(): self.string() for _ in range(self.uint32())}
+
+    def statistics(self) -> dict[str, int]:
+        """Numbers by name."""
+        return {self.string(): self.int64() for _ in range(self.uint32())}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts:
+    """Where a stream is.
+
+    Attributes:
+        code: a response code; others than ``OK`` leave the rest empty.
+        leader: host and port of its leader, None while there is none.
+        replicas: those of its other members.
+    """
+
+    code: int
+    leader: tuple[str, int] | None
+    replicas: tuple[tuple[str, int], ...]
+
+
+def whereabouts(fields: Fields) -> dict[str, Whereabouts]:
+    """Read the answer to a question of metadata."""
+    brokers = {}
+    for _ in range(fields.uint32()):
+        reference = fields.uint16()
+        brokers[reference] = (fields.string(), fields.uint32())
+    answer = {}
+    for _ in range(fields.uint32()):
+        name, code, leader = fields.string(), fields.uint16(), fields.uint16()
+        references = [fields.uint16() for _ in range(fields.uint32())]
+        answer[name] = Whereabouts(
+            code=code,
+            leader=brokers.get(leader),
+            replicas=tuple(brokers[one] for one in references if one in brokers),
+        )
+    return answer

@@ -1,0 +1,150 @@
+"""``bide topology``, as a subprocess, on a real broker."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import bide
+from bide.patterns.catalogue import PATTERNS, find_pattern
+from bide.rendering import from_definitions, graphviz, mermaid
+from tests.acceptance.test_cli import Program
+
+if TYPE_CHECKING:
+    from tests.support import Vhost
+
+
+@pytest.fixture
+def program(vhost: Vhost) -> Program:
+    return Program(vhost)
+
+
+def test_list_is_one_array(program: Program) -> None:
+    listed: list[dict[str, Any]] = json.loads(program.ok("topology", "list", "--json"))
+    assert [one["name"] for one in listed] == [one.name for one in PATTERNS]
+    assert all(one["caveat"] and one["example"] for one in listed[:18])
+    options = {one["name"]: one for one in listed[0]["options"]}
+    assert options["--queue"]["repeatable"]
+    assert options["--exchange"]["required"]
+    plain = program.ok("topology", "list").splitlines()
+    assert plain[17].split()[:2] == ["18", "rpc"]
+    assert len(plain) == len(PATTERNS)
+
+
+def test_show_in_every_form(program: Program) -> None:
+    sample = find_pattern("11").sample_topology()
+    show = ("topology", "show", "if-else", "--sample")
+    assert program.ok(*show, "--mermaid") == mermaid(sample)
+    assert program.ok(*show, "--dot") == graphviz(sample)
+    assert from_definitions(json.loads(program.ok(*show, "--definitions"))) == sample
+    assert "exchange  clients (direct) alternate-exchange='clients.else1'" in program.ok(*show)
+
+
+def test_a_pattern_is_applied_compared_and_destroyed(program: Program, vhost: Vhost) -> None:
+    options = ("--exchange", "news", "--queue", "a", "--queue", "b")
+    missing = program.run("topology", "diff", "1", *options)
+    assert missing.returncode == 1
+    assert missing.stdout.decode().splitlines()[0] == "- missing exchange  news (fanout)"
+    assert "1 exchanges, 2 queues, 2 bindings" in program.ok("topology", "apply", "1", *options)
+    assert program.ok("topology", "diff", "1", *options) == "fanout-broadcast is on the broker as it should be\n"
+    # What is there with other properties is told, and not touched.
+    other = ("--exchange", "news", "--queue", "a", "--queue-type", "classic")
+    compared = program.run("topology", "diff", "1", *other, "--json")
+    assert compared.returncode == 1
+    found = json.loads(compared.stdout)
+    assert found["different"] == [
+        {"kind": "queue", "name": "a", "differences": {"x-queue-type": {"found": "quorum", "wanted": None}}}
+    ]
+    assert found["of_others"] == ["news -> queue b"]
+    assert "exists with" in program.fails(1, "topology", "apply", "1", *other)
+    # Nothing goes that holds messages.
+    program.ok("send", "hello", "--exchange", "news")
+    assert "2 messages wait in" in program.fails(1, "topology", "destroy", "1", *options, "--yes")
+    removed = json.loads(program.ok("topology", "destroy", "1", *options, "--yes", "--force", "--json"))
+    assert removed == {"exchanges": 1, "queues": 2, "messages": 2}
+    assert vhost.broker.management.call("GET", "queues", vhost.name) == []
+
+
+def test_destroy_asks(program: Program) -> None:
+    done = program.run("topology", "destroy", "5", "--queue", "q", stdin=b"n\n")
+    assert done.returncode == 130
+    assert b"Delete 0 exchanges and 1 queues" in done.stderr
+    assert b"guest:" not in done.stderr
+
+
+def test_explain_asks_a_pattern(program: Program) -> None:
+    ask = ("topology", "explain", "--exchange", "travel", "--pattern", "layered-exchanges --sample")
+    text = program.ok(*ask, "--key", "extras.pet", "--header", "entity.type=pet", "--header", "change.type=new")
+    assert text.splitlines() == [
+        "exchange travel (topic)",
+        "  ✗ exchange bookings: its pattern 'booking.#' does not match: 'extras.pet' lacks the word 'booking'",
+        "  ✓ exchange changes: its pattern '#' matches the key 'extras.pet'",
+        "exchange changes (headers)",
+        "  ✓ queue pets: it asks for all of change.type='new', entity.type='pet'",
+        "queues: pets",
+    ]
+    nobody = program.run(*ask, "--key", "extras.pet", "--json")
+    assert nobody.returncode == 1
+    assert json.loads(nobody.stdout)["queues"] == []
+
+
+def test_explain_asks_a_file(program: Program) -> None:
+    definitions = program.ok("topology", "show", "carbon-copies", "--sample", "--definitions")
+    ask = ("topology", "explain", "--exchange", "desk", "--definitions", "-", "--key", "front", "--json")
+    assert json.loads(program.ok(*ask, "--cc", "back", stdin=definitions.encode()))["queues"] == ["back", "front"]
+    assert json.loads(program.ok(*ask, "--bcc", "back", stdin=definitions.encode()))["queues"] == ["back", "front"]
+    assert "is not JSON" in program.run(*ask, stdin=b"{").stderr.decode()
+
+
+async def test_explain_asks_the_broker_and_its_policies(program: Program, vhost: Vhost) -> None:
+    topology = bide.Topology(
+        [bide.Exchange("in", "topic"), bide.Exchange("rest", "fanout")],
+        [bide.Queue("a"), bide.Queue("b")],
+        [bide.Binding("in", "a", "a.#"), bide.Binding("rest", "b")],
+    )
+    async with bide.connect(vhost.url) as client:
+        await client.declare(topology)
+        ask = ("topology", "explain", "--from-broker", "--exchange", "in", "--key", "x")
+        assert program.run(*ask).returncode == 1
+        vhost.broker.management.call(
+            "PUT",
+            *("policies", vhost.name, "catch"),
+            body={"pattern": "^in$", "apply-to": "exchanges", "definition": {"alternate-exchange": "rest"}},
+        )
+        way = json.loads(program.ok(*ask, "--json"))
+        assert way["queues"] == ["b"]
+        # As the broker itself does.
+        await client.publish("x", exchange="in", routing_key="x")
+        async with client.consume("b") as messages:
+            await (await anext(messages)).ack()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("show", "1"), "needs --exchange TEXT, --queue NAME"),
+        (("show", "fanout"), "there is no pattern 'fanout'"),
+        (("show", "1", "--sample", "--queue", "a"), "--sample has options of its own"),
+        (("show", "6", "--exchange", "x", "--queue", "q", "--partitions", "two"), "not a whole number"),
+        (("show", "18", "--queue", "q", "--replies", "direct", "--reply-queue", "r"), "direct replies have no queue"),
+        (("show", "1", "--exchange", "x", "--queue", "q", "--queue", "q"), "named 2 times"),
+        (("show", "exclusive-queue", "--sample", "--definitions"), "is exclusive"),
+        (("apply", "exclusive-queue", "--sample"), "exclusive to this command's connection"),
+        (("explain", "--exchange", "x"), "name one place to look"),
+        (("explain", "--exchange", "x", "--pattern", "5 --sample", "--vhost", "v"), "--vhost goes with --definitions"),
+        (("explain", "--exchange", "x", "--pattern", "'"), "cannot be read"),
+        (("explain", "--exchange", "x", "--pattern", "5 --colour red"), "No such option"),
+        (("explain", "--exchange", "x", "--header", "a", "--pattern", "5 --sample"), "NAME=VALUE"),
+    ],
+)
+def test_what_cannot_be_asked(program: Program, arguments: tuple[str, ...], said: str) -> None:
+    assert said in program.fails(2, "topology", *arguments)
+
+
+def test_what_is_not_there(program: Program) -> None:
+    assert "'x' is not in the topology" in program.fails(
+        1, "topology", "explain", "--exchange", "x", "--pattern", "5 --sample"
+    )
+    assert "no exchange type 'x-delayed-message'" in program.fails(1, "topology", "apply", "15", "--sample")

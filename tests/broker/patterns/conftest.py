@@ -1,0 +1,27 @@
+"""A client, and a bare connection, on a virtual host of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+import bide
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from tests.broker.conftest import SMALL_CLOCK
+
+
+@pytest.fixture
+async def client(vhost_url: str) -> AsyncIterator[bide.Client]:
+    """A client with a small ``Clock``, which nothing has put on the broker yet."""
+    async with bide.connect(vhost_url, infrastructure=SMALL_CLOCK) as client:
+        yield client
+
+
+@pytest.fixture
+async def connection(vhost_url: str) -> AsyncIterator[Connection]:
+    """A bare connection, for what the client does not do."""
+    connection = await Connection.open(BrokerUrl.parse(vhost_url))
+    yield connection
+    await connection.close()

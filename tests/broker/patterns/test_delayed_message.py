@@ -1,0 +1,93 @@
+"""Pattern 15, on brokers that do not have the plugin."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import bide
+from bide.amqp.connection import Connection
+from bide.delayed_message import DelayedMessagePublisher
+from bide.errors import InvalidDelayError, InvalidInputError, TargetNotFoundError, UnsupportedBrokerError
+from bide.patterns.catalogue import find_pattern
+from bide.topology import Argument, Binding, Exchange, Queue, Topology
+from tests.broker.patterns.taking import bodies
+from tests.broker.receiving import receive
+
+
+async def test_a_broker_without_the_plugin_is_told_what_replaces_it(client: bide.Client) -> None:
+    with pytest.raises(UnsupportedBrokerError) as caught:
+        await client.declare(find_pattern("15").sample_topology())
+    assert "no exchange type 'x-delayed-message'" in str(caught.value)
+    assert "delay=... to an exchange of the plain type instead (Client.publish)" in str(caught.value)
+    assert "bide.delayed_message.DelayedMessagePublisher" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [250, "250", 250.0, 249.6])
+async def test_a_delay_in_every_form(client: bide.Client, value: Any) -> None:
+    await client.declare(Topology([Exchange("x", "direct")], [Queue("q")], [Binding("x", "q", "k")]))
+    started = time.monotonic()
+    await DelayedMessagePublisher(client).publish(
+        "m", exchange="x", routing_key="k", headers={"x-delay": value, "a": 1}
+    )
+    (message,) = await receive(client, "q", 1)
+    assert time.monotonic() - started >= float(value) / 1000
+    # As the plugin leaves it.
+    assert message.headers == {"x-delay": -250, "a": 1}
+    assert message.routing_key == "k"
+    assert message.lateness is not None
+    assert message.lateness < timedelta(seconds=5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "arguments"),
+    [
+        ("direct", "order.created", {}),
+        ("topic", "order.*", {}),
+        ("fanout", "", {}),
+        ("headers", "", {"kind": "order", "x-match": "all"}),
+    ],
+)
+async def test_every_type_of_exchange_fans_out(
+    client: bide.Client, kind: str, key: str, arguments: dict[str, Argument]
+) -> None:
+    queues = ["a", "b"]
+    bindings = [Binding("x", queue, key, arguments=arguments) for queue in queues]
+    await client.declare(Topology([Exchange("x", kind)], [Queue(queue) for queue in queues], bindings))
+    await DelayedMessagePublisher(client).publish(
+        "m", exchange="x", routing_key="order.created", headers={"x-delay": 50, "kind": "order"}
+    )
+    for queue in queues:
+        (message,) = await receive(client, queue, 1)
+        assert (message.body, message.routing_key) == (b"m", "order.created")
+
+
+async def test_what_was_delayed_before_is_not_delayed_again(client: bide.Client, connection: Connection) -> None:
+    await client.declare(Topology([Exchange("x", "fanout")], [Queue("q")], [Binding("x", "q")]))
+    publisher = DelayedMessagePublisher(client)
+    for value in (-500, 0, None):
+        receipt = await publisher.publish(
+            repr(value), exchange="x", headers={} if value is None else {"x-delay": value}
+        )
+        assert receipt.due is None
+    assert await bodies(connection, "q") == {"q": ["-500", "0", "None"]}
+
+
+async def test_the_default_exchange(client: bide.Client) -> None:
+    await client.declare(Topology(queues=[Queue("q")]))
+    await DelayedMessagePublisher(client).publish("m", exchange="", routing_key="q", headers={"x-delay": 50})
+    (message,) = await receive(client, "q", 1)
+    assert message.body == b"m"
+
+
+async def test_what_cannot_be_sent(client: bide.Client) -> None:
+    publisher = DelayedMessagePublisher(client)
+    with pytest.raises(InvalidDelayError, match="'soon'"):
+        await publisher.publish("m", exchange="x", headers={"x-delay": "soon"})
+    with pytest.raises(InvalidInputError, match="delay="):
+        await publisher.publish("m", exchange="x", delay="5s")
+    with pytest.raises(TargetNotFoundError):
+        await publisher.publish("m", exchange="nowhere", headers={"x-delay": 50})

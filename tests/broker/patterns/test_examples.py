@@ -1,0 +1,39 @@
+"""The programs in examples/: run as they stand there, they print what they say they print, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from bide.patterns.catalogue import PATTERNS
+from tests.support import Vhost
+
+FOLDER = Path(__file__).parents[3] / "examples"
+EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py"))
+
+_PRINTS = re.compile(r"^Prints.*::\n\n((?: {4}.*\n)+)", re.MULTILINE)
+
+
+def test_each_of_the_eighteen_has_one() -> None:
+    assert [one.example for one in PATTERNS if one.number is not None] == EXAMPLES
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+async def test_it_prints_what_it_says(name: str, vhost: Vhost) -> None:
+    promised = _PRINTS.search((FOLDER / name).read_text())
+    assert promised is not None
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, FOLDER / name),
+        env={**os.environ, "BIDE_URL": vhost.url},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    printed, said = await asyncio.wait_for(process.communicate(), 60)
+    assert (printed.decode(), process.returncode) == (promised[1].replace("    ", ""), 0), said.decode()
+    kept = {one["name"] for one in vhost.broker.management.call("GET", "queues", vhost.name)}
+    assert not {one for one in kept if one.startswith("example")}

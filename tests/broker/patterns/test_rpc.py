@@ -1,0 +1,343 @@
+"""Pattern 18."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import bide
+from bide.amqp.connection import Connection
+from bide.errors import (
+    ClosedError,
+    ConsumerCancelledError,
+    InvalidInputError,
+    RemoteError,
+    ReplyLostError,
+    ReplyTimeoutError,
+    TargetNotFoundError,
+    UnroutableError,
+)
+from bide.patterns.rpc import rpc
+from bide.rpc import Caller, Replies
+from bide.rpc_server import serve
+from bide.rpc_sync import SyncCaller
+from bide.topology import Binding, Exchange, Topology
+from tests.broker.receiving import eventually, ready, receive
+from tests.faults.cutting import Proxy
+from tests.support import Vhost
+
+WAYS: tuple[Replies, ...] = ("direct", "instance", "ephemeral")
+every_way = pytest.mark.parametrize("replies", WAYS)
+
+
+@pytest.fixture(autouse=True)
+async def prices(client: bide.Client) -> None:
+    await client.declare(rpc("prices"))
+
+
+@asynccontextmanager
+async def serving(
+    client: bide.Client, handler: Callable[[bide.Message], Awaitable[Any]], *, at_once: int = 10
+) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(serve(client, "prices", handler, at_once=at_once))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def shout(request: bide.Message) -> str:
+    return request.body.decode().upper()
+
+
+@every_way
+async def test_each_call_gets_its_own_reply(client: bide.Client, replies: Replies) -> None:
+    async def slow_first(request: bide.Message) -> bytes:
+        await asyncio.sleep(0.2 if request.body == b"0" else 0)
+        return request.body * 2
+
+    async with serving(client, slow_first), Caller(client, replies=replies) as caller:
+        answers = await asyncio.gather(*(caller.call(str(number), to="prices") for number in range(20)))
+    assert [one.body.decode() for one in answers] == [str(number) * 2 for number in range(20)]
+    assert caller.late == 0
+
+
+async def test_a_fixed_queue_for_callers_without_memory(client: bide.Client) -> None:
+    await client.declare(rpc("prices", replies="fixed", reply_queue="answers"))
+    async with serving(client, shout):
+        await client.publish("a", to="prices", reply_to="answers", correlation_id="first")
+        await client.publish("b", to="prices", reply_to="answers", correlation_id="second")
+        # Any instance of the caller may take a reply, and knows by its id what it is about.
+        found = {one.correlation_id: one.body for one in await receive(client, "answers", 2)}
+    assert found == {"first": b"A", "second": b"B"}
+
+
+@every_way
+async def test_what_is_returned_and_what_is_raised(client: bide.Client, replies: Replies) -> None:
+    async def handler(request: bide.Message) -> Any:
+        match request.body:
+            case b"json":
+                return {"price": 7, "for": request.headers["item"]}
+            case b"nothing":
+                return None
+            case b"no json":
+                return object()
+            case _:
+                raise LookupError("no such\nitem")
+
+    async with serving(client, handler), Caller(client, replies=replies) as caller:
+        assert (await caller.call("json", to="prices", headers={"item": "tea"})).json() == {"price": 7, "for": "tea"}
+        assert (await caller.call("nothing", to="prices")).body == b""
+        with pytest.raises(RemoteError, match="LookupError: no such item"):
+            await caller.call("unknown", to="prices")
+        with pytest.raises(RemoteError, match="json=object cannot be serialised"):
+            await caller.call("no json", to="prices")
+        assert (await caller.call("nothing", to="prices")).body == b""
+
+
+@every_way
+async def test_a_reply_after_the_timeout_is_for_nobody(client: bide.Client, replies: Replies, vhost: Vhost) -> None:
+    go_on = asyncio.Event()
+
+    async def slow(request: bide.Message) -> bytes:
+        if request.body == b"slow":
+            await go_on.wait()
+        return request.body
+
+    async with serving(client, slow), Caller(client, replies=replies) as caller:
+        started = time.monotonic()
+        with pytest.raises(ReplyTimeoutError, match=r"no reply from q:prices within 0:00:00\.3"):
+            await caller.call("slow", to="prices", timeout="300ms")
+        assert 0.3 <= time.monotonic() - started < 5
+        go_on.set()
+        # The late reply may come first, and is not taken for this one's. The server lives on, whoever has gone.
+        assert (await caller.call("quick", to="prices")).body == b"quick"
+        if replies == "ephemeral":
+
+            async def gone() -> bool:
+                found = vhost.broker.management.call("GET", "queues", vhost.name)
+                return {one["name"] for one in found} == {"prices"}
+
+            await eventually(gone)
+        else:
+
+            async def counted() -> bool:
+                return caller.late == 1
+
+            await eventually(counted)
+
+
+async def test_a_request_ends_with_its_callers_patience(client: bide.Client, connection: Connection) -> None:
+    async with Caller(client, timeout="200ms") as caller:
+        with pytest.raises(ReplyTimeoutError):
+            await caller.call("too late", to="prices")
+
+    async def expired() -> bool:
+        return await ready(connection, "prices") == 0
+
+    # It was sent a moment after its caller began to wait.
+    await eventually(expired)
+
+
+@every_way
+async def test_no_server_at_all(client: bide.Client, replies: Replies) -> None:
+    async with Caller(client, replies=replies, timeout="20s") as caller:
+        with pytest.raises(UnroutableError, match="no queue takes the request to q:nowhere"):
+            await caller.call("x", to="nowhere")
+
+
+@every_way
+async def test_a_missing_exchange_spoils_no_other_call(client: bide.Client, replies: Replies) -> None:
+    release = asyncio.Event()
+
+    async def wait(request: bide.Message) -> bytes:
+        await release.wait()
+        return request.body
+
+    async with serving(client, wait), Caller(client, replies=replies) as caller:
+        waiting = asyncio.create_task(caller.call("mine", to="prices"))
+        with pytest.raises(TargetNotFoundError, match="'nowhere' does not exist"):
+            await caller.call("x", exchange="nowhere")
+        release.set()
+        assert (await waiting).body == b"mine"
+
+
+async def test_by_an_exchange(client: bide.Client) -> None:
+    await client.declare(
+        rpc("prices") | Topology([Exchange("ask", "topic")], [], [Binding("ask", "prices", "price.*")])
+    )
+    async with serving(client, shout), Caller(client) as caller:
+        assert (await caller.call("tea", exchange="ask", routing_key="price.tea")).body == b"TEA"
+
+
+KILLED = """
+import asyncio, os, bide
+
+async def main():
+    async with bide.connect() as client, client.consume("prices") as requests:
+        await anext(requests)
+        print("taken", flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@every_way
+async def test_another_server_answers_for_one_that_was_killed(
+    client: bide.Client, vhost: Vhost, replies: Replies
+) -> None:
+    async with Caller(client, replies=replies) as caller:
+        call = asyncio.create_task(caller.call("tea", to="prices", timeout="60s"))
+        victim = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", KILLED), env={**os.environ, "BIDE_URL": vhost.url}, stdout=asyncio.subprocess.PIPE
+        )
+        assert victim.stdout is not None
+        assert await asyncio.wait_for(victim.stdout.readline(), 30) == b"taken\n"
+        victim.kill()
+        await victim.wait()
+        async with serving(client, shout):
+            assert (await call).body == b"TEA"
+
+
+@every_way
+async def test_the_way_back_breaks(vhost: Vhost, replies: Replies) -> None:
+    taken = asyncio.Event()
+
+    async def take(request: bide.Message) -> bytes:
+        taken.set()
+        await asyncio.sleep(0.2)
+        return request.body
+
+    async with (
+        bide.connect(vhost.url) as client,
+        serving(client, take),
+        Proxy(vhost.url) as proxy,
+        bide.connect(proxy.url) as through,
+        Caller(through, replies=replies) as caller,
+    ):
+        call = asyncio.create_task(caller.call("tea", to="prices"))
+        await asyncio.wait_for(taken.wait(), 20)
+        proxy.cut()
+        with pytest.raises(ReplyLostError, match="not known whether"):
+            await call
+        assert (await caller.call("tea", to="prices")).body == b"tea"
+
+
+async def test_a_reply_queue_that_is_taken_away(client: bide.Client, vhost: Vhost) -> None:
+    taken, go_on = asyncio.Event(), asyncio.Event()
+
+    async def take(request: bide.Message) -> bytes:
+        taken.set()
+        await go_on.wait()
+        return request.body
+
+    async with serving(client, take), Caller(client, replies="instance") as caller:
+        call = asyncio.create_task(caller.call("tea", to="prices"))
+        await asyncio.wait_for(taken.wait(), 20)
+        found = {one["name"] for one in vhost.broker.management.call("GET", "queues", vhost.name)}
+        (reply_queue,) = found - {"prices"}
+        expression = (
+            f'{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"{vhost.name}">>, queue, <<"{reply_queue}">>)), '
+            'rabbit_amqqueue:delete(Q, false, false, <<"test">>).'
+        )
+        await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", expression)
+        with pytest.raises(ReplyLostError):
+            await call
+        go_on.set()
+        assert (await caller.call("tea", to="prices")).body == b"tea"
+
+
+async def test_a_request_that_wants_no_reply(client: bide.Client) -> None:
+    handled: list[bytes] = []
+
+    async def handler(request: bide.Message) -> None:
+        handled.append(request.body)
+        if request.body == b"fails":
+            raise ValueError("refused")
+
+    async with serving(client, handler):
+        await client.publish("fails", to="prices")
+        await client.publish("works", to="prices")
+
+        async def both() -> bool:
+            return handled == [b"fails", b"works"]
+
+        await eventually(both)
+
+
+@every_way
+async def test_a_caller_that_has_gone_is_no_harm_to_the_server(
+    client: bide.Client, connection: Connection, replies: Replies
+) -> None:
+    taken, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: bide.Message) -> bytes:
+        if request.body == b"leaves":
+            taken.set()
+            await go_on.wait()
+        return request.body
+
+    async with serving(client, handler):
+        async with Caller(client, replies=replies) as leaving:
+            call = asyncio.create_task(leaving.call("leaves", to="prices"))
+            await asyncio.wait_for(taken.wait(), 20)
+        with pytest.raises(ReplyLostError):
+            await call
+        go_on.set()
+        async with Caller(client, replies=replies) as staying:
+            assert (await staying.call("stays", to="prices")).body == b"stays"
+    # The request of the one that left was answered and is done with, though nobody got the reply.
+    assert await ready(connection, "prices") == 0
+
+
+async def test_without_an_event_loop(client: bide.Client, vhost_url: str) -> None:
+    def ask() -> list[bytes]:
+        with (
+            bide.connect_sync(vhost_url) as blocking,
+            SyncCaller(blocking) as caller,
+            ThreadPoolExecutor(4) as threads,
+        ):
+            answers = list(threads.map(lambda text: caller.call(text, to="prices").body, ("a", "b", "c", "d")))
+            with pytest.raises(ReplyTimeoutError):
+                caller.call("slow", to="prices", timeout="100ms")
+            return answers
+
+    async def handler(request: bide.Message) -> str:
+        if request.body == b"slow":
+            await asyncio.sleep(60)
+        return await shout(request)
+
+    async with serving(client, handler):
+        assert await asyncio.to_thread(ask) == [b"A", b"B", b"C", b"D"]
+
+
+async def test_a_server_without_its_queue(client: bide.Client, connection: Connection) -> None:
+    with pytest.raises(TargetNotFoundError):
+        await serve(client, "nowhere", shout)
+    async with serving(client, shout) as server, Caller(client) as caller:
+        assert (await caller.call("a", to="prices")).body == b"A"
+        async with await connection.channel() as channel:
+            await channel.delete_queue("prices")
+        with pytest.raises(ConsumerCancelledError):
+            await asyncio.wait_for(asyncio.shield(server), 20)
+
+
+async def test_what_cannot_be(client: bide.Client) -> None:
+    with pytest.raises(InvalidInputError, match="replies='fixed' is no way back"):
+        Caller(client, replies="fixed")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="timeout is zero"):
+        Caller(client, timeout="0s")
+    caller = Caller(client)
+    await caller.close()
+    with pytest.raises(ClosedError):
+        await caller.call("x", to="prices")

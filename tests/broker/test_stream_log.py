@@ -1,0 +1,248 @@
+"""Positions and ranges of real streams."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from urllib.parse import quote
+
+import pika
+import pytest
+
+from bide.errors import (
+    AuthenticationError,
+    BrokerUnreachableError,
+    OffsetsLostError,
+    TargetNotFoundError,
+    VirtualHostError,
+)
+from bide.stream import frames
+from bide.stream.amqp10 import sections
+from bide.stream.connection import StreamConnection
+from bide.stream.log import Address, OffsetRange, StreamLogs, read_range
+from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port
+
+
+@pytest.fixture
+def channel(vhost: Vhost) -> Iterator[pika.adapters.blocking_connection.BlockingChannel]:
+    """A stranger's channel: nothing of bide publishes here."""
+    with closing(pika.BlockingConnection(pika.URLParameters(vhost.url))) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        yield channel
+
+
+@pytest.fixture
+def address(vhost: Vhost) -> Address:
+    return Address.of(f"{vhost.url}?timeout=2", stream_port(vhost.broker))
+
+
+def declare(channel: pika.adapters.blocking_connection.BlockingChannel, stream: str, **arguments: object) -> None:
+    channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream", **arguments})
+
+
+def fill(channel: pika.adapters.blocking_connection.BlockingChannel, stream: str, bodies: list[bytes]) -> None:
+    for body in bodies:
+        channel.basic_publish("", stream, body)
+
+
+def bodies(address: Address, stream: str, start: int, end: int, *, fail: bool = True) -> list[bytes]:
+    found: list[bytes] = []
+    for chunk, first, last in read_range(
+        address, OffsetRange(stream=stream, start=start, end=end), fail_on_data_loss=fail
+    ):
+        found += [sections(one).body or b"" for one in list(chunk.messages())[first:last]]
+    return found
+
+
+def test_an_empty_stream_begins_and_ends_at_nothing(
+    channel: pika.adapters.blocking_connection.BlockingChannel, address: Address
+) -> None:
+    declare(channel, "s")
+    with StreamLogs(address) as logs:
+        assert (logs.first("s"), logs.end("s"), logs.since("s", 0)) == (0, 0, 0)
+    assert bodies(address, "s", 0, 0) == []
+
+
+def test_every_range_is_read_exactly(
+    channel: pika.adapters.blocking_connection.BlockingChannel, address: Address
+) -> None:
+    declare(channel, "s")
+    wanted = [b"%d" % number for number in range(20)]
+    fill(channel, "s", wanted)
+    with StreamLogs(address) as logs:
+        assert (logs.first("s"), logs.end("s")) == (0, 20)
+    for start, end in [(0, 20), (0, 1), (19, 20), (7, 13), (5, 5)]:
+        assert bodies(address, "s", start, end) == wanted[start:end]
+
+
+def test_the_end_is_what_was_confirmed(
+    channel: pika.adapters.blocking_connection.BlockingChannel, address: Address
+) -> None:
+    declare(channel, "s")
+    with StreamLogs(address) as logs:
+        for number in range(50):
+            fill(channel, "s", [b"x"])
+            assert logs.end("s") == number + 1
+
+
+def test_a_position_by_time(channel: pika.adapters.blocking_connection.BlockingChannel, address: Address) -> None:
+    declare(channel, "s")
+    fill(channel, "s", [b"early"] * 3)
+    time.sleep(0.05)  # the broker's clock has milliseconds
+    between = time.time_ns() // 1_000_000
+    time.sleep(0.05)
+    fill(channel, "s", [b"late"] * 3)
+    with StreamLogs(address) as logs:
+        assert logs.since("s", between) == 3
+        assert logs.since("s", 0) == 0
+        assert logs.since("s", between + 3_600_000) == 6
+
+
+def test_what_is_not_there_is_said(
+    channel: pika.adapters.blocking_connection.BlockingChannel, vhost: Vhost, address: Address
+) -> None:
+    channel.queue_declare("classic", durable=True)
+    channel.exchange_declare("unbound", durable=True)
+    with StreamLogs(address) as logs:
+        with pytest.raises(TargetNotFoundError, match="no stream 'missing' on the virtual host"):
+            logs.end("missing")
+        with pytest.raises(TargetNotFoundError, match="no stream 'classic'"):
+            logs.end("classic")
+        with pytest.raises(TargetNotFoundError, match="no super stream 'missing'"):
+            logs.partitions("missing")
+        with pytest.raises(TargetNotFoundError, match="'unbound' is no super stream"):
+            logs.partitions("unbound")
+
+
+def test_the_streams_of_a_super_stream(
+    channel: pika.adapters.blocking_connection.BlockingChannel, address: Address
+) -> None:
+    channel.exchange_declare("super", "direct", durable=True, arguments={"x-super-stream": True})
+    for number in range(3):
+        declare(channel, f"super-{number}")
+        channel.queue_bind(f"super-{number}", "super", str(number), {"x-stream-partition-order": number})
+    with StreamLogs(address) as logs:
+        assert logs.partitions("super") == ["super-0", "super-1", "super-2"]
+
+
+def test_a_stream_that_was_made_anew_is_a_loss(
+    channel: pika.adapters.blocking_connection.BlockingChannel, address: Address
+) -> None:
+    declare(channel, "s")
+    fill(channel, "s", [b"x"] * 5)
+    channel.queue_delete("s")
+    with pytest.raises(TargetNotFoundError):
+        bodies(address, "s", 0, 5)
+    declare(channel, "s")
+    fill(channel, "s", [b"y"] * 2)
+    with pytest.raises(OffsetsLostError, match="offsets 3 to 4 any more; it ends before them") as caught:
+        bodies(address, "s", 3, 5)
+    assert (caught.value.stream, caught.value.offset, caught.value.found) == ("s", 3, None)
+    assert bodies(address, "s", 3, 5, fail=False) == []
+
+
+def test_what_retention_took_is_a_loss(
+    channel: pika.adapters.blocking_connection.BlockingChannel, address: Address
+) -> None:
+    declare(channel, "s", **{"x-max-length-bytes": 50_000, "x-stream-max-segment-size-bytes": 20_000})
+    with StreamLogs(address) as logs:
+        deadline = time.monotonic() + 20
+        # Segments are closed, and old ones dropped, when something is published.
+        while (first := logs.first("s")) == 0:
+            assert time.monotonic() < deadline, "retention never came"
+            fill(channel, "s", [bytes(5_000)] * 5)
+        end = logs.end("s")
+    with pytest.raises(OffsetsLostError, match="retention was quicker") as caught:
+        bodies(address, "s", 0, end)
+    assert caught.value.offset == 0
+    assert caught.value.found is not None
+    assert 0 < caught.value.found <= end
+    assert first <= caught.value.found
+    # Each segment has one offset for an entry of the broker's own.
+    left = bodies(address, "s", 0, end, fail=False)
+    assert 0 < len(left) < end - caught.value.found
+    assert left == bodies(address, "s", caught.value.found, end)
+
+
+def test_a_login_that_fails_is_said_without_the_password(vhost: Vhost) -> None:
+    port = stream_port(vhost.broker)
+    with pytest.raises(AuthenticationError, match="does not accept user 'someone' with this password") as caught:
+        Address.of("amqp://someone:secret@127.0.0.1", port).connect()
+    assert "secret" not in str(caught.value)
+    host = vhost.url.rpartition("/")[0]
+    with pytest.raises(VirtualHostError, match="virtual host 'no such'"):
+        Address.of(f"{host}/{quote('no such')}", port).connect()
+
+
+def test_a_port_that_speaks_something_else(vhost: Vhost) -> None:
+    amqp_port = Address.of(vhost.url).url.hosts[0][1]
+    with pytest.raises(BrokerUnreachableError, match="rabbitmq_stream"):
+        Address.of(f"{vhost.url}?timeout=2", amqp_port).connect()
+
+
+def test_hosts_are_tried_in_turn(vhost: Vhost) -> None:
+    several = vhost.url.replace("@127.0.0.1", "@127.0.0.2:1,127.0.0.1")
+    with Address.of(several, stream_port(vhost.broker)).connect() as connection:
+        assert connection.address[0] == "127.0.0.1"
+
+
+def test_a_broken_connection_is_opened_again(
+    channel: pika.adapters.blocking_connection.BlockingChannel, address: Address
+) -> None:
+    declare(channel, "s")
+    fill(channel, "s", [b"%d" % number for number in range(40)])
+    with StreamLogs(address) as logs:
+        assert logs.end("s") == 40
+        logs.leader("s").close()
+        assert logs.end("s") == 40
+    # In the middle of a range; each message is in a chunk of its own.
+    found: list[bytes] = []
+    broken = 0
+    original = StreamConnection.next_chunk
+
+    def breaking(self: StreamConnection, subscription: int, seconds: float) -> object:
+        nonlocal broken
+        chunk = original(self, subscription, seconds)
+        if chunk is not None and chunk.first == 25 and not broken:
+            broken += 1
+            self.close()
+        return chunk
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamConnection, "next_chunk", breaking)
+        for chunk, first, last in read_range(address, OffsetRange(stream="s", start=0, end=40), fail_on_data_loss=True):
+            found += [sections(one).body or b"" for one in list(chunk.messages())[first:last]]
+    assert broken == 1
+    assert found == [b"%d" % number for number in range(40)]
+
+
+def test_a_broker_that_is_started_again(rabbitmq: Rabbitmq) -> None:
+    with rabbitmq.start(ephemeral=True) as broker:
+        with closing(pika.BlockingConnection(pika.URLParameters(broker.url))) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            declare(channel, "s")
+            fill(channel, "s", [b"a", b"b"])
+        flush_declarations(broker)
+        address = Address.of(broker.url, stream_port(broker))
+        with StreamLogs(address) as logs:
+            assert logs.end("s") == 2
+            broker.restart()
+            assert logs.end("s") == 2
+        assert bodies(address, "s", 0, 2) == [b"a", b"b"]
+
+
+def test_a_subscription_is_sent_what_there_is_before_anything_else(
+    channel: pika.adapters.blocking_connection.BlockingChannel, address: Address
+) -> None:
+    """What asking for positions relies on: the barrier comes after the chunk."""
+    declare(channel, "s")
+    fill(channel, "s", [b"x"])
+    with address.connect() as connection:
+        for _ in range(300):
+            subscription = connection.subscribe("s", frames.LAST, credit=1)
+            connection.barrier()
+            assert connection.received(subscription) is not None
+            connection.unsubscribe(subscription)

@@ -1,0 +1,109 @@
+"""The stream protocol over TLS."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+import bide
+from bide.broker import LocalBroker
+from bide.broker.configuration import PLUGINS
+from bide.broker.installation import numbers
+from bide.errors import AuthenticationError, BrokerUnreachableError, TlsError
+from bide.stream.amqp10 import sections
+from bide.stream.log import Address, OffsetRange, StreamLogs, read_range
+from tests.faults.conftest import certified
+from tests.support import Rabbitmq, stream_port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Secured:
+    """A broker whose streams are read over TLS."""
+
+    broker: LocalBroker
+    port: int
+    authority: trustme.CA
+    folder: Path
+
+    def address(self, **options: Any) -> Address:
+        """Where its streams are, with options of the URL."""
+        url = self.broker.url.replace("amqp://", "amqps://")
+        chosen = {"cafile": self.folder / "ca.pem", "timeout": 5, **options}
+        return Address.of(f"{url}?{'&'.join(f'{name}={value}' for name, value in chosen.items())}", self.port)
+
+
+@pytest.fixture(scope="module")
+def secured(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("stream-tls")
+    authority = certified(rabbitmq, folder)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    config = f"""
+        stream.listeners.ssl.local = 127.0.0.1:{port}
+        ssl_options.cacertfile = {folder}/ca.pem
+        ssl_options.certfile = {folder}/cert.pem
+        ssl_options.keyfile = {folder}/key.pem
+        ssl_options.verify = verify_peer
+        ssl_options.fail_if_no_peer_cert = false
+        ssl_cert_login_from = common_name
+        auth_mechanisms.1 = PLAIN
+        auth_mechanisms.2 = EXTERNAL
+    """
+    plugins = (*PLUGINS, "rabbitmq_auth_mechanism_ssl")
+    with rabbitmq.start(ephemeral=True, plugins=plugins, extra_config=config) as broker:
+        yield Secured(broker=broker, port=port, authority=authority, folder=folder)
+
+
+async def test_a_stream_over_tls(secured: Secured) -> None:
+    body = b"x" * 90_000
+    async with bide.connect(secured.broker.url) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue("s", arguments={"x-queue-type": "stream"})]))
+        for _ in range(30):
+            await client.publish(body, to="s")
+    with StreamLogs(secured.address()) as logs:
+        assert logs.end("s") == 30
+    wanted = OffsetRange(stream="s", start=0, end=30)
+    found = [
+        sections(one).body
+        for chunk, first, last in read_range(secured.address(), wanted, fail_on_data_loss=True)
+        for one in list(chunk.messages())[first:last]
+    ]
+    assert found == [body] * 30
+
+
+async def test_a_broker_that_is_not_to_be_trusted(secured: Secured, tmp_path: Path) -> None:
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "wrong.pem"))
+    with pytest.raises(TlsError, match=r"not to be trusted .*cafile="):
+        secured.address(cafile=tmp_path / "wrong.pem").connect()
+
+
+async def test_tls_to_a_plain_port_and_the_other_way_round(secured: Secured) -> None:
+    plain = stream_port(secured.broker)
+    with pytest.raises(BrokerUnreachableError):
+        Address(url=secured.address().url, port=plain).connect()
+    with pytest.raises(BrokerUnreachableError, match="rabbitmq_stream"):
+        Address.of(f"{secured.broker.url}?timeout=2", secured.port).connect()
+
+
+async def test_a_login_by_certificate(secured: Secured, tmp_path: Path) -> None:
+    certificate = secured.authority.issue_cert("reader", common_name="reader", key_type=trustme.KeyType.RSA)
+    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "client.pem"))
+    certificate.private_key_pem.write_to_path(str(tmp_path / "client.key"))
+    address = secured.address(certfile=tmp_path / "client.pem", keyfile=tmp_path / "client.key", auth="external")
+    if numbers(secured.broker.release) < (3, 11):
+        with pytest.raises(BrokerUnreachableError, match="does not open a connection of the stream protocol"):
+            address.connect()
+        return
+    with pytest.raises(AuthenticationError, match="does not accept the name in our certificate"):
+        address.connect()
+    secured.broker.add_user("reader", "never-used")
+    secured.broker.set_permissions("/", "reader")
+    with address.connect() as connection:
+        assert connection.release >= (3, 11)

@@ -1,0 +1,198 @@
+"""Reading queues with a real Spark: looking, and draining."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel as Channel
+from pyspark.errors import AnalysisException
+
+import bide.spark
+from bide.errors import BrokerError, DeliveryLostError, InvalidInputError, TargetNotFoundError
+from tests.support import Vhost
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture
+def channel(vhost: Vhost) -> Iterator[Channel]:
+    connection = pika.BlockingConnection(pika.URLParameters(vhost.url))
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})
+    yield channel
+    if connection.is_open:
+        connection.close()
+
+
+def fill(channel: Channel, count: int, **properties: Any) -> None:
+    for number in range(count):
+        channel.basic_publish("", "q", b"%d" % number, pika.BasicProperties(message_id=f"m-{number}", **properties))
+
+
+def left(channel: Channel) -> int:
+    return int(channel.queue_declare("q", passive=True).method.message_count)
+
+
+def holds(channel: Channel, count: int) -> bool:
+    """Whether the queue has so many messages; what is given back takes a moment."""
+    deadline = time.monotonic() + 10
+    while left(channel) != count and time.monotonic() < deadline:
+        channel.connection.process_data_events(0.02)
+    return left(channel) == count
+
+
+def peek(spark: SparkSession, url: str, **more: Any) -> DataFrame:
+    return spark.read.format("rabbitmq").options(url=url, queue="q", **more).load()
+
+
+def test_a_look_takes_nothing(spark: SparkSession, vhost_url: str, channel: Channel) -> None:
+    fill(channel, 5, correlation_id="c", content_type="text/plain", headers={"bide-due": 1000, "x": [1, "a"]})
+    rows = peek(spark, vhost_url, includeHeaders=True).collect()
+    assert [row.value for row in rows] == [b"%d" % number for number in range(5)]
+    first = rows[0]
+    assert (first.queue, first.exchange, first.routing_key, first.message_id) == ("q", "", "q", "m-0")
+    assert (first.correlation_id, first.content_type, first.reason) == ("c", "text/plain", "unknown")
+    assert first.headers == {"bide-due": "1000", "x": '[1,"a"]'}
+    assert first.due is not None
+    assert len({row.id for row in rows}) == 5
+    assert [row.value for row in peek(spark, vhost_url, limit=2).collect()] == [b"0", b"1"]
+    assert holds(channel, 5)
+
+
+def test_dead_letters_tell_why(spark: SparkSession, vhost_url: str, channel: Channel) -> None:
+    channel.queue_declare(
+        "short", arguments={"x-message-ttl": 1, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
+    )
+    channel.basic_publish("", "short", b"late")
+    assert holds(channel, 1)
+    (row,) = peek(spark, vhost_url).select("reason", "failed_queue", "routing_key").collect()
+    assert (row.reason, row.failed_queue, row.routing_key) == ("expired", "short", "short")
+
+
+def test_what_a_read_of_a_queue_refuses(spark: SparkSession, vhost_url: str) -> None:
+    with pytest.raises(AnalysisException, match=r"bide\.spark\.drain"):
+        peek(spark, vhost_url, mode="drain").collect()
+    with pytest.raises(AnalysisException, match="unknown option for reading a queue: startingoffsets"):
+        peek(spark, vhost_url, startingOffsets="earliest").collect()
+    with pytest.raises(Exception, match="no offsets to go back to"):
+        (
+            spark.readStream.format("rabbitmq")
+            .options(url=vhost_url, queue="q")
+            .load()
+            .writeStream.format("noop")
+            .start()
+            .awaitTermination(30)
+        )
+
+
+def test_a_drain_writes_and_then_acknowledges(
+    spark: SparkSession, vhost_url: str, channel: Channel, tmp_path: Path
+) -> None:
+    fill(channel, 10)
+    seen: list[int] = []
+
+    def write(frame: DataFrame) -> None:
+        # Held, and neither ready nor gone.
+        seen.append(left(channel))
+        frame.write.mode("append").parquet(str(tmp_path / "files"))
+
+    done = bide.spark.drain(spark, "q", write=write, url=vhost_url, batch=4, quiet="200ms")
+    assert (done.messages, done.batches) == (10, 3)
+    assert seen[0] == 6
+    assert holds(channel, 0)
+    rows = spark.read.parquet(str(tmp_path / "files")).collect()
+    assert sorted(int(row.value) for row in rows) == list(range(10))
+    assert bide.spark.drain(spark, "q", write=write, url=vhost_url, quiet="200ms").messages == 0
+
+
+def test_a_drain_has_its_limit(spark: SparkSession, vhost_url: str, channel: Channel) -> None:
+    fill(channel, 5)
+    values: list[bytes] = []
+    done = bide.spark.drain(
+        spark, "q", write=lambda frame: values.extend(row.value for row in frame.collect()), url=vhost_url, limit=3
+    )
+    assert (done.messages, values) == (3, [b"0", b"1", b"2"])
+    assert holds(channel, 2)
+
+
+def test_what_could_not_be_written_stays(spark: SparkSession, vhost_url: str, channel: Channel) -> None:
+    fill(channel, 4)
+
+    def fail(frame: DataFrame) -> None:
+        frame.collect()
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        bide.spark.drain(spark, "q", write=fail, url=vhost_url, batch=2)
+    assert holds(channel, 4)
+
+
+def test_what_was_written_and_not_acknowledged_is_said(spark: SparkSession, vhost: Vhost, channel: Channel) -> None:
+    fill(channel, 2)
+    channel.connection.close()
+
+    def cut(frame: DataFrame) -> None:
+        frame.collect()
+        vhost.broker.rabbitmqctl("close_all_connections", "--vhost", vhost.name, "test")
+
+    with pytest.raises(DeliveryLostError, match="2 messages of 'q' were written, but could not be acknowledged"):
+        bide.spark.drain(spark, "q", write=cut, url=vhost.url, quiet="200ms")
+
+
+def test_what_a_drain_refuses(spark: SparkSession, vhost_url: str, channel: Channel) -> None:
+    channel.queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
+    with pytest.raises(TargetNotFoundError):
+        bide.spark.drain(spark, "missing", write=print, url=vhost_url)
+    channel.basic_publish("", "s", b"x")
+    with pytest.raises(BrokerError, match="'s' is a stream: nothing can be taken out of it"):
+        bide.spark.drain(spark, "s", write=print, url=vhost_url)
+    with pytest.raises(InvalidInputError, match="the batch 0"):
+        bide.spark.drain(spark, "q", write=print, url=vhost_url, batch=0)
+
+
+KILLED = """
+import os, signal, sys
+from pyspark.sql import SparkSession
+import bide.spark
+
+url, files = sys.argv[1:]
+spark = (
+    SparkSession.builder.master("local[1]")
+    .config("spark.ui.enabled", "false")
+    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+    .getOrCreate()
+)
+
+def write(frame):
+    frame.write.mode("append").parquet(files)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+bide.spark.drain(spark, "q", write=write, url=url)
+"""
+
+
+def test_a_driver_that_is_killed_between_writing_and_acknowledging(
+    spark: SparkSession, vhost_url: str, channel: Channel, tmp_path: Path
+) -> None:
+    fill(channel, 3)
+    files = str(tmp_path / "files")
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, vhost_url, files], check=False, timeout=90, capture_output=True
+    )
+    assert killed.returncode == -9, killed.stderr
+    done = bide.spark.drain(spark, "q", write=lambda frame: frame.write.mode("append").parquet(files), url=vhost_url)
+    assert done.messages == 3
+    assert holds(channel, 0)
+    # Twice, as promised, and it can be told.
+    rows = spark.read.parquet(files).collect()
+    assert sorted(row.value for row in rows) == [b"0", b"0", b"1", b"1", b"2", b"2"]
+    assert len({row.id for row in rows}) == 3

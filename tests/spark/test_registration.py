@@ -1,0 +1,37 @@
+"""How Spark finds the data source."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import pyspark_bide
+from bide.spark.datasource import RabbitMQDataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_it_is_what_spark_looks_for() -> None:
+    assert pyspark_bide.DefaultSource is RabbitMQDataSource
+    assert pyspark_bide.DefaultSource.name() == "rabbitmq"
+
+
+def test_without_pyspark_it_holds_nobody_up() -> None:
+    """An import that fails would take the data sources of all other packages with it."""
+    script = (
+        "import sys; sys.modules['pyspark'] = None; import pyspark_bide; print(hasattr(pyspark_bide, 'DefaultSource'))"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert answer.stdout.strip() == "False"
+
+
+def test_registering_once_more_does_no_harm(spark: SparkSession) -> None:
+    import bide.spark
+
+    bide.spark.register(spark)
+    with pytest.raises(Exception, match="rabbitmqq"):
+        spark.read.format("rabbitmqq").load()

@@ -1,0 +1,348 @@
+"""Reading real streams with a real Spark."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pika
+import pytest
+
+from bide.spark.columns import STREAM_COLUMNS, table_schema
+from bide.spark.options import Options
+from bide.spark.read_options import ReadOptions
+from bide.spark.source import StreamsQueryReader
+from bide.stream.log import OffsetRange
+from tests.support import Vhost, stream_port
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+class Streams:
+    """A virtual host with streams, filled by a stranger: nothing of bide publishes here."""
+
+    def __init__(self, vhost: Vhost, spark: SparkSession, channel: Any) -> None:
+        self.vhost = vhost
+        self.spark = spark
+        self.channel = channel
+
+    def declare(self, *names: str, **arguments: Any) -> None:
+        for name in names:
+            self.channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream", **arguments})
+
+    def fill(self, name: str, bodies: Any, **properties: Any) -> None:
+        for body in bodies:
+            self.channel.basic_publish("", name, str(body).encode(), pika.BasicProperties(**properties))
+
+    def options(self, **more: Any) -> dict[str, Any]:
+        return {"url": self.vhost.url, "streamPort": stream_port(self.vhost.broker), **more}
+
+    def batch(self, **more: Any) -> DataFrame:
+        return self.spark.read.format("rabbitmq").options(**self.options(**more)).load()
+
+    def query(self, **more: Any) -> DataFrame:
+        return self.spark.readStream.format("rabbitmq").options(**self.options(**more)).load()
+
+    def run(self, checkpoint: Path, files: Path, **more: Any) -> StreamingQuery:
+        """Read what is there now into files, and end."""
+        query = (
+            self.query(**more)
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start(str(files))
+        )
+        assert query.awaitTermination(60)
+        return query
+
+    def stored(self, files: Path) -> list[str]:
+        rows = self.spark.read.parquet(str(files)).orderBy("stream", "offset").collect()
+        return [row.value.decode() for row in rows]
+
+
+@pytest.fixture
+def streams(vhost: Vhost, spark: SparkSession) -> Iterator[Streams]:
+    with closing(pika.BlockingConnection(pika.URLParameters(vhost.url))) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        yield Streams(vhost, spark, channel)
+
+
+def local(seconds: float) -> datetime:
+    """A time as Spark gives it to Python: of the machine's zone, and without it."""
+    return datetime.fromtimestamp(seconds, UTC).astimezone().replace(tzinfo=None)
+
+
+def values(frame: DataFrame) -> list[str]:
+    return sorted(row.value.decode() for row in frame.select("value").collect())
+
+
+def test_every_column(streams: Streams) -> None:
+    streams.declare("s")
+    streams.channel.exchange_declare("shop", "topic")
+    streams.channel.queue_bind("s", "shop", "#")
+    before = datetime.now(UTC) - timedelta(milliseconds=1)
+    streams.channel.basic_publish(
+        "shop",
+        "order.created",
+        b"hello",
+        pika.BasicProperties(
+            message_id="m-1",
+            correlation_id="c-1",
+            content_type="text/plain",
+            headers={
+                "bide-due": 1700000000123,
+                "bide-sent": 1600000000000,
+                "n": 5,
+                "b": True,
+                "t": "x",
+                "raw": b"\xff",
+            },
+        ),
+    )
+    streams.fill("s", ["bare"])
+    first, bare = streams.batch(stream="s", includeHeaders=True).orderBy("offset").collect()
+    assert first.asDict() == {
+        "value": b"hello",
+        "stream": "s",
+        "offset": 0,
+        "timestamp": first.timestamp,
+        "exchange": "shop",
+        "routing_key": "order.created",
+        "message_id": "m-1",
+        "correlation_id": "c-1",
+        "content_type": "text/plain",
+        "due": local(1700000000.123),
+        "scheduled": local(1600000000),
+        "headers": {
+            "bide-due": "1700000000123",
+            "bide-sent": "1600000000000",
+            "n": "5",
+            "b": "true",
+            "t": "x",
+            "raw": "/w==",
+        },
+    }
+    stored = first.timestamp.astimezone(UTC)
+    assert before <= stored <= datetime.now(UTC)
+    assert (bare.value, bare.exchange, bare.routing_key, bare.offset) == (b"bare", "", "s", 1)
+    assert (bare.message_id, bare.due, bare.scheduled, bare.headers) == (None, None, None, None)
+    assert "headers" not in streams.batch(stream="s").columns
+
+
+def test_a_schema_chooses_columns(streams: Streams) -> None:
+    streams.declare("s")
+    streams.fill("s", ["a"])
+    chosen = streams.spark.read.format("rabbitmq").options(**streams.options(stream="s")).schema("offset long").load()
+    assert [row.asDict() for row in chosen.collect()] == [{"offset": 0}]
+
+
+def test_a_batch_between_positions(streams: Streams) -> None:
+    streams.declare("a", "b", "empty")
+    streams.fill("a", range(10))
+    time.sleep(0.05)  # the broker's clock has milliseconds
+    between = time.time_ns() // 1_000_000
+    time.sleep(0.05)
+    streams.fill("b", range(10, 20))
+    assert values(streams.batch(stream="a,b,empty")) == sorted(map(str, range(20)))
+    start, end = json.dumps({"a": 3, "b": "earliest"}), json.dumps({"a": "latest", "b": 2})
+    assert values(streams.batch(stream="a,b", startingOffsets=start, endingOffsets=end)) == sorted(
+        map(str, range(3, 12))
+    )
+    assert values(streams.batch(stream="a,b", startingTimestamp=between)) == sorted(map(str, range(10, 20)))
+    assert values(streams.batch(stream="a,b", endingTimestamp=between)) == sorted(map(str, range(10)))
+    assert values(streams.batch(stream="empty")) == []
+
+
+def test_more_tasks_than_streams(streams: Streams) -> None:
+    streams.declare("s")
+    streams.fill("s", range(10))
+    frame = streams.batch(stream="s", minPartitions=4)
+    assert frame.rdd.getNumPartitions() == 4
+    assert values(frame) == sorted(map(str, range(10)))
+
+
+def test_a_super_stream(streams: Streams) -> None:
+    streams.channel.exchange_declare("super", "direct", durable=True, arguments={"x-super-stream": True})
+    for number in range(3):
+        streams.declare(f"super-{number}")
+        streams.channel.queue_bind(f"super-{number}", "super", str(number), {"x-stream-partition-order": number})
+        streams.fill(f"super-{number}", [number])
+    rows = streams.batch(superStream="super").collect()
+    assert {(row.stream, row.value.decode()) for row in rows} == {
+        (f"super-{number}", str(number)) for number in range(3)
+    }
+
+
+def test_a_query_goes_on_where_it_was(streams: Streams, tmp_path: Path) -> None:
+    streams.declare("s")
+    checkpoint, files = tmp_path / "checkpoint", tmp_path / "files"
+    streams.fill("s", range(5))
+    streams.run(checkpoint, files, stream="s", startingOffsets="earliest")
+    streams.run(checkpoint, files, stream="s", startingOffsets="earliest")
+    streams.fill("s", range(5, 8))
+    streams.run(checkpoint, files, stream="s", startingOffsets="earliest")
+    assert streams.stored(files) == [str(number) for number in range(8)]
+
+
+def test_a_batch_has_its_limit(streams: Streams, tmp_path: Path) -> None:
+    streams.declare("a", "b")
+    streams.fill("a", range(20))
+    streams.fill("b", range(5))
+    query = streams.run(
+        tmp_path / "c", tmp_path / "f", stream="a,b", startingOffsets="earliest", maxOffsetsPerTrigger=10
+    )
+    rows = [progress.numInputRows for progress in query.recentProgress]
+    assert [count for count in rows if count] == [10, 10, 5]
+    assert streams.stored(tmp_path / "f") == [str(number) for number in [*range(20), *range(5)]]
+
+
+def test_available_now_reads_what_was_there_at_the_start(streams: Streams, tmp_path: Path) -> None:
+    streams.declare("s")
+    streams.fill("s", range(6))
+
+    def write(frame: DataFrame, number: int) -> None:
+        frame.write.mode("append").parquet(str(tmp_path / "files"))
+        streams.fill("s", ["late"])
+
+    query = (
+        streams.query(stream="s", startingOffsets="earliest", maxOffsetsPerTrigger=3)
+        .writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .foreachBatch(write)
+        .start()
+    )
+    assert query.awaitTermination(60)
+    assert streams.stored(tmp_path / "files") == [str(number) for number in range(6)]
+
+
+def test_a_running_query_reads_what_comes(streams: Streams, tmp_path: Path) -> None:
+    streams.declare("s")
+    streams.fill("s", ["before"])
+    query = (
+        streams.query(stream="s")
+        .writeStream.format("memory")
+        .queryName("running")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    try:
+        until(lambda: query.lastProgress is not None)
+        streams.fill("s", range(3))
+        until(lambda: streams.spark.table("running").count() == 3)
+        assert values(streams.spark.table("running")) == ["0", "1", "2"]
+    finally:
+        query.stop()
+
+
+def test_a_first_batch_that_died_is_repeated_from_where_it_began(streams: Streams, tmp_path: Path) -> None:
+    """Spark does not keep where a new query begins: what came while it was down would be skipped."""
+    streams.declare("s")
+    streams.fill("s", ["before"])
+    attempts: list[list[str]] = []
+
+    def write(frame: DataFrame, number: int) -> None:
+        attempts.append(values(frame))
+        if len(attempts) == 1:
+            raise RuntimeError("the first attempt dies")
+
+    def start() -> StreamingQuery:
+        return (
+            streams.query(stream="s", startingOffsets="latest")
+            .writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .foreachBatch(write)
+            .start()
+        )
+
+    died = start()
+    until(lambda: not died.isActive)
+    assert attempts == [[]]
+    streams.fill("s", ["1", "2"])
+    query = start()
+    try:
+        until(lambda: ["1", "2"] in attempts)
+    finally:
+        query.stop()
+    assert [one for one in attempts if one] == [["1", "2"]]
+
+
+def test_a_batch_that_died_is_repeated_as_it_was(streams: Streams, tmp_path: Path) -> None:
+    streams.declare("s")
+    streams.fill("s", ["1", "2"])
+    checkpoint, attempts = tmp_path / "checkpoint", []
+
+    def write(frame: DataFrame, number: int) -> None:
+        attempts.append((number, values(frame)))
+        if len(attempts) == 1:
+            raise RuntimeError("the first attempt dies")
+
+    for _ in range(2):
+        query = (
+            streams.query(stream="s", startingOffsets="earliest")
+            .writeStream.option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .foreachBatch(write)
+            .start()
+        )
+        until(partial(stopped, query))
+        streams.fill("s", ["3"])
+    assert attempts == [(0, ["1", "2"]), (0, ["1", "2"]), (1, ["3"])]
+
+
+def test_pyspark_before_4_2_asks_for_the_end_first(streams: Streams) -> None:
+    """And without telling where it is: the end tells where a new query begins."""
+    streams.declare("s")
+    streams.fill("s", range(5))
+    given = Options(streams.options(stream="s", startingOffsets='{"s": 2}'))
+    schema = table_schema(STREAM_COLUMNS, include_headers=False)
+    reader = StreamsQueryReader(ReadOptions.read(given, {}, streaming=True), schema)
+    try:
+        end = reader.latestOffset()
+        start = reader.initialOffset()
+        assert [one.value for one in reader.partitions(start, end)] == [OffsetRange(stream="s", start=2, end=5)]
+        assert reader.latestOffset() == end
+        assert list(reader.partitions(end, end)) == []
+        streams.fill("s", ["more"])
+        assert [one.value for one in reader.partitions(end, reader.latestOffset())] == [
+            OffsetRange(stream="s", start=5, end=6)
+        ]
+    finally:
+        reader.stop()
+
+
+def test_a_checkpoint_of_the_first_version_goes_on(streams: Streams, tmp_path: Path) -> None:
+    """Written by Spark 4.3 and the first bide with this source; it stands after offset 2."""
+    streams.declare("s")
+    streams.fill("s", range(5))
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(Path(__file__).parent / "checkpoint-v1", checkpoint)
+    seen: list[tuple[int, list[str]]] = []
+    query = (
+        streams.query(stream="s", startingOffsets="earliest")
+        .writeStream.option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .foreachBatch(lambda frame, number: seen.append((number, values(frame))))
+        .start()
+    )
+    assert query.awaitTermination(60)
+    assert seen == [(2, ["3", "4"])]
+
+
+def stopped(query: StreamingQuery) -> bool:
+    return not query.isActive
+
+
+def until(condition: Callable[[], Any], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)

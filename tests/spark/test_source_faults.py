@@ -1,0 +1,206 @@
+"""Reading streams, when something goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel as Channel
+from pika.exceptions import ChannelClosedByBroker
+
+from bide.broker import LocalBroker
+from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+KILLED = """
+import sys
+from pyspark.sql import SparkSession
+
+url, port, checkpoint, files = sys.argv[1:]
+spark = (
+    SparkSession.builder.master("local[2]")
+    .config("spark.ui.enabled", "false")
+    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+    .getOrCreate()
+)
+(
+    spark.readStream.format("rabbitmq")
+    .options(url=url, streamPort=port, stream="s", startingOffsets="earliest", maxOffsetsPerTrigger=25, minPartitions=2)
+    .load()
+    .writeStream.format("parquet")
+    .option("checkpointLocation", checkpoint)
+    .start(files)
+    .awaitTermination()
+)
+"""
+
+
+@pytest.fixture
+def channel(vhost: Vhost) -> Iterator[Channel]:
+    with closing(pika.BlockingConnection(pika.URLParameters(vhost.url))) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        yield channel
+
+
+def declare(channel: Channel, **arguments: Any) -> None:
+    channel.queue_declare("s", durable=True, arguments={"x-queue-type": "stream", **arguments})
+
+
+def fill(channel: Channel, numbers: range, size: int = 0) -> None:
+    for number in numbers:
+        channel.basic_publish("", "s", str(number).encode().ljust(size))
+
+
+def read(spark: SparkSession, vhost: Vhost, folder: Path, **more: Any) -> None:
+    """Read what there is now into files."""
+    query = (
+        spark.readStream.format("rabbitmq")
+        .options(url=f"{vhost.url}?timeout=2", streamPort=stream_port(vhost.broker), stream="s", **more)
+        .load()
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(folder / "files"))
+    )
+    assert query.awaitTermination(90)
+
+
+def stored(spark: SparkSession, folder: Path) -> list[int]:
+    return sorted(int(row.value) for row in spark.read.parquet(str(folder / "files")).collect())
+
+
+def test_spark_is_killed_and_started_again(spark: SparkSession, vhost: Vhost, channel: Channel, tmp_path: Path) -> None:
+    """JVM and Python, with SIGKILL, in the middle of a query: every message is in the files, once."""
+    declare(channel)
+    fill(channel, range(1000))
+    folders = [str(tmp_path / "checkpoint"), str(tmp_path / "files")]
+    committed = tmp_path / "checkpoint" / "commits"
+    process = subprocess.Popen(
+        # With a name that Spark finds the data source by itself: nothing is registered.
+        [sys.executable, "-c", KILLED, vhost.url, str(stream_port(vhost.broker)), *folders],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(committed.glob("[0-9]*"))) < 3:
+            assert process.poll() is None, "it ended by itself"
+            assert time.monotonic() < deadline, "it wrote nothing"
+            time.sleep(0.05)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    at_the_kill = len(list(committed.glob("[0-9]*")))
+    assert 3 <= at_the_kill < 40, "it was killed after the end"
+    fill(channel, range(1000, 1010))
+    read(spark, vhost, tmp_path, startingOffsets="earliest")
+    assert stored(spark, tmp_path) == list(range(1010))
+
+
+def test_a_broker_that_is_killed_and_started_again(spark: SparkSession, rabbitmq: Rabbitmq, tmp_path: Path) -> None:
+    """The query notices nothing."""
+    seen: list[int] = []
+    with rabbitmq.start(ephemeral=True) as broker:
+        publish(broker, range(3))
+        flush_declarations(broker)
+        query = (
+            spark.readStream.format("rabbitmq")
+            .options(url=broker.url, streamPort=stream_port(broker), stream="s", startingOffsets="earliest")
+            .load()
+            .writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .foreachBatch(lambda frame, number: seen.extend(int(row.value) for row in frame.collect()))
+            .start()
+        )
+        try:
+            until(query, lambda: sorted(seen) == [0, 1, 2])
+            broker.kill()
+            broker.restart()
+            publish(broker, range(3, 6))
+            until(query, lambda: sorted(seen) == list(range(6)))
+        finally:
+            query.stop()
+
+
+def publish(broker: LocalBroker, numbers: range) -> None:
+    with closing(pika.BlockingConnection(pika.URLParameters(broker.url))) as connection:
+        deadline = time.monotonic() + 30
+        while True:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            try:
+                declare(channel)
+                break
+            except ChannelClosedByBroker:
+                # Just started, it has no leader for the stream yet.
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        fill(channel, numbers)
+
+
+def until(query: StreamingQuery, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert query.isActive, query.exception()
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_lost_messages_fail_the_query_until_that_is_allowed(
+    spark: SparkSession, vhost: Vhost, channel: Channel, tmp_path: Path
+) -> None:
+    declare(channel, **{"x-max-length-bytes": 100_000, "x-stream-max-segment-size-bytes": 50_000})
+    fill(channel, range(3))
+    read(spark, vhost, tmp_path, startingOffsets="earliest")
+    # Far more than is kept.
+    fill(channel, range(3, 103), size=5_000)
+    with pytest.raises(Exception, match=r"does not have offsets 3 to .* retention was quicker"):
+        read(spark, vhost, tmp_path)
+    read(spark, vhost, tmp_path, failOnDataLoss=False)
+    found = stored(spark, tmp_path)
+    assert found[:3] == [0, 1, 2]
+    assert found[3] > 3
+    assert found[3:] == list(range(found[3], 103))
+
+
+def test_a_stream_that_was_declared_again_fails_the_query_until_that_is_allowed(
+    spark: SparkSession, vhost: Vhost, channel: Channel, tmp_path: Path
+) -> None:
+    declare(channel)
+    fill(channel, range(5))
+    read(spark, vhost, tmp_path, startingOffsets="earliest")
+    channel.queue_delete("s")
+    declare(channel)
+    fill(channel, range(5, 7))
+    with pytest.raises(Exception, match="was read up to offset 5, and now it ends at 2"):
+        read(spark, vhost, tmp_path)
+    read(spark, vhost, tmp_path, failOnDataLoss=False)
+    assert stored(spark, tmp_path) == list(range(7))
+
+
+def test_what_cannot_be_read_is_named(spark: SparkSession, vhost: Vhost, channel: Channel) -> None:
+    port = stream_port(vhost.broker)
+    source = spark.read.format("rabbitmq").options(url=vhost.url, streamPort=port)
+    with pytest.raises(Exception, match="there is no stream 'missing' on the virtual host"):
+        source.option("stream", "missing").load().collect()
+    with pytest.raises(Exception, match="unknown option for reading streams: stat"):
+        spark.read.format("rabbitmq").options(url=vhost.url, streamPort=port, stat="s", stream="s").load().collect()
+    declare(channel)
+    fill(channel, range(3))
+    with pytest.raises(Exception, match="endingOffsets is 9 of 's', which ends at 3"):
+        spark.read.format("rabbitmq").options(
+            url=vhost.url, streamPort=port, stream="s", endingOffsets='{"s": 9}'
+        ).load().collect()

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bide.delayed_message import delay_of
+from bide.errors import InvalidDelayError
+
+
+@pytest.mark.parametrize(
+    ("value", "milliseconds"),
+    [
+        (1500, 1500),
+        ("1500", 1500),
+        (1500.0, 1500),
+        (1500.5, 1500.5),
+        ("1500.5", 1500.5),
+        (0.25, 0.25),
+        (" 20 ", 20),
+        (5_000_000_000, 5_000_000_000),  # beyond what the plugin holds
+    ],
+)
+def test_numbers_in_any_form(value: object, milliseconds: float) -> None:
+    assert delay_of({"x-delay": value}) == timedelta(milliseconds=milliseconds)
+
+
+@pytest.mark.parametrize("value", [0, -1, "-1500", 0.0, "0", None])
+def test_now(value: object) -> None:
+    assert delay_of({"x-delay": value}) is None
+    assert delay_of(None) is None
+    assert delay_of({}) is None
+
+
+@pytest.mark.parametrize("value", ["soon", "", True, b"5", [5], float("nan"), float("inf"), "1e999", 10**30, "5s"])
+def test_what_is_no_number(value: object) -> None:
+    with pytest.raises(InvalidDelayError, match="x-delay"):
+        delay_of({"x-delay": value})
+
+
+@given(st.integers(min_value=1, max_value=10**10), st.sampled_from([int, str, float]))
+def test_never_early(milliseconds: int, form: type) -> None:
+    wait = delay_of({"x-delay": form(milliseconds)})
+    assert wait is not None
+    assert wait >= timedelta(milliseconds=milliseconds)

@@ -1,0 +1,208 @@
+"""Messages of streams as record batches."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bide.errors import UndecodableMessageError
+from bide.spark import batches
+from bide.spark.batches import Batches, text_of, unpack
+from bide.spark.columns import STREAM_COLUMNS, arrow_schema, table_schema
+from bide.stream.amqp10 import Symbol, identity, lookup
+from bide.stream.chunk import HEADER, Chunk
+from tests.unit.test_amqp10 import FROM_3_10, FROM_4_3, encode, section
+
+
+def chunk(messages: list[bytes], first: int = 100) -> Chunk:
+    data = b"".join(struct.pack(">I", len(one)) + one for one in messages)
+    numbers = (0x50, 0, len(messages), len(messages), 1700000000123, 7, first, zlib.crc32(data), len(data), 0, 0)
+    return Chunk.read(HEADER.pack(*numbers) + data, 0)
+
+
+def read(*messages: bytes, headers: bool = True, raw: bool = False) -> list[dict[str, Any]]:
+    made = Batches(arrow_schema(table_schema(STREAM_COLUMNS, include_headers=headers), STREAM_COLUMNS), "s", raw=raw)
+    assert list(made.add(chunk(list(messages)), 0, len(messages))) == []
+    rows: list[dict[str, Any]] = made.take().to_pylist()
+    return rows
+
+
+def message(headers: dict[str, Any] | None = None, body: bytes = b"body") -> bytes:
+    return section(0x74, encode(headers or {})) + section(0x75, encode(body))
+
+
+@pytest.mark.parametrize("stored", [FROM_3_10, FROM_4_3])
+def test_a_message_that_rabbitmq_stored(stored: bytes) -> None:
+    (row,) = read(stored)
+    headers = dict(row.pop("headers"))
+    assert row == {
+        "value": b"hello0",
+        "stream": "s",
+        "offset": 100,
+        "timestamp": datetime.fromtimestamp(1700000000.123, UTC),
+        "exchange": "ex",
+        "routing_key": "order.created",
+        "message_id": "m0",
+        "correlation_id": "c",
+        "content_type": "text/plain",
+        "due": datetime.fromtimestamp(1700000000.123, UTC),
+        "scheduled": None,
+    }
+    # Wherever the release keeps them.
+    assert headers["x-foo"] == "bar"
+    assert headers["s"] == "text"
+    assert headers["bin"] == "/wA="
+    assert headers["bytes"] == "abc"
+    assert headers["n"] is None
+    assert headers["d"] == "2026-01-01T00:00:00Z"
+    assert "x-exchange" not in headers
+    assert "x-routing-key" not in headers
+
+
+def test_times_without_headers() -> None:
+    (row,) = read(message({"bide-due": 1000, "x": {"y": [1]}, "bide-sent": 2000}), headers=False)
+    assert (row["due"], row["scheduled"]) == (datetime.fromtimestamp(1, UTC), datetime.fromtimestamp(2, UTC))
+
+
+@pytest.mark.parametrize("value", ["1000", True, 1.5, -1, 2**62, None])
+def test_a_header_of_a_time_that_is_none(value: Any) -> None:
+    assert read(message({"bide-due": value}))[0]["due"] is None
+    assert read(message({"bide-due": value}), headers=False)[0]["due"] is None
+
+
+def test_headers_within_headers_are_json() -> None:
+    (row,) = read(message({"x-death": [{"queue": "q", "count": 1}], "b": False}))
+    assert dict(row["headers"]) == {"x-death": '[{"queue":"q","count":1}]', "b": "false"}
+
+
+def test_bodies_that_are_values() -> None:
+    rows = read(
+        section(0x77, encode("text")),
+        section(0x77, encode(b"bytes")),
+        section(0x77, encode({"a": [1, None]})),
+        section(0x77, encode(None)),
+        section(0x76, encode([1, 2])) + section(0x76, encode([3])),
+    )
+    assert [row["value"] for row in rows] == [b"text", b"bytes", b'{"a":[1,null]}', b"", b"[1,2,3]"]
+
+
+def test_what_is_no_message_is_named_or_taken_as_it_is() -> None:
+    with pytest.raises(UndecodableMessageError, match=r"at offset 101 of stream 's' .* undecodable=raw"):
+        read(message(), b"raw bytes")
+    rows = read(message(), b"raw bytes", message(), raw=True)
+    assert [row["value"] for row in rows] == [b"body", b"raw bytes", b"body"]
+    assert [row["offset"] for row in rows] == [100, 101, 102]
+    assert rows[1]["headers"] is None
+
+
+def test_maps_that_are_none_are_undecodable() -> None:
+    body = section(0x75, encode(b""))
+    for code in (0x72, 0x74):
+        with pytest.raises(UndecodableMessageError):
+            read(section(code, encode([])) + body)
+    with pytest.raises(UndecodableMessageError, match="no list"):
+        read(section(0x73, encode({})) + body)
+    with pytest.raises(UndecodableMessageError, match="no map"):
+        read(section(0x74, encode(["bide-due"])) + body, headers=False)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=10), st.integers(1, 30), st.integers(1, 500))
+def test_batches_have_their_bounds_and_lose_nothing(sizes: list[int], rows: int, most_bytes: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "MOST_ROWS", rows)
+        patch.setattr(batches, "MOST_BYTES", most_bytes)
+        made = Batches(
+            arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False), STREAM_COLUMNS), "s", raw=False
+        )
+        found: list[pa.RecordBatch] = []
+        first = 0
+        for size in sizes:
+            found += made.add(chunk([message(body=b"%d" % (first + index)) for index in range(size)], first), 0, size)
+            first += size
+        if made.rows:
+            found.append(made.take())
+    assert all(0 < one.num_rows <= rows for one in found)
+    taken = [row for one in found for row in one.to_pylist()]
+    assert [row["value"] for row in taken] == [b"%d" % number for number in range(first)]
+    assert [row["offset"] for row in taken] == list(range(first))
+
+
+def test_a_part_of_a_chunk() -> None:
+    made = Batches(arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False), STREAM_COLUMNS), "s", raw=False)
+    assert list(made.add(chunk([message(body=b"%d" % number) for number in range(9)]), 3, 5)) == []
+    assert [(row["offset"], row["value"]) for row in made.take().to_pylist()] == [(103, b"3"), (104, b"4")]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, None),
+        ("a", "a"),
+        (Symbol("a"), "a"),
+        (True, "true"),
+        (5, "5"),
+        (1.5, "1.5"),
+        (b"a", "a"),
+        (b"\xff", "/w=="),
+        (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+        ([1, b"\xff", None, {"k": True}], '[1,"/w==",null,{"k":true}]'),
+    ],
+)
+def test_values_as_text(value: Any, text: str | None) -> None:
+    assert text_of(value) == text
+    assert type(text_of(value)) in (str, type(None))
+
+
+@pytest.mark.parametrize(("number", "codec"), [(0, None), (1, "gzip"), (3, "lz4"), (4, "zstd")])
+def test_packed_batches(number: int, codec: str | None) -> None:
+    raw = b"some text " * 20
+    packed = raw if codec is None else pa.compress(raw, codec=codec, asbytes=True)
+    assert unpack(number, packed, len(raw)) == raw
+    if codec is not None:
+        with pytest.raises(UndecodableMessageError, match="cannot be unpacked"):
+            unpack(number, b"something else", 14)
+    with pytest.raises(UndecodableMessageError, match="snappy, which is not read"):
+        unpack(2, b"", 0)
+
+
+properties = st.lists(st.none() | st.text(max_size=20) | st.binary(max_size=5) | st.integers(0, 2**40), max_size=13)
+
+
+@given(properties)
+def test_identity_is_what_the_whole_list_says(values: list[Any]) -> None:
+    padded = [*values, *[None] * 13]
+    assert identity(encode(values)) == (padded[0], padded[5], padded[6])
+
+
+def test_identity_of_a_list_that_ends_too_early() -> None:
+    assert identity(b"\x45") == (None, None, None)
+    for data in (b"\xc0\x05\x01\xa1\x03a", b"\xc0\x02\x02\x40", b"\xd0\0\0"):
+        with pytest.raises(UndecodableMessageError, match="end too early"):
+            identity(data)
+    with pytest.raises(UndecodableMessageError, match="not UTF-8"):
+        identity(b"\xc0\x04\x01\xa1\x01\xff")
+
+
+def short(text: str) -> bytes:
+    return b"\xa1" + bytes([len(text)]) + text.encode()
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b", "bide-due", "c"]), st.integers(0, 100) | st.text(max_size=9)))
+def test_a_look_up_finds_what_the_whole_map_has(headers: dict[str, Any]) -> None:
+    content = b"".join(short(name) + encode(value) for name, value in headers.items())
+    data = b"\xd1" + struct.pack(">II", len(content) + 4, 2 * len(headers)) + content
+    assert lookup(data, b"bide-due", b"c") == [headers.get("bide-due"), headers.get("c")]
+
+
+def test_a_look_up_in_a_map_that_is_wrong() -> None:
+    for data in (b"\xc1\x05\x02\xa1\x01a", b"\xc1\x02\x02\x40", b"\xc1\x03\x02\x40\x40\x40", b"\xd1\0"):
+        with pytest.raises(UndecodableMessageError):
+            lookup(data, b"a")

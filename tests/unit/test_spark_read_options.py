@@ -1,0 +1,101 @@
+"""What to read, and from where to where."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from bide.errors import InvalidOptionError
+from bide.spark.options import Options
+from bide.spark.read_options import ReadOptions, milliseconds
+
+
+def read(*, streaming: bool = False, **given: Any) -> ReadOptions:
+    return ReadOptions.read(Options(given), {}, streaming=streaming)
+
+
+def test_defaults() -> None:
+    batch, query = read(stream="s"), read(stream="s", streaming=True)
+    assert (batch.start, batch.end, query.start) == ("earliest", "latest", "latest")
+    assert batch.streams == ("s",)
+    assert (batch.super_stream, batch.port, batch.max_offsets, batch.min_partitions) == (None, None, None, None)
+    assert batch.fail_on_data_loss
+    assert not batch.raw
+
+
+def test_names_of_streams() -> None:
+    assert read(stream="a, b,c").streams == ("a", "b", "c")
+    assert read(stream='["a,b", "c"]').streams == ("a,b", "c")
+    assert read(superStream="s").super_stream == "s"
+
+
+@pytest.mark.parametrize("text", ["a,,b", ",", "[1]", "[", '[""]', "a,a"])
+def test_names_that_are_none(text: str) -> None:
+    with pytest.raises(InvalidOptionError, match="the option stream"):
+        read(stream=text)
+
+
+@pytest.mark.parametrize("given", [{}, {"stream": "a", "superStream": "b"}])
+def test_one_of_what_can_be_read(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOptionError, match=r"one of the options stream .*, superStream and queue"):
+        read(**given)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Earliest", "earliest"),
+        ("2026-11-21T06:00:00Z", datetime(2026, 11, 21, 6, tzinfo=UTC)),
+        ('{"s": 23}', {"s": 23}),
+        ('{"s": -2}', {"s": "earliest"}),
+        ('{"s": "earliest"}', {"s": "earliest"}),
+        ('{"s": "2026-11-21T06:00:00Z"}', {"s": datetime(2026, 11, 21, 6, tzinfo=UTC)}),
+    ],
+)
+def test_where_to_begin(text: str, expected: object) -> None:
+    assert read(stream="s", startingOffsets=text).start == expected
+
+
+def test_where_to_end() -> None:
+    assert read(stream="s", endingOffsets='{"s": -1}').end == {"s": "latest"}
+    assert read(stream="s", endingTimestamp="1000").end == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    assert read(stream="s", streaming=True, startingOffsets='{"s": "latest"}').start == {"s": "latest"}
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"startingOffsets": "23"}, "startingOffsets is '23'"),
+        ({"startingOffsets": "yesterday"}, "startingOffsets is 'yesterday'"),
+        ({"startingOffsets": '{"s": true}'}, "startingOffsets of s is True"),
+        ({"startingOffsets": '{"s": -3}'}, "startingOffsets of s is -3"),
+        ({"startingOffsets": '{"s": 1.5}'}, "startingOffsets of s is 1.5"),
+        ({"startingOffsets": '{"s": {"0": 1}}'}, "startingOffsets of s is"),
+        ({"startingOffsets": '{"s": 1, "s": 2}'}, "gives a stream twice"),
+        ({"startingOffsets": '{"s": 1'}, "is not JSON"),
+        ({"startingOffsets": '{"t": 1}'}, "positions of t, and the option stream names s"),
+        ({"startingOffsets": "{}"}, "positions of no stream"),
+        ({"startingOffsets": "latest"}, "a batch of what is to come would be empty"),
+        ({"startingOffsets": '{"s": -1}'}, "a batch of what is to come would be empty"),
+        ({"endingOffsets": "earliest"}, "the batch would be empty"),
+        ({"startingOffsets": "earliest", "startingTimestamp": "1"}, "not both"),
+        ({"maxOffsetsPerTrigger": "5"}, "for streaming queries only"),
+        ({"endingOffsets": "latest", "streaming": True}, "for batches only"),
+        ({"endingTimestamp": "1", "streaming": True}, "for batches only"),
+        ({"mode": "peek"}, "unknown option for reading streams: mode"),
+        ({"streamPort": "70000"}, "from 1 to 65,535"),
+        ({"undecodable": "drop"}, "give one of fail, raw"),
+        ({"kafka.bootstrap.servers": "x"}, "unknown option"),
+    ],
+)
+def test_what_cannot_be(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidOptionError, match=reason):
+        read(stream="s", **given)
+
+
+def test_times_are_rounded_up() -> None:
+    time = datetime(2026, 11, 21, 6, 0, 0, 1500, tzinfo=UTC)
+    assert milliseconds(time) == int(datetime(2026, 11, 21, 6, tzinfo=UTC).timestamp()) * 1000 + 2
+    assert milliseconds(datetime(1970, 1, 1, tzinfo=UTC)) == 0
