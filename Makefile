@@ -6,7 +6,7 @@ WORKERS ?= 3
 PARALLEL = --numprocesses=$(WORKERS) --dist=loadfile
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
-.PHONY: help demo test test-brokers test-soak lint format lock setup java rabbitmq clean
+.PHONY: help demo test test-brokers test-soak bench bench-docs lint format lock setup java rabbitmq clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,6 +28,13 @@ test-brokers: setup java ## run the broker tests on RabbitMQ 4.0 and 4.3 too (Li
 
 test-soak: setup ## cut 200 connections in the middle of bulk publishes rather than a few (ten minutes)
 	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest tests/faults/test_bulk_faults.py -k random_bytes
+
+bench: setup ## compare bide, other clients, and the limits of the broker (hours; BENCH="publish --scale 0.1" for less)
+	@scripts/install-rabbitmq.sh
+	@.venv/bin/bide bench --keep benchmarks/results $(BENCH)
+
+bench-docs: setup ## draw docs/benchmarks.md from the newest results of each release
+	@.venv/bin/bide bench $(foreach file,$(shell scripts/newest-results.sh),--from $(file)) --page docs >/dev/null
 
 lint: setup ## ruff and mypy
 	@.venv/bin/ruff check

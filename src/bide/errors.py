@@ -45,6 +45,7 @@
     │   ├── UnknownMessageTypeError    the endpoint has no handler for its type
     │   ├── PoisonMessageError         processes die on it
     │   └── NotFoundError              no such message is in the queue
+    ├── BenchmarkError                 a case of the benchmark could not be measured
     ├── CallError: a request that got no good reply
     │   ├── ReplyTimeoutError          none came in time
     │   ├── ReplyLostError             the way back is gone
@@ -350,6 +351,10 @@ class PoisonMessageError(MessageError):
 
 class NotFoundError(MessageError):
     """No such message is in the queue."""
+
+
+class BenchmarkError(BideError):
+    """A case of the benchmark could not be measured."""
 
 
 class CallError(BideError):

@@ -25,6 +25,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "cli": ("__main__", "cli"),
     "demo": ("demo",),
     "pipelines": ("pipelines",),
+    "bench": ("bench",),
     "spark": ("spark",),
     "observability": ("metrics", "tracing"),
     "client": (
@@ -87,6 +88,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "cli": frozenset({"click", "pyspark", "rich"}),
     "demo": frozenset({"rich"}),
     "pipelines": frozenset({"pyarrow", "pyspark"}),
+    "bench": frozenset({"rich", "aio_pika", "celery", "dramatiq", "kombu", "pika"}),
     "spark": frozenset({"pyarrow", "pyspark"}),
     "observability": frozenset({"prometheus_client", "opentelemetry"}),
     "admin": frozenset({"httpx2"}),
@@ -94,7 +96,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 }
 """What a layer may import from elsewhere."""
 
-IMPORTED_AS = {"prometheus-client": "prometheus_client", "opentelemetry-api": "opentelemetry"}
+IMPORTED_AS = {"aio-pika": "aio_pika", "prometheus-client": "prometheus_client", "opentelemetry-api": "opentelemetry"}
 """Packages whose module has another name."""
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from bide.cli.bench import bench
 from bide.cli.broker import broker
 from bide.cli.delay import delay
 from bide.cli.demo import demo
@@ -41,7 +42,7 @@ def cli() -> None:
     """
 
 
-for _command in (demo, broker, delay, send, receive, relay, errors, topology, pipeline):
+for _command in (demo, broker, delay, send, receive, relay, errors, topology, pipeline, bench):
     cli.add_command(_command)
 
 

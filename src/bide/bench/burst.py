@@ -1,0 +1,110 @@
+"""How long many messages take that are due in the same second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Final
+
+from bide.bench.job import Answer, Job
+from bide.bench.measurement import DEFAULT_PREFETCH, Case, Measurement, Plan
+from bide.bench.stage import TARGET, WINDOW, prepare
+from bide.client import connect
+from bide.delay.clock import Clock
+from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.nservicebus import NServiceBus
+from bide.errors import BenchmarkError
+from bide.letter import Letter
+
+ONE_LANE: Final = "Clock, 1 lane"
+FOUR_LANES: Final = "Clock, 4 lanes"
+CASCADE: Final = "binary cascade"
+LOW: Final = "prefetch 32"
+HIGH: Final = "prefetch 1,000"
+
+_MESSAGES: Final = 200_000
+_BODY: Final = 200
+_PREFETCH: Final = 1_000
+_SLOWEST: Final = 5_000
+"""Messages per second that a publisher reaches at least."""
+
+_MARGIN: Final = 5
+"""Seconds that the publisher has to be done before the due second."""
+
+_PATIENCE: Final = 120.0
+_HALF: Final = timedelta(milliseconds=500)
+
+
+def _cases(plan: Plan) -> Sequence[Case]:
+    messages = plan.count(_MESSAGES)
+    return [
+        Case(
+            name=name,
+            setting=setting,
+            work="bide.bench.burst:burst",
+            options={"messages": messages, "lanes": lanes},
+            dead_letter_prefetch=prefetch,
+        )
+        for setting, prefetch in ((LOW, 32), (HIGH, DEFAULT_PREFETCH))
+        for name, lanes in ((ONE_LANE, 1), (FOUR_LANES, 4), (CASCADE, 0))
+    ]
+
+
+BURST: Final = Measurement(
+    name="burst",
+    title="Many messages due in the same second",
+    about=(
+        f"{_MESSAGES:,} messages of {_BODY} bytes, published over several seconds, each with the delay, in whole "
+        "seconds (and a half, with `Clock`), that makes it due in one and the same second. With `Clock` all of them "
+        "come through the one queue of the half second then, or through its lanes; in the cascade of NServiceBus "
+        "through its last levels. Prefetch is `dead_letter_worker_consumer_prefetch`, 32 unless it is configured. Time "
+        "from the beginning of the due second to the last receipt."
+    ),
+    cases=_cases,
+    broker="fresh",
+)
+
+
+def _infrastructure(lanes: int) -> DelayInfrastructure:
+    if lanes:
+        return Clock(lanes=lanes, max_delay=timedelta(seconds=60) - _HALF, resolution=_HALF)
+    return NServiceBus(routing="direct")
+
+
+async def burst(job: Job) -> Answer:
+    """Publish, wait for the due second, and receive."""
+    messages, lanes = job.options["messages"], job.options["lanes"]
+    infrastructure = _infrastructure(lanes)
+    await prepare(job.url, infrastructure)
+    ahead = messages // _SLOWEST + _MARGIN
+    async with (
+        connect(job.url, infrastructure=infrastructure) as client,
+        client.consume(TARGET, prefetch=_PREFETCH) as arriving,
+    ):
+        await client.publish(b"", to=TARGET, delay=infrastructure.resolution)
+        await (await anext(arriving)).ack()
+        start = time.time()
+        due = start + ahead + (_HALF.total_seconds() if lanes else 0)
+        await client.publish_many(
+            _letters(messages, start, ahead, extra=_HALF if lanes else timedelta(0)), window=WINDOW
+        )
+        if time.time() > due - 1:
+            raise BenchmarkError(f"publishing {messages} messages took longer than {ahead} s")
+        received = 0
+        async with asyncio.timeout(due - time.time() + _PATIENCE):
+            async for message in arriving:
+                await message.ack()
+                received += 1
+                if received == messages:
+                    break
+        seconds = time.time() - due
+    return Answer(values={"seconds": seconds, "rate": messages / seconds})
+
+
+def _letters(messages: int, start: float, ahead: int, *, extra: timedelta) -> Iterator[Letter]:
+    body = bytes(_BODY)
+    for _ in range(messages):
+        passed = int(time.time() - start)
+        yield Letter(body, to=TARGET, delay=timedelta(seconds=max(ahead - passed, 1)) + extra)

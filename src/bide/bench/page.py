@@ -1,0 +1,115 @@
+"""The page of the documentation that shows the results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from bide.bench.bars import verdicts
+from bide.bench.measurement import Measurement
+from bide.bench.plots import plots
+from bide.bench.results import Results, Row
+from bide.bench.table import cell, columns
+
+PAGE: Final = "benchmarks.md"
+PLOTS: Final = "benchmarks"
+
+_INTRODUCTION: Final = """\
+# How fast
+
+`make bench` (or `pip install 'bide[bench]'` and `bide bench`) starts a private RabbitMQ and measures bide, other
+clients, and what the broker itself can do, side by side: every case in a process and a virtual host of its own, in
+turns (A B C, A B C). `bide bench publish --scale 0.1` is a look at one part; `bide bench --help` has the rest. Absolute
+numbers are those of one machine, with clients and broker on it; compare within a table. A number is the median of the
+rounds, with the lowest and the highest in brackets. This page is made of the files in `benchmarks/results` by
+`make bench-docs`.
+"""
+
+
+def write(folder: Path, results: Sequence[Results], measurements: Sequence[Measurement]) -> Path:
+    """Write the page and its plots into a folder.
+
+    Args:
+        results: of one run for each release of RabbitMQ; plots are drawn of the first.
+
+    Returns:
+        The page.
+    """
+    (folder / PLOTS).mkdir(parents=True, exist_ok=True)
+    for measurement in measurements:
+        for name, chart in plots(results[0], measurement.name):
+            (folder / PLOTS / f"{name}.svg").write_text(chart.svg(), encoding="utf-8")
+    page = folder / PAGE
+    page.write_text(text(results, measurements), encoding="utf-8")
+    return page
+
+
+def text(results: Sequence[Results], measurements: Sequence[Measurement]) -> str:
+    """The page in Markdown."""
+    return "\n".join(_lines(results, measurements))
+
+
+def _lines(results: Sequence[Results], measurements: Sequence[Measurement]) -> Iterator[str]:
+    yield _INTRODUCTION
+    for one in results:
+        yield from _run(one)
+    for measurement in measurements:
+        shown = [one for one in results if one.of(measurement.name)]
+        if not shown:
+            continue
+        yield f"## {measurement.title}\n"
+        yield f"{measurement.about}\n"
+        for name, chart in plots(results[0], measurement.name):
+            yield f"![{chart.title}]({PLOTS}/{name}.svg)\n"
+        for one in shown:
+            if len(results) > 1:
+                yield f"RabbitMQ {one.releases['RabbitMQ']}:\n"
+            yield from _table(one.of(measurement.name))
+
+
+def _run(results: Results) -> Iterator[str]:
+    yield f"## RabbitMQ {results.releases['RabbitMQ']}, {results.date[:10]}\n"
+    if results.scale < 1:
+        yield (
+            f"**Preliminary: {results.scale:g} of the full size, at most {results.rounds} rounds.** Good for a look, "
+            "not for conclusions.\n"
+        )
+    machine = results.machine
+    yield (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory']}, {machine['kernel']}, "
+        f"{machine['python']}; {results.rounds} rounds of most; "
+        + ", ".join(f"{name} {release}" for name, release in results.releases.items())
+        + ".\n"
+    )
+    if found := verdicts(results):
+        yield from _markdown(
+            ["what is to be reached", "limit", "reached", ""],
+            [[one.bar.title, one.bar.wanted, one.reached, one.word] for one in found],
+        )
+
+
+def _table(rows: Sequence[Row]) -> Iterator[str]:
+    quantities = columns(rows)
+    settings = any(row.setting for row in rows)
+    head = ["", ""] if settings else [""]
+    yield from _markdown(
+        [*head, *(one.title for one in quantities)],
+        [
+            [*([row.setting] if settings else []), row.case, *(cell(one, row.spread(one.name)) for one in quantities)]
+            for row in rows
+        ],
+    )
+    noted = [(row, note) for row in rows for note in row.notes]
+    for row, note in noted:
+        yield f"- {' '.join(part for part in (row.setting, row.case) if part)}: {note}"
+    if noted:
+        yield ""
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+    yield ""

@@ -1,0 +1,53 @@
+"""What is measured: names, units, and how many digits are worth printing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """One column.
+
+    Attributes:
+        name: in the results.
+        title: in tables, with the unit.
+        digits: after the decimal point.
+    """
+
+    name: str
+    title: str
+    digits: int = 0
+
+    def shown(self, value: float) -> str:
+        """A value with thousands separators."""
+        return f"{value:,.{self.digits}f}"
+
+
+_ALL: Final = (
+    Quantity("rate", "messages/s"),
+    Quantity("sent", "sent, messages/s"),
+    Quantity("p50", "p50, ms late", 1),
+    Quantity("p99", "p99, ms late", 1),
+    Quantity("max", "max, ms late", 1),
+    Quantity("min", "min, ms late", 1),
+    Quantity("seconds", "s", 2),
+    Quantity("stop", "stop, s", 1),
+    Quantity("restart", "start, s", 1),
+    Quantity("client_cpu", "client CPU, µs/message", 1),
+    Quantity("broker_cpu", "broker CPU, µs/message"),
+    Quantity("cpu_ms", "CPU, ms", 1),
+    Quantity("memory", "memory, MB", 1),
+    Quantity("growth", "growth, MB", 1),
+    Quantity("disk", "disk, MB", 1),
+    Quantity("bytes_memory", "memory, bytes/message"),
+    Quantity("bytes_disk", "disk, bytes/message"),
+    Quantity("header_bytes", "headers received, bytes"),
+    Quantity("early", "early"),
+    Quantity("lost", "lost"),
+    Quantity("sustained", "sustained"),
+)
+
+QUANTITIES: Final = {one.name: one for one in _ALL}
+"""In the order of the columns."""

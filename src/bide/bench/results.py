@@ -1,0 +1,176 @@
+"""What was measured, on which machine, with which releases; as JSON."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+from bide.bench.job import Answer
+from bide.errors import InvalidInputError
+
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Several measurements of the same, in one number and its limits."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """The spread of at least one value."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """Everything about one case.
+
+    Attributes:
+        values: name of a quantity -> one value per round.
+        notes: what to say about them.
+    """
+
+    measurement: str
+    case: str
+    setting: str = ""
+    values: dict[str, list[float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, answer: Answer) -> None:
+        """Add the numbers of one round."""
+        for name, value in answer.values.items():
+            self.values.setdefault(name, []).append(value)
+        self.note(answer.note)
+
+    def note(self, text: str) -> None:
+        """Say something about it, once."""
+        if text and text not in self.notes:
+            self.notes.append(text)
+
+    def spread(self, quantity: str) -> Spread | None:
+        """The median and the limits of a quantity; None where it was not measured."""
+        values = self.values.get(quantity)
+        return Spread.of(values) if values else None
+
+
+@dataclass(slots=True, kw_only=True)
+class Results:
+    """A run of the benchmark.
+
+    Attributes:
+        date: when it began, ISO 8601.
+        scale: part of the full size.
+        machine: what it ran on, in words.
+        releases: program or package -> release.
+        failures: what could not be measured, and why.
+    """
+
+    date: str
+    scale: float
+    rounds: int
+    machine: Mapping[str, str]
+    releases: dict[str, str]
+    rows: list[Row] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def row(self, measurement: str, case: str, setting: str = "") -> Row:
+        """The row of a case, made if there is none."""
+        found = self.find(measurement, case, setting)
+        if found is None:
+            found = Row(measurement=measurement, case=case, setting=setting)
+            self.rows.append(found)
+        return found
+
+    def find(self, measurement: str, case: str, setting: str = "") -> Row | None:
+        """The row of a case, or None."""
+        wanted = (measurement, case, setting)
+        return next((row for row in self.rows if (row.measurement, row.case, row.setting) == wanted), None)
+
+    def of(self, measurement: str) -> list[Row]:
+        """The rows of a measurement, in the order in which they were measured first."""
+        return [row for row in self.rows if row.measurement == measurement]
+
+    def median(self, measurement: str, case: str, setting: str, quantity: str) -> float | None:
+        """One number; None where it was not measured."""
+        row = self.find(measurement, case, setting)
+        spread = row.spread(quantity) if row is not None else None
+        return None if spread is None else spread.median
+
+    def measurements(self) -> Iterator[str]:
+        """The names of what was measured."""
+        yield from dict.fromkeys(row.measurement for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"format": FORMAT, **asdict(self)}
+
+    def keep(self, folder: Path) -> Path:
+        """Write it to a file in a folder, which is made if it is missing; return the file.
+
+        What was measured on the same day with the same release is kept beside it, but for the same measurements.
+
+        Raises:
+            InvalidInputError: that was of another size, or of another machine or other releases.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{self.date[:10]}-{self.releases['RabbitMQ']}.json"
+        kept = self._beside(Results.load(file), file) if file.exists() else self
+        file.write_text(json.dumps(kept.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return file
+
+    def _beside(self, before: Results, file: Path) -> Results:
+        if not self._is_comparable(before):
+            raise InvalidInputError(
+                f"{file} holds results of another size ({before.scale:g}), or of another machine or other releases: "
+                "move it away, or keep these in another folder"
+            )
+        own = set(self.measurements())
+        return replace(
+            self,
+            rounds=max(self.rounds, before.rounds),
+            releases={**before.releases, **self.releases},
+            rows=[row for row in before.rows if row.measurement not in own] + self.rows,
+            failures=[one for one in before.failures if one.partition(",")[0] not in own] + self.failures,
+        )
+
+    def _is_comparable(self, other: Results) -> bool:
+        common = self.releases.keys() & other.releases.keys()
+        return (
+            self.scale == other.scale
+            and self.machine == other.machine
+            and all(self.releases[name] == other.releases[name] for name in common)
+        )
+
+    @classmethod
+    def load(cls, file: Path) -> Self:
+        """Read what :meth:`keep` wrote.
+
+        Raises:
+            InvalidInputError: it is something else.
+        """
+        try:
+            return cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InvalidInputError(f"{file} holds no results of the benchmark: {error}") from error
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """From JSON.
+
+        Raises:
+            InvalidInputError: it is something else, or of another release.
+        """
+        if data.get("format") != FORMAT:
+            raise InvalidInputError(
+                f"these are no results of the benchmark in format {FORMAT}, but {data.get('format')!r}: run it anew"
+            )
+        kept = {name: value for name, value in data.items() if name not in ("format", "rows")}
+        return cls(**kept, rows=[Row(**row) for row in data["rows"]])

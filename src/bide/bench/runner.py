@@ -1,0 +1,110 @@
+"""Run measurements: every case in its turn, round after round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Final
+
+from bide.bench import machine
+from bide.bench.host import Host
+from bide.bench.job import Answer
+from bide.bench.measurement import Case, Measurement, Plan
+from bide.bench.quantities import QUANTITIES
+from bide.bench.results import Results, Row
+from bide.broker.installation import find_installation
+from bide.errors import BenchmarkError
+
+Listener = Callable[[Row, str], None]
+"""Told of every run of a case: its row so far, and what there is to say about the run."""
+
+NOT_INSTALLED: Final = "not installed"
+
+
+def run(
+    measurements: Sequence[Measurement],
+    plan: Plan,
+    *,
+    root: Path | None = None,
+    only: Sequence[str] = (),
+    listener: Listener = lambda row, said: None,
+    keeper: Callable[[Results], object] = lambda results: None,
+) -> Results:
+    """Measure.
+
+    Args:
+        root: folder of another system whose RabbitMQ is used.
+        only: patterns (``bide*``); of the cases, those whose name or setting matches one of them. All if empty.
+        listener: told of every run.
+        keeper: given the results at the beginning and after every measurement: an end that comes early costs little.
+
+    Raises:
+        LocalBrokerError: the broker does not start. A case that fails is reported in the results.
+    """
+    results = Results(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        scale=plan.scale,
+        rounds=plan.rounds,
+        machine=machine.describe(),
+        releases={"RabbitMQ": find_installation(chroot=root).release, **machine.releases()},
+    )
+    keeper(results)
+    for measurement in measurements:
+        cases = [case for case in measurement.cases(plan) if _is_wanted(case, only)]
+        if not cases:
+            continue
+        rounds = min(plan.rounds, measurement.most_rounds or plan.rounds)
+        with Host.start(root, broker=measurement.broker == "shared") as host:
+            for case in [case for _ in range(rounds) for case in cases]:
+                _run(host, root, measurement, case, results, listener)
+        keeper(results)
+    return results
+
+
+def _is_wanted(case: Case, only: Sequence[str]) -> bool:
+    return not only or any(fnmatch(text, pattern) for pattern in only for text in (case.name, case.setting))
+
+
+def _run(
+    host: Host, root: Path | None, measurement: Measurement, case: Case, results: Results, listener: Listener
+) -> None:
+    row = results.row(measurement.name, case.name, case.setting)
+    said = ""
+    if case.rival is not None and machine.release_of(case.rival) is None:
+        row.note(said := NOT_INSTALLED)
+    elif case.unless_failed is not None and _failed_before(results, measurement, case):
+        row.note(said := f"not tried: not sustained at {case.unless_failed}")
+    else:
+        try:
+            answer = _measured(host, root, measurement, case, results)
+        except BenchmarkError as error:
+            row.note(said := f"failed: {error}")
+            results.failures.append(f"{measurement.name}, {case.name} {case.setting}".rstrip() + f": {error}")
+        else:
+            row.add(answer)
+            said = _in_short(answer)
+    listener(row, said)
+
+
+def _measured(host: Host, root: Path | None, measurement: Measurement, case: Case, results: Results) -> Answer:
+    if measurement.broker != "fresh":
+        results.releases |= host.releases()
+        return host.run(case)
+    with Host.start(root, broker=True, dead_letter_prefetch=case.dead_letter_prefetch) as fresh:
+        results.releases |= fresh.releases()
+        return fresh.run(case)
+
+
+def _failed_before(results: Results, measurement: Measurement, case: Case) -> bool:
+    assert case.unless_failed is not None
+    row = results.find(measurement.name, case.name, case.unless_failed)
+    return row is not None and not results.median(row.measurement, row.case, row.setting, "sustained")
+
+
+def _in_short(answer: Answer) -> str:
+    parts = [
+        f"{one.title} {one.shown(answer.values[name])}" for name, one in QUANTITIES.items() if name in answer.values
+    ]
+    return "; ".join(parts)

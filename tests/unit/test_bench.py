@@ -1,0 +1,357 @@
+"""The pure parts of the benchmark: numbers, tables, charts, pages, and what is compared."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+from dataclasses import replace
+from datetime import timedelta
+from io import StringIO
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from bide.bench import bars, page, table
+from bide.bench.catalogue import MEASUREMENTS, NAMES, chosen
+from bide.bench.chart import Chart, Group
+from bide.bench.confirmed import Confirmed
+from bide.bench.fine_cascade import FineCascade
+from bide.bench.job import Answer, Job
+from bide.bench.measurement import Measurement, Plan
+from bide.bench.percentiles import lateness, percentile
+from bide.bench.plots import plots
+from bide.bench.quantities import QUANTITIES
+from bide.bench.results import Results, Row, Spread
+from bide.delay.infrastructure import ExchangeTarget, QueueTarget
+from bide.errors import InvalidInputError, UnsupportedTargetError
+
+ROOT = Path(__file__).parents[2]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def results(*rows: Row, release: str = "4.3.6", scale: float = 1.0) -> Results:
+    return Results(
+        date="2026-11-21T08:00:00+00:00",
+        scale=scale,
+        rounds=3,
+        machine={"processor": "a processor", "cores": "4", "memory": "24 GB", "kernel": "Linux", "python": "CPython"},
+        releases={"RabbitMQ": release, "bide": "0.1.0"},
+        rows=list(rows),
+    )
+
+
+def row(measurement: str, case: str, setting: str = "", **values: list[float]) -> Row:
+    return Row(measurement=measurement, case=case, setting=setting, values=values)
+
+
+def late(case: str, *, setting: str = "1,500/s", sustained: float = 1, **values: float) -> Row:
+    return row("lateness", case, setting, sustained=[sustained], **{name: [value] for name, value in values.items()})
+
+
+EXAMPLE = results(
+    row("publish", "raw limit", "200 B", rate=[25_000, 20_000, 30_000]),
+    row("publish", "bide bulk", "200 B", rate=[24_000, 21_000, 26_000]),
+    row("publish", "bide", "200 B", rate=[7_000, 7_000, 7_000]),
+    row("publish", "aio-pika", "200 B", rate=[5_000, 5_200, 5_100]),
+    Row(measurement="publish", case="Celery", setting="200 B", notes=["not installed"]),
+    late("Clock", p50=4.0, p99=20.0, broker_cpu=1_300),
+    late("binary cascade", p50=10.0, p99=40.0, broker_cpu=1_800),
+    late("dramatiq", setting="500/s", p50=200.0, p99=990.0, broker_cpu=1_600),
+    late("dramatiq", setting="1,500/s", sustained=0, p50=9_000.0, p99=20_000.0, broker_cpu=1_700),
+)
+
+
+class TestNumbers:
+    def test_a_spread_is_the_median_and_its_limits(self) -> None:
+        assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
+
+    @given(st.lists(st.floats(0, 1e6), min_size=1), st.integers(1, 100))
+    def test_a_percentile_is_the_smallest_value_that_covers_enough(self, values: list[float], percent: int) -> None:
+        ordered = sorted(values)
+        found = percentile(ordered, percent)
+        assert sum(one <= found for one in ordered) * 100 >= percent * len(ordered)
+        below = [one for one in ordered if one < found]
+        assert len(below) * 100 < percent * len(ordered)
+
+    def test_lateness_counts_what_is_lost_and_what_is_early(self) -> None:
+        values = lateness([-1.5, -0.4, 3.0, 8.0], expected=5, sent_per_second=100, rate=100)
+        assert values == {
+            "sent": 100,
+            "p50": -0.4,
+            "p99": 8.0,
+            "max": 8.0,
+            "min": -1.5,
+            "early": 1,
+            "lost": 1,
+            "sustained": 0.0,
+        }
+
+    @pytest.mark.parametrize(
+        ("sent", "slowest", "sustained"), [(98.0, 4_000.0, 1.0), (96.0, 4_000.0, 0.0), (98.0, 6_000.0, 0.0)]
+    )
+    def test_a_rate_is_sustained_when_it_is_reached_and_nothing_falls_behind(
+        self, sent: float, slowest: float, sustained: float
+    ) -> None:
+        values = lateness([1.0, slowest], expected=2, sent_per_second=sent, rate=100)
+        assert values["sustained"] == sustained
+
+    @given(st.data())
+    def test_confirms_are_counted_in_any_order(self, data: st.DataObject) -> None:
+        pending = set(range(1, data.draw(st.integers(1, 40)) + 1))
+        total, confirmed = len(pending), Confirmed()
+        while pending:
+            tag, multiple = data.draw(st.sampled_from(sorted(pending))), data.draw(st.booleans())
+            confirmed.add(tag, multiple=multiple)
+            pending -= {one for one in pending if one <= tag} if multiple else {tag}
+            assert confirmed.count == total - len(pending)
+
+
+class TestPlan:
+    def test_sizes_shrink_with_the_scale_down_to_a_least(self) -> None:
+        plan = Plan(scale=0.1)
+        assert plan.count(200_000) == 20_000
+        assert plan.count(200) == 100
+        assert plan.seconds(60) == pytest.approx(6)
+        assert plan.seconds(60, least=10) == 10
+
+    @pytest.mark.parametrize("scale", [0.0, -1.0, 1.5, float("nan")])
+    def test_a_scale_out_of_range_is_refused(self, scale: float) -> None:
+        with pytest.raises(InvalidInputError, match="out of range"):
+            Plan(scale=scale)
+
+    @pytest.mark.parametrize("measurement", MEASUREMENTS, ids=NAMES)
+    @pytest.mark.parametrize("scale", [1.0, 0.001])
+    def test_every_case_can_be_run(self, measurement: Measurement, scale: float) -> None:
+        cases = measurement.cases(Plan(scale=scale))
+        assert len({(case.name, case.setting) for case in cases}) == len(cases) > 0
+        for case in cases:
+            module, _, name = case.work.partition(":")
+            assert callable(getattr(importlib.import_module(module), name))
+            job = Job(work=case.work, options=case.options, url="amqp://u:secret@localhost/", pid=1)
+            assert Job.from_json(job.to_json()) == job
+            assert "secret" not in repr(job)
+
+    @pytest.mark.parametrize("scale", [1.0, 0.1])
+    def test_delays_keep_their_length_while_ratios_are_to_mean_something(self, scale: float) -> None:
+        late, through = (measurement.cases(Plan(scale=scale)) for measurement in chosen(["lateness", "sustained"]))
+        assert {case.options["longest"] for case in late} == {60}
+        assert {case.options["bits"] for case in through} == {12}
+        assert all(case.options["warm_up"] >= 40.96 for case in through)
+
+    def test_a_rate_is_left_out_only_after_a_lower_one(self) -> None:
+        (measurement,) = chosen(["lateness"])
+        cases = measurement.cases(Plan())
+        settings = list(dict.fromkeys(case.setting for case in cases))
+        for case in cases:
+            if case.unless_failed is not None:
+                assert settings.index(case.unless_failed) < settings.index(case.setting)
+
+    def test_measurements_come_in_one_order(self) -> None:
+        assert [one.name for one in chosen(["store", "publish"])] == ["publish", "store"]
+        assert [one.name for one in chosen([])] == list(NAMES)
+
+
+class TestResults:
+    def test_they_are_kept_and_read_again(self, tmp_path: Path) -> None:
+        file = EXAMPLE.keep(tmp_path / "new")
+        assert file.name == "2026-11-21-4.3.6.json"
+        assert Results.load(file) == EXAMPLE
+
+    def test_other_measurements_of_the_day_are_kept_beside_them(self, tmp_path: Path) -> None:
+        old, new = row("publish", "bide", rate=[1.0]), row("publish", "bide", rate=[2.0])
+        store = row("store", "Clock", lost=[0.0])
+        first = results(old, store)
+        first.failures += ["publish, pika: broken", "store, binary cascade: broken"]
+        first.keep(tmp_path)
+        kept = Results.load(results(new).keep(tmp_path))
+        assert kept.rows == [store, new]
+        assert kept.failures == ["store, binary cascade: broken"]
+
+    def test_results_of_another_size_are_not_written_over(self, tmp_path: Path) -> None:
+        file = results(row("publish", "bide", rate=[1.0])).keep(tmp_path)
+        before = file.read_text()
+        for other in (
+            results(scale=0.1),
+            replace(results(), machine={}),
+            replace(results(), releases={"RabbitMQ": "4.3.6", "bide": "2"}),
+        ):
+            with pytest.raises(InvalidInputError, match="another size"):
+                other.keep(tmp_path)
+        assert file.read_text() == before
+
+    @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 99}', '{"format": 1}', '{"format": 1, "rows": [{}]}'])
+    def test_another_file_is_refused(self, tmp_path: Path, text: str) -> None:
+        file = tmp_path / "other.json"
+        file.write_text(text)
+        with pytest.raises(InvalidInputError, match=r"other\.json holds no results"):
+            Results.load(file)
+
+    def test_a_row_gathers_the_rounds(self) -> None:
+        gathered = results()
+        for rate in (1.0, 2.0):
+            gathered.row("publish", "bide").add(Answer(values={"rate": rate}, note="slow"))
+        assert gathered.rows == [Row(measurement="publish", case="bide", values={"rate": [1.0, 2.0]}, notes=["slow"])]
+        assert gathered.median("publish", "bide", "", "rate") == 1.5
+        assert gathered.median("publish", "bide", "", "p50") is None
+        assert gathered.median("publish", "pika", "", "rate") is None
+
+
+class TestBars:
+    def test_ratios_of_medians_decide(self) -> None:
+        found = {one.bar.title: one for one in bars.verdicts(EXAMPLE)}
+        bulk = found["publish 200 B: bide bulk / raw limit"]
+        assert (bulk.reached, bulk.bar.wanted, bulk.word) == ("0.96", "at least 0.8", "met")
+        tasks = found["publish 200 B: bide / aio-pika"]
+        assert (tasks.reached, tasks.word) == ("1.37", "not met")
+        cpu = found["lateness at 1,500/s, broker CPU: Clock / binary cascade"]
+        assert (cpu.reached, cpu.bar.wanted, cpu.word) == ("0.72", "at most 0.65", "not met")
+
+    def test_what_was_not_measured_has_no_verdict(self) -> None:
+        titles = [one.bar.title for one in bars.verdicts(EXAMPLE)]
+        assert not [one for one in titles if "Celery" in one or one.startswith(("burst", "sustained", "store"))]
+
+    @pytest.mark.parametrize(("release", "word"), [("3.10.8", "not met"), ("4.3.6", "met")])
+    def test_old_releases_have_another_limit(self, release: str, word: str) -> None:
+        rows = (row("sustained", "Clock", rate=[1_800]), row("sustained", "binary cascade", rate=[1_000]))
+        (verdict,) = bars.verdicts(results(*rows, release=release))
+        assert verdict.word == word
+
+    def test_every_bar_names_cases_that_are_measured(self) -> None:
+        measured = {
+            (measurement.name, case.name, case.setting)
+            for measurement in MEASUREMENTS
+            for case in measurement.cases(Plan())
+        }
+        for bar in bars.bars("4.3.6"):
+            for place in [one for one in (bar.of, bar.to) if one is not None]:
+                assert (place.measurement, place.case, place.setting) in measured
+                assert place.quantity in QUANTITIES
+
+
+class TestTable:
+    def test_a_cell_shows_the_limits_where_they_differ(self) -> None:
+        rate = QUANTITIES["rate"]
+        assert table.cell(rate, Spread(25_000.4, 20_000, 30_000)) == "25,000 (20,000–30,000)"
+        assert table.cell(rate, Spread(25_000, 25_000, 25_000)) == "25,000"
+        assert table.cell(rate, None) == ""
+
+    def test_it_holds_every_row_and_what_is_to_be_said(self) -> None:
+        console = Console(width=160, file=StringIO())
+        with console.capture() as captured:
+            console.print(table.tables(EXAMPLE, MEASUREMENTS))
+            console.print(table.bars_table(EXAMPLE))
+        text = captured.get()
+        assert "24,000 (21,000–26,000)" in text
+        assert "200 B Celery: not installed" in text
+        assert re.search(r"bide bulk / raw limit +at least 0.8 +0.96 +met", text)
+
+
+class TestChart:
+    def drawn(self, chart: Chart) -> list[float]:
+        """The widths of the bars."""
+        rectangles = ElementTree.fromstring(chart.svg()).iter(f"{SVG}rect")
+        return [float(one.attrib["width"]) for one in rectangles if one.attrib["height"] == "13"]
+
+    def test_bars_are_as_long_as_their_medians(self) -> None:
+        groups = [Group("a", [Spread(50, 40, 100)]), Group("b", [Spread(25, 25, 25)])]
+        one, other = self.drawn(Chart(title="t", series=["s"], groups=groups))
+        assert one == pytest.approx(2 * other, abs=0.2)
+
+    def test_a_logarithmic_axis_begins_at_a_power_of_ten(self) -> None:
+        groups = [
+            Group("a", [Spread(10, 10, 10)]),
+            Group("b", [Spread(100, 100, 1_000)]),
+            Group("c", [Spread(5, 4, 6)]),
+        ]
+        ten, hundred, five = self.drawn(Chart(title="t", series=["s"], groups=groups, logarithmic=True))
+        assert hundred == pytest.approx(2 * ten, abs=0.2)
+        assert 0 < five < ten
+
+    @given(st.floats(0.001, 1e9))
+    def test_ticks_are_round_and_few(self, value: float) -> None:
+        chart = Chart(title="t", series=["s"], groups=[Group("a", [Spread(value, value, value)])])
+        lines = [one for one in ElementTree.fromstring(chart.svg()).iter(f"{SVG}path") if "V" in one.attrib["d"]]
+        assert 2 <= len(lines) <= 7
+
+    def test_what_is_missing_is_left_out_and_text_is_escaped(self) -> None:
+        chart = Chart(title="a < b", series=["s", "t"], groups=[Group("<x>", [None, Spread(1, 1, 1)])])
+        assert len(self.drawn(chart)) == 1
+        texts = [one.text for one in ElementTree.fromstring(chart.svg()).iter(f"{SVG}text")]
+        assert {"a < b", "<x>", "s", "t"} <= set(texts)
+
+
+class TestPage:
+    def test_rivals_are_shown_at_the_highest_rate_that_they_sustain(self) -> None:
+        charts = dict(plots(EXAMPLE, "lateness"))
+        assert [group.label for group in charts["lateness"].groups] == [
+            "Clock, 1,500/s",
+            "binary cascade, 1,500/s",
+            "dramatiq, 500/s",
+        ]
+
+    def test_every_plot_is_beside_it(self, tmp_path: Path) -> None:
+        written = page.write(tmp_path, [EXAMPLE], MEASUREMENTS).read_text()
+        shown = re.findall(r"!\[[^]]+\]\(([^)]+)\)", written)
+        assert shown == ["benchmarks/publish.svg", "benchmarks/lateness.svg", "benchmarks/broker-cpu.svg"]
+        for name in shown:
+            ElementTree.parse(tmp_path / name)
+
+    def test_it_says_what_ran_where(self) -> None:
+        text = page.text([EXAMPLE], MEASUREMENTS)
+        assert "a processor, 4 cores" in text
+        assert "RabbitMQ 4.3.6, bide 0.1.0" in text
+        assert "| 200 B | bide bulk | 24,000 (21,000–26,000) |" in text
+        assert "- 200 B Celery: not installed" in text
+        assert "Preliminary" not in text
+
+    def test_a_small_run_is_called_preliminary(self) -> None:
+        assert "**Preliminary: 0.1 of the full size" in page.text([results(scale=0.1)], MEASUREMENTS)
+
+    def test_the_documentation_shows_the_newest_results(self) -> None:
+        """``make bench-docs`` was run after the last change."""
+        listed = subprocess.run([ROOT / "scripts/newest-results.sh"], check=True, capture_output=True, text=True).stdout
+        kept = [Results.load(ROOT / name) for name in listed.split()]
+        assert (ROOT / "docs/benchmarks.md").read_text() == page.text(kept, MEASUREMENTS)
+
+    def test_kept_results_say_all_that_is_to_be_known(self) -> None:
+        for file in (ROOT / "benchmarks/results").glob("*.json"):
+            kept = json.loads(file.read_text())
+            assert {"RabbitMQ", "Erlang", "bide", "aio-pika", "pika", "kombu", "celery", "dramatiq"} <= set(
+                kept["releases"]
+            )
+            assert {"processor", "cores", "memory", "kernel", "python"} <= set(kept["machine"])
+
+
+class TestFineCascade:
+    CASCADE = FineCascade(levels=12)
+
+    @given(st.integers(0, 4095))
+    def test_the_waits_on_the_way_add_up_to_the_delay(self, units: int) -> None:
+        delay, target = units * timedelta(milliseconds=10), QueueTarget("orders")
+        route, steps = self.CASCADE.route(delay, target), self.CASCADE.steps(delay, target)
+        assert route.delay == sum((step.delay for step in steps), timedelta(0)) == delay
+        assert route.hops == units.bit_count()
+        assert route.exchange == steps[0].exchange
+
+    def test_its_queues_wait_10_ms_doubled_at_every_level(self) -> None:
+        queues = self.CASCADE.topology().queues
+        assert [one.arguments["x-message-ttl"] for one in queues] == [10 << level for level in range(12)]
+        assert all(one.type == "quorum" for one in queues)
+        assert all(one.arguments["x-dead-letter-strategy"] == "at-least-once" for one in queues)
+        assert self.CASCADE.max_delay == timedelta(seconds=40.95)
+
+    def test_it_has_what_it_says(self) -> None:
+        topology = self.CASCADE.topology()
+        assert set(self.CASCADE.probes().queues) <= set(topology.queues)
+        names = [one.name for one in topology.queues] + [one.name for one in topology.exchanges]
+        assert all(self.CASCADE.owns(name) for name in names)
+
+    def test_it_delivers_to_queues_alone(self) -> None:
+        with pytest.raises(UnsupportedTargetError):
+            self.CASCADE.route(timedelta(seconds=1), ExchangeTarget("shop", "order"))
