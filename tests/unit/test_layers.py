@@ -24,6 +24,7 @@ MAX_LINES = 450
 LAYERS: dict[str, tuple[str, ...]] = {
     "cli": ("__main__", "cli"),
     "demo": ("demo",),
+    "testing": ("testing",),
     "observability": ("metrics", "tracing"),
     "client": (
         *("", "bulk", "bulk_run", "bulk_source", "bulk_sync", "client", "consumer", "encoder", "letter"),
@@ -35,11 +36,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "admin": ("admin", "broker"),
     "amqp": ("amqp",),
     "recoverability": ("recoverability",),
+    "memory": ("memory",),
     "patterns": ("patterns",),
     "delay": ("delay", "layouts", "outgoing"),
     "topology": (
         *(
             "checks",
+            "consistent_hash",
             "dead_letters",
             "duration",
             "exchange_types",
@@ -55,7 +58,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 }
 """Layers from the top down, each with its modules and packages. The empty name is the package itself."""
 
-PURE = ("recoverability", "patterns", "delay", "topology", "errors")
+PURE = ("recoverability", "memory", "patterns", "delay", "topology", "errors")
 """Layers of plain data and arithmetic."""
 
 INPUT_OUTPUT = frozenset(
