@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from bide.memory.consumers import BrokerConsumer
 from bide.memory.entry import Entry
 from bide.memory.host import VirtualHost
-from bide.memory.message import StoredMessage
 from bide.memory.queue import BrokerQueue
 from bide.memory.refusal import access_refused, not_modelled, precondition_failed, refusal
 from bide.memory.stream import StreamQueue
@@ -172,15 +171,17 @@ class BrokerChannel:
     def close(self) -> None:
         """End the consumers, and give back what is not settled."""
         with self._host.turn():
-            by_queue: dict[BrokerQueue, list[Entry]] = {}
+            entries: dict[BrokerQueue, list[Entry]] = {}
             for one in self._unsettled.values():
-                by_queue.setdefault(one.queue, []).append(one.entry)
+                entries.setdefault(one.queue, []).append(one.entry)
             self._unsettled.clear()
-            consumers, self._consumers = self._consumers, {}
-            for queue, consumer in consumers.values():
-                queue.cancel(consumer)
-            for queue, entries in by_queue.items():
-                queue.abandon(entries)
+            consumers: dict[BrokerQueue, list[BrokerConsumer]] = {}
+            for queue, consumer in self._consumers.values():
+                consumers.setdefault(queue, []).append(consumer)
+            self._consumers.clear()
+            for queue in {**consumers, **entries}:
+                if not queue.is_gone:
+                    queue.lose(consumers.get(queue, []), entries.get(queue, []))
 
     def _settle(self, delivery_tag: int, *, multiple: bool) -> list[tuple[BrokerQueue, list[Entry]]]:
         """Take deliveries out of the books, and give them by queue."""
@@ -215,14 +216,15 @@ class BrokerChannel:
     def _delivery(
         self, queue: BrokerQueue, consumer: BrokerConsumer | None, entry: Entry, *, left: int = 0
     ) -> BrokerDelivery:
-        message: StoredMessage = entry.message
+        message = entry.message
+        counts = queue.counts(entry, asked_for=consumer is None)
         return BrokerDelivery(
             consumer_tag=None if consumer is None else consumer.tag,
             delivery_tag=self._deliveries,
             redelivered=entry.redelivered,
             exchange=message.exchange,
             routing_key=message.routing_key,
-            properties=message.as_delivered(queue.counts(entry), release=self._host.release),
+            properties=message.as_delivered(counts, release=self._host.release),
             body=message.body,
             left=left,
         )

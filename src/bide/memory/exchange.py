@@ -31,6 +31,8 @@ class BrokerExchange:
         self.alternate = alternate if isinstance(alternate, str) else None
         # In the order in which they came, which matters to consistent hashing.
         self._bindings: dict[Binding, None] = {}
+        # Of several bindings to one destination the first gives it buckets, and the removal of any takes them away.
+        self._with_buckets: dict[tuple[str, str], Binding] = {}
         self._table: BindingTable | None = None
         self.had_any = False
 
@@ -53,31 +55,18 @@ class BrokerExchange:
             raise precondition_failed(f"The binding key must be an integer: {binding.routing_key!r}")
         if kind == _HASH and int(binding.routing_key) < 1:
             raise precondition_failed("The binding key must be greater than 0")
-        self._bindings[binding] = None
+        if binding not in self._bindings:
+            self._bindings[binding] = None
+            self._with_buckets.setdefault(_destination(binding), binding)
         self._table = None
         self.had_any = True
 
     def unbind(self, binding: Binding) -> None:
-        """Remove a binding, if there is one.
-
-        Raises:
-            BrokerError: what becomes of the buckets of a consistent hash exchange is not modelled in this case.
-        """
-        if binding not in self._bindings:
-            return
-        if self.definition.type == _HASH:
-            there = (binding.destination_type, binding.destination)
-            if sum((one.destination_type, one.destination) == there for one in self._bindings) > 1:
-                not_modelled(
-                    f"the removal of one of several bindings of {binding.destination!r} to the consistent hash "
-                    f"exchange {self.definition.name!r}"
-                )
-        self.forget(binding)
-
-    def forget(self, binding: Binding) -> None:
-        """Remove a binding that there is; its destination is gone, and no other stays behind."""
-        del self._bindings[binding]
-        self._table = None
+        """Remove a binding, if there is one."""
+        if binding in self._bindings:
+            del self._bindings[binding]
+            self._with_buckets.pop(_destination(binding), None)
+            self._table = None
 
     def matches(self, message: StoredMessage) -> Collection[Destination]:
         """The destinations of the bindings that match.
@@ -86,8 +75,13 @@ class BrokerExchange:
             BrokerError: a rule that is not modelled would decide.
         """
         if self._table is None:
-            self._table = binding_table(self.definition, self._bindings)
+            found = self._with_buckets.values() if self.definition.type == _HASH else self._bindings
+            self._table = binding_table(self.definition, found)
         try:
             return self._table.matches(message.routed)
         except UnsupportedTargetError as error:
             not_modelled(f"this: {error}")
+
+
+def _destination(binding: Binding) -> tuple[str, str]:
+    return binding.destination_type, binding.destination

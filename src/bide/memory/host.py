@@ -213,7 +213,7 @@ class VirtualHost:
         for exchange in list(self._exchanges.values()):
             gone = [one for one in exchange.bindings if (one.destination_type, one.destination) == (kind, name)]
             for binding in gone:
-                exchange.forget(binding)
+                exchange.unbind(binding)
             if gone:
                 self._delete_if_unbound(exchange)
 

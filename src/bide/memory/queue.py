@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Protocol
 
@@ -88,7 +89,7 @@ class BrokerQueue(ABC):
         self._max_bytes = _integer(arguments.get("x-max-length-bytes"))
         self._overflow = str(arguments.get("x-overflow", "drop-head"))
         self._ready_bytes = 0
-        self._message_timer: Timer | None = None
+        self._expiry_timer: Timer | None = None
         self._idle_timer: Timer | None = None
         self.touch()
 
@@ -115,13 +116,17 @@ class BrokerQueue(ABC):
             failed: whether it counts as a failed attempt, where the queue makes a difference.
         """
 
-    def abandon(self, entries: Sequence[Entry]) -> None:
-        """Take messages back from a consumer that is gone."""
-        self.requeue(entries, failed=True)
+    @abstractmethod
+    def _take_back(self, entries: Sequence[Entry]) -> None:
+        """Messages whose consumer is gone are ready again."""
 
     @abstractmethod
-    def counts(self, entry: Entry) -> dict[str, int]:
-        """The headers about its deliveries that a message gets."""
+    def counts(self, entry: Entry, *, asked_for: bool) -> dict[str, int]:
+        """The headers about its deliveries that a message gets.
+
+        Args:
+            asked_for: whether it was asked for by itself, not sent to a consumer.
+        """
 
     def get(self) -> tuple[Entry, int] | None:
         """Take one message, and tell how many are left; None if there is none."""
@@ -129,7 +134,7 @@ class BrokerQueue(ABC):
         if not self.message_count:
             return None
         entry = self._take_first()
-        self._changed()
+        self._taken()
         return entry, self.message_count
 
     def consume(self, consumer: BrokerConsumer) -> None:
@@ -140,13 +145,27 @@ class BrokerQueue(ABC):
 
     def cancel(self, consumer: BrokerConsumer) -> None:
         """End a consumer; what it has in hand stays there."""
-        self.consumers.remove(consumer)
-        if not len(self.consumers):
+        if not self._without([consumer]):
+            self._changed()
+
+    def lose(self, consumers: Sequence[BrokerConsumer], entries: Sequence[Entry]) -> None:
+        """Consumers are gone with their channel: take back what they had before others get anything."""
+        if self._without(consumers):
+            return
+        if entries:
+            self._take_back(entries)
+        self._changed()
+
+    def _without(self, consumers: Sequence[BrokerConsumer]) -> bool:
+        """Forget consumers, and tell whether the queue is gone with them."""
+        for one in consumers:
+            self.consumers.remove(one)
+        if consumers and not len(self.consumers):
             if self.definition.auto_delete:
                 self._surroundings.remove_queue(self)
-                return
+                return True
             self.touch()
-        self._changed()
+        return False
 
     def settled(self, consumer: BrokerConsumer, number: int = 1) -> None:
         """A consumer has so many messages less in hand; call it before what becomes of them."""
@@ -171,7 +190,7 @@ class BrokerQueue(ABC):
         """The queue is deleted: tell its consumers, and how many messages went with it."""
         self.is_gone = True
         entries = self._clear()
-        for timer in (self._message_timer, self._idle_timer):
+        for timer in (self._expiry_timer, self._idle_timer):
             if timer is not None:
                 timer.cancel()
         for consumer in self.consumers:
@@ -215,26 +234,22 @@ class BrokerQueue(ABC):
 
     @abstractmethod
     def _changed(self) -> None:
-        """Something may be possible now that was not before: deliver, drop, expire."""
+        """Something may be possible now that was not before."""
 
     @abstractmethod
-    def _next_expiry(self) -> int | None:
-        """When the next message expires that the queue watches."""
-
-    def _watch(self) -> None:
-        """Plan the next expiry."""
-        due = self._next_expiry()
-        timer = self._message_timer
-        if timer is not None and not timer.cancelled:
-            if timer.at == due:
-                return
-            timer.cancel()
-        self._message_timer = None if due is None or self.is_gone else self._surroundings.call_at(due, self._changed)
+    def _taken(self) -> None:
+        """The first message was taken, and another is the first now."""
 
     def _dead_letter(self, entries: Sequence[Entry], reason: Reason) -> None:
         if self.dead_letter_exchange is not None:
             for entry in entries:
-                self._surroundings.dead_letter(self, entry.message, reason)
+                self._surroundings.dead_letter(self, self.marked(entry), reason)
+
+    def marked(self, entry: Entry) -> StoredMessage:
+        """The message with what its dead letter takes along of its deliveries."""
+        if entry.failed is None or self._surroundings.release < (4, 3):
+            return entry.message
+        return replace(entry.message, delivery_count=entry.failed)
 
     def _expiry_of(self, message: StoredMessage) -> int | None:
         """The time to live of a message in this queue, in milliseconds."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Final
 
@@ -32,6 +31,7 @@ class QuorumQueue(BrokerQueue):
     * ``reject-publish`` takes one message more than the limit, and refuses until a fifth of it is free again. Dead
       letters are taken all the same, unless they come from a queue that dead-letters at least once.
     * Messages that wait to be dead-lettered at least once count towards the limit.
+    * Of several messages that a limit drops at once, below 4.3 the last is dead-lettered first.
     """
 
     def __init__(self, definition: Queue, surroundings: Surroundings, *, prefetch: int) -> None:
@@ -75,8 +75,10 @@ class QuorumQueue(BrokerQueue):
             size=len(message.body),
             expires_at=self._expires_at(message),
         )
-        if self._surroundings.release >= (4, 3):
+        if self._surroundings.release >= (4, 3) and message.delivery_count is not None:
+            # It goes on counting where the queue that dead-lettered it stopped.
             entry.failed = message.delivery_count
+            entry.redelivered = True
         self._ready.add(entry)
         self._ready_bytes += entry.size
         self._changed()
@@ -86,7 +88,7 @@ class QuorumQueue(BrokerQueue):
         """See :class:`BrokerQueue`."""
         for entry in entries:
             self._count(entry, failed=failed)
-            if self._delivery_limit is None:
+            if self._delivery_limit is None and not (failed and self._surroundings.release >= (4, 3)):
                 # It keeps its age, but not its place, nor its priority.
                 entry.level = self._ordinary_level
                 entry.number = next(self._numbers)
@@ -96,24 +98,21 @@ class QuorumQueue(BrokerQueue):
                 self._give_back(entry)
         self._changed()
 
-    def abandon(self, entries: Sequence[Entry]) -> None:
-        """Take messages back from a consumer that is gone."""
+    def _take_back(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             self._count(entry, failed=True)
             self._give_back(entry)
-        self._changed()
 
     def discard(self, entries: Sequence[Entry]) -> None:
         """See :class:`BrokerQueue`."""
-        if self._surroundings.release >= (4, 0):
-            for entry in entries:
-                self._count(entry, failed=True)
         self._dead_letter(entries, "rejected")
         self._changed()
 
-    def counts(self, entry: Entry) -> dict[str, int]:
+    def counts(self, entry: Entry, *, asked_for: bool) -> dict[str, int]:
         """Headers that say how often it was delivered before, from the second time on."""
         release = self._surroundings.release
+        if release < (4, 0) and asked_for:
+            return {"x-delivery-count": entry.acquired or 0}
         if release < (4, 3):
             return {} if entry.acquired is None else {"x-delivery-count": entry.acquired}
         acquired = entry.failed if entry.acquired is None else entry.acquired
@@ -162,9 +161,18 @@ class QuorumQueue(BrokerQueue):
     def _clear(self) -> int:
         number = super()._clear() + len(self._returns)
         self._returns.clear()
-        if self._worker is not None:
-            number += self._worker.clear()
         return number
+
+    def purge(self) -> int:
+        """See :class:`BrokerQueue`; from 4.0 on dead letters that wait for their sending go too."""
+        goes_too = self._worker is not None and self._surroundings.release >= (4, 0)
+        return (self._worker.clear() if self._worker is not None and goes_too else 0) + super().purge()
+
+    def remove(self) -> int:
+        """See :class:`BrokerQueue`; dead letters that wait for their sending go too, and are not counted."""
+        if self._worker is not None:
+            self._worker.clear()
+        return super().remove()
 
     def _changed(self) -> None:
         if self.is_gone:
@@ -182,8 +190,10 @@ class QuorumQueue(BrokerQueue):
 
     def _keep_limit(self) -> None:
         if self._overflow != "reject-publish":
+            dropped = []
             while self.message_count and self._is_full():
-                self._dead_letter([self._take_first()], "maxlen")
+                dropped.append(self._take_first())
+            self._dead_letter(dropped, "maxlen")
             return
         is_low = self._is_low()
         if self._is_full():
@@ -201,10 +211,10 @@ class QuorumQueue(BrokerQueue):
         )
 
     def _dead_letter(self, entries: Sequence[Entry], reason: Reason) -> None:
-        for entry in entries:
-            entry.message = _marked(entry, self._surroundings.release)
         if self._worker is not None and reason != "maxlen":
             self._worker.add(entries, reason)
+        elif reason == "maxlen" and self._surroundings.release < (4, 3):
+            super()._dead_letter(entries[::-1], reason)
         else:
             super()._dead_letter(entries, reason)
 
@@ -225,6 +235,19 @@ class QuorumQueue(BrokerQueue):
         # A message may be taken in the millisecond in which it came.
         return None if ttl is None else (self._clock.milliseconds + max(ttl, 1)) * 1000
 
+    def _taken(self) -> None:
+        self._changed()
+
+    def _watch(self) -> None:
+        """Plan the next expiry."""
+        due = self._next_expiry()
+        timer = self._expiry_timer
+        if timer is not None and not timer.cancelled:
+            if timer.at == due:
+                return
+            timer.cancel()
+        self._expiry_timer = None if due is None else self._surroundings.call_at(due, self._changed)
+
     def _next_expiry(self) -> int | None:
         watched = chain(list(self._returns)[:1], self._ready.heads())
         if self._returns and self._surroundings.release < (4, 3):
@@ -236,10 +259,3 @@ def _order(release: Release) -> Order:
     if release < (4, 0):
         return ByPriority()
     return ByPriority(all_heads=True) if release >= (4, 3) else TwoLevels()
-
-
-def _marked(entry: Entry, release: Release) -> StoredMessage:
-    """The message with what it takes along of its deliveries."""
-    if release < (4, 3) or entry.failed is None:
-        return entry.message
-    return replace(entry.message, delivery_count=entry.failed)

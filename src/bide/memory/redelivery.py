@@ -93,7 +93,8 @@ class DeadLetterWorker:
     def _send(self, pending: _Pending) -> None:
         letter = pending.letter
         if letter is None:
-            letter = self._surroundings.dead_letter_of(self._queue, pending.entry.message, pending.reason)
+            message = self._queue.marked(pending.entry)
+            letter = self._surroundings.dead_letter_of(self._queue, message, pending.reason)
             pending.letter = letter
         elif self._surroundings.release < (4, 0) and self._queue.dead_letter_key is None:
             # The keys of a second sending are those of x-death, where BCC keys are not recorded.

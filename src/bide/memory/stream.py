@@ -39,15 +39,18 @@ class StreamQueue(BrokerQueue):
         """Refuse."""
         self.refuse()
 
-    def counts(self, entry: Entry) -> dict[str, int]:
+    def counts(self, entry: Entry, *, asked_for: bool) -> dict[str, int]:
         """Refuse."""
         self.refuse()
+
+    def _take_back(self, entries: Sequence[Entry]) -> None:
+        """Nothing is ever given away."""
 
     def _changed(self) -> None:
         """Nothing ever does."""
 
-    def _next_expiry(self) -> int | None:
-        return None
+    def _taken(self) -> None:
+        """Nothing ever is."""
 
     def refuse(self) -> NoReturn:
         """Say that it cannot be used.
