@@ -6,7 +6,7 @@ WORKERS ?= 3
 PARALLEL = --numprocesses=$(WORKERS) --dist=loadfile
 BROKER_TESTS := $(wildcard tests/broker tests/faults) tests/acceptance/test_local_broker.py
 
-.PHONY: help demo test test-brokers test-soak lint format lock setup rabbitmq clean
+.PHONY: help demo test test-brokers test-soak test-equivalence lint format lock setup rabbitmq clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,6 +28,9 @@ test-brokers: setup ## run the broker tests on RabbitMQ 4.0 and 4.3 too (Linux, 
 
 test-soak: setup ## cut 200 connections in the middle of bulk publishes rather than a few (ten minutes)
 	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest tests/faults/test_bulk_faults.py -k random_bytes
+
+test-equivalence: setup ## play 2,000 made-up cases on RabbitMQ and on the broker in memory, and compare (ten minutes)
+	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest tests/broker/test_memory_equivalence.py
 
 lint: setup ## ruff and mypy
 	@.venv/bin/ruff check

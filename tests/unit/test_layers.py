@@ -24,7 +24,7 @@ MAX_LINES = 450
 LAYERS: dict[str, tuple[str, ...]] = {
     "cli": ("__main__", "cli"),
     "demo": ("demo",),
-    "testing": ("testing",),
+    "testing": ("testing", "pytest_plugin"),
     "observability": ("metrics", "tracing"),
     "client": (
         *("", "bulk", "bulk_run", "bulk_source", "bulk_sync", "client", "consumer", "encoder", "letter"),
@@ -89,6 +89,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "observability": frozenset({"prometheus_client", "opentelemetry"}),
     "admin": frozenset({"httpx2"}),
     "amqp": frozenset({"pamqp"}),
+    "testing": frozenset({"pytest"}),
 }
 """What a layer may import from elsewhere."""
 

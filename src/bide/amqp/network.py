@@ -42,6 +42,9 @@ class Network(Protocol):
 class Tcp:
     """TCP, and the time of this machine."""
 
+    def __repr__(self) -> str:
+        return "TCP"
+
     async def connect(
         self,
         factory: Callable[[], AnyProtocol],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -66,6 +66,11 @@ class BrokerChannel:
         self._deliveries = 0
         self._unsettled: dict[int, _Unsettled] = {}
         self._consumers: dict[str, tuple[BrokerQueue, BrokerConsumer]] = {}
+
+    @property
+    def in_hand(self) -> Collection[int]:
+        """The tags of the deliveries that are not settled."""
+        return self._unsettled.keys()
 
     def qos(self, prefetch: int) -> None:
         """How many unsettled messages each consumer that is made from now on may have; 0 is no limit."""

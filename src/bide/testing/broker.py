@@ -7,13 +7,13 @@ import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from bide.amqp.url import BrokerUrl
 from bide.client import Connecting, connect
-from bide.duration import DueTimeLike
+from bide.duration import DelayLike, DueTimeLike, parse_delay
 from bide.errors import InvalidInputError
 from bide.memory.clock import VirtualClock
 from bide.memory.host import DEFAULT_PREFETCH, VirtualHost
@@ -26,6 +26,14 @@ AnyProtocol = TypeVar("AnyProtocol", bound=asyncio.Protocol)
 DEFAULT_RELEASE: Final = (4, 3, 0)
 RELEASES: Final = ((3, 10), (4, 0), (4, 3))
 """The releases whose rules are modelled."""
+
+DEFAULT_PATIENCE: Final = timedelta(seconds=1)
+
+_QUIET_TURNS: Final = 25
+"""Turns of the event loop without a word: what a client does at once takes a few."""
+
+_LOOK_AGAIN: Final = 0.001
+"""Seconds between two looks at what clients have in hand."""
 
 
 class MemoryBroker:
@@ -53,7 +61,8 @@ class MemoryBroker:
         self.url = BrokerUrl(hosts=(("memory", 5672),), heartbeat=0, network=_Memory(self))
         self._hosts: dict[str, VirtualHost] = {}
         self._prefetch = dead_letter_prefetch
-        self._transports: list[MemoryTransport] = []
+        self._connections: list[ServerConnection] = []
+        self._given_up: set[tuple[int, int]] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,17 +102,79 @@ class MemoryBroker:
                 )
             return found
 
+    async def run(self, delay: DelayLike, *, patience: DelayLike = DEFAULT_PATIENCE) -> None:
+        """Let time pass, and clients act on what happens when it happens.
+
+        ``clock.advance`` moves the clock in one go: a consumer sees what came meanwhile only afterwards. Here the clock
+        stops whenever something happens, until everything is :meth:`settled`. So a message that an endpoint retries in
+        five seconds, and then in an hour, is handled at these times.
+
+        Args:
+            delay: how much time.
+            patience: see :meth:`settled`.
+
+        Raises:
+            InvalidDelayError: a time is negative, or cannot be read.
+        """
+        end = self.clock.now() + parse_delay(delay)
+        await self.settled(patience=patience)
+        while (due := self.clock.next_due) is not None and due < end:
+            self.clock.advance_to(max(due, self.clock.now()))
+            await self.settled(patience=patience)
+        self.clock.advance_to(end)
+        await self.settled(patience=patience)
+
+    async def settled(self, *, patience: DelayLike = DEFAULT_PATIENCE) -> None:
+        """Wait, in real time, until the broker and its clients have nothing to say to each other at the moment.
+
+        Args:
+            patience: how long to wait for messages that clients have in hand, such as those that handlers work on in
+                threads. What is still in hand then is not waited for again.
+
+        Raises:
+            InvalidDelayError: the patience is negative, or cannot be read.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + parse_delay(patience).total_seconds()
+        while True:
+            await self._quiet()
+            in_hand = self._in_hand()
+            self._given_up &= in_hand
+            if not in_hand - self._given_up:
+                return
+            if loop.time() >= deadline:
+                self._given_up |= in_hand
+                return
+            # Somebody else's code has them: there is nothing to be told by.
+            await asyncio.sleep(_LOOK_AGAIN)
+
+    async def _quiet(self) -> None:
+        """Let the event loop turn until nothing was sent for a while."""
+        turns = 0
+        while turns < _QUIET_TURNS:
+            before = sum(one.sent for one in self._connections)
+            await asyncio.sleep(0)
+            turns = turns + 1 if sum(one.sent for one in self._connections) == before else 0
+
+    def _in_hand(self) -> set[tuple[int, int]]:
+        with self._lock:
+            return {key for one in self._connections for key in one.in_hand()}
+
     def drop_connections(self) -> None:
         """Cut all connections, as a network that fails does. Clients that are still open connect again."""
-        transports, self._transports = self._transports, []
-        for one in transports:
-            one.abort()
+        connections, self._connections = self._connections, []
+        for one in connections:
+            one.cut()
 
     def open(self, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol) -> None:
         """Connect a protocol to this broker."""
-        transport = MemoryTransport(loop, protocol)
-        self._transports = [one for one in self._transports if not one.is_closing()] + [transport]
-        transport.open(lambda end: ServerConnection(end, host=self.host, release=self.release, lock=self._lock))
+
+        def accept(transport: MemoryTransport) -> ServerConnection:
+            connection = ServerConnection(transport, host=self.host, release=self.release, lock=self._lock)
+            self._connections = [*(one for one in self._connections if not one.is_closed), connection]
+            return connection
+
+        MemoryTransport(loop, protocol).open(accept)
 
 
 class _Memory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -38,6 +38,9 @@ class ServerConnection:
         host: gives a virtual host by its name.
         release: what the broker says it is.
         lock: held while the broker does something.
+
+    Attributes:
+        sent: counts what was sent in either direction.
     """
 
     def __init__(
@@ -56,10 +59,12 @@ class ServerConnection:
         self._buffer = bytearray()
         self._channels: dict[int, ServerChannel] = {}
         self._greeted = False
+        self.sent = 0
 
     def received(self, data: bytes) -> None:
         """See :class:`bide.testing.transport.Server`."""
         with self._lock:
+            self.sent += 1
             self._buffer += data
             self._read()
 
@@ -72,6 +77,21 @@ class ServerConnection:
             if self._host is not None:
                 with self._host.turn():
                     self._host.remove_owned(self)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is closed, or about to be."""
+        return self._transport.is_closing()
+
+    def cut(self) -> None:
+        """Close it without a word."""
+        self._transport.abort()
+
+    def in_hand(self) -> Iterator[tuple[int, int]]:
+        """What its clients have not settled: the channel and the delivery tag of each."""
+        for channel in self._channels.values():
+            for tag in channel.in_hand:
+                yield id(channel), tag
 
     def _read(self) -> None:
         if not self._greeted:
@@ -139,10 +159,14 @@ class ServerConnection:
             number,
             host=self._host,
             connection=self,
-            send=self._transport.deliver,
+            send=self._deliver,
             ended=lambda: self._channels.pop(number, None),
         )
-        self._transport.deliver(codec.frame(codec.METHOD, number, codec.method(20, 11, b"\0\0\0\0")))
+        self._deliver(codec.frame(codec.METHOD, number, codec.method(20, 11, b"\0\0\0\0")))
+
+    def _deliver(self, data: bytes) -> None:
+        self.sent += 1
+        self._transport.deliver(data)
 
     def _send(self, payload: bytes) -> None:
-        self._transport.deliver(codec.frame(codec.METHOD, 0, payload))
+        self._deliver(codec.frame(codec.METHOD, 0, payload))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from bide.amqp import codec, faults
@@ -70,6 +70,11 @@ class ServerChannel:
         if not self._is_closed:
             self._is_closed = True
             self._channel.close()
+
+    @property
+    def in_hand(self) -> Collection[int]:
+        """The delivery tags that the client has not settled."""
+        return self._channel.in_hand
 
     # -- what comes from the client
 
