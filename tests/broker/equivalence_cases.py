@@ -168,6 +168,8 @@ def quorum(draw: st.DrawFn, release: tuple[int, ...]) -> dict[str, Any]:
             maybe("x-single-active-consumer", st.booleans()),
         )
     )
+    if release >= (4, 3) and draw(st.integers(0, 4)) == 0:
+        arguments["x-delayed-retry-type"] = draw(st.sampled_from(["all", "failed", "returned"]))
     if "x-dead-letter-exchange" in arguments and draw(st.booleans()):
         arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
     return {"x-queue-type": "quorum", **arguments}

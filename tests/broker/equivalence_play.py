@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-import bide.testing
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.content import Delivery
@@ -33,6 +32,7 @@ from tests.broker.equivalence_cases import (
     Take,
     Unbind,
 )
+from tests.broker.equivalence_pace import Pace
 
 _NAMES: Final = frozenset((*QUEUES, *EXCHANGES))
 AFTERWARDS: Final = 4
@@ -40,76 +40,6 @@ AFTERWARDS: Final = 4
 
 _BETWEEN: Final = 0.05
 """Of a step, between the messages of one :class:`Send`."""
-
-
-class Pace(Protocol):
-    """The time that a case is played in."""
-
-    fifth: int
-    """Milliseconds of a fifth of a step."""
-
-    async def until(self, steps: float) -> None:
-        """Wait until so many steps have passed since the beginning."""
-
-    async def quiet(self, count: Callable[[], int]) -> None:
-        """Wait until a number does not grow any more."""
-
-
-class RealTime:
-    """Time that passes by itself.
-
-    Attributes:
-        late: seconds by which something came too late.
-    """
-
-    def __init__(self, fifth: int) -> None:
-        self.fifth = fifth
-        self._loop = asyncio.get_running_loop()
-        self._start = self._loop.time()
-        self.late = 0.0
-
-    async def until(self, steps: float) -> None:
-        """See :class:`Pace`."""
-        due = self._start + steps * self.fifth * 5 / 1000
-        pause = due - self._loop.time()
-        self.late = max(self.late, -pause)
-        await asyncio.sleep(max(pause, 0))
-
-    async def quiet(self, count: Callable[[], int]) -> None:
-        """See :class:`Pace`. What a queue holds comes in one go; only the start may take its time."""
-        before = -1
-        await asyncio.sleep(self.fifth / 1000)
-        while before != count():
-            before = count()
-            await asyncio.sleep(self.fifth / 2000)
-
-
-class VirtualTime:
-    """Time of a broker in memory. It notes when something happened by itself."""
-
-    def __init__(self, broker: bide.testing.MemoryBroker, fifth: int) -> None:
-        self.fifth = fifth
-        self._broker = broker
-        self._start = broker.clock.milliseconds
-        self.acts: list[int] = []
-
-    async def until(self, steps: float) -> None:
-        """See :class:`Pace`."""
-        await settle_down()
-        due = self._start + round(steps * self.fifth * 5)
-        self._broker.clock.advance(f"{max(0, due - self._broker.clock.milliseconds)}ms")
-        self.acts.append(self._broker.clock.milliseconds)
-        await settle_down()
-
-    async def quiet(self, count: Callable[[], int]) -> None:
-        """See :class:`Pace`."""
-        await settle_down()
-
-
-async def settle_down() -> None:
-    """Let everything happen that happens at once in a broker in memory and its clients: a few turns of the loop."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -183,6 +113,10 @@ class Player:
             arguments = self._all_named(queue.arguments)
             if ttl is not None:
                 arguments["x-message-ttl"] = self._milliseconds(ttl)
+            if "x-delayed-retry-type" in arguments:
+                shortest, longest = Fifths(number=6), Fifths(number=11)
+                arguments["x-delayed-retry-min"] = self._milliseconds(shortest)
+                arguments["x-delayed-retry-max"] = self._milliseconds(longest)
             await channel.declare_queue(replace(queue, name=self._named(queue.name), arguments=arguments))
         for binding in self._case.bindings:
             await channel.bind(self._own(binding))

@@ -20,7 +20,8 @@ from bide.memory.message import X_DEATH, StoredMessage
 from bide.memory.queue import BrokerQueue
 from bide.memory.quorum import QuorumQueue
 from tests.broker.equivalence_cases import Case
-from tests.broker.equivalence_play import Player, VirtualTime
+from tests.broker.equivalence_pace import VirtualTime
+from tests.broker.equivalence_play import Player
 
 FIFTH: Final = 60
 """Milliseconds. The pace does not matter here; the margins are given by it."""

@@ -10,7 +10,6 @@ from bide.queue_arguments import QUEUE_TYPES, RULES, Release, argument_refusals
 from bide.topology import Exchange, Queue
 
 _NOT_MODELLED: Final = {
-    "x-delayed-retry-type": "quorum queues with a delayed retry of their own (x-delayed-retry-type)",
     "x-consumer-timeout": "the acknowledgement timeout (x-consumer-timeout)",
     "x-consumer-disconnected-timeout": "lost nodes (x-consumer-disconnected-timeout)",
 }
@@ -43,7 +42,7 @@ def check_queue(queue: Queue, *, release: Release) -> None:
             f"invalid arg '{refusals[0].partition(' ')[0]}' for queue '{queue.name}': {refusals[0]}"
         )
     for name, feature in _NOT_MODELLED.items():
-        if name in queue.arguments and queue.arguments[name] != "disabled":
+        if name in queue.arguments:
             not_modelled(feature)
     if kind != "classic":
         for flag, is_wrong in (

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Final
 
+from bide.memory.delayed_retry import DelayedRetry
 from bide.memory.entry import ByPriority, Entry, Order, TwoLevels
 from bide.memory.message import Reason, StoredMessage
 from bide.memory.queue import BrokerQueue, Release, Surroundings
@@ -40,6 +41,7 @@ class QuorumQueue(BrokerQueue):
         limit = arguments.get("x-delivery-limit", _DEFAULT_LIMIT if surroundings.release >= (4, 0) else -1)
         self._delivery_limit = limit if isinstance(limit, int) and limit >= 0 else None
         self._returns: deque[Entry] = deque()
+        self._retries = DelayedRetry(arguments)
         self._blocked: dict[object, bool] = {}
         self._was_low = True
         at_least_once = (
@@ -57,7 +59,7 @@ class QuorumQueue(BrokerQueue):
     @property
     def _kept(self) -> int:
         """Messages that count towards the limit: those to be dead-lettered at least once are still here."""
-        return self.message_count + (0 if self._worker is None else len(self._worker))
+        return self.message_count + len(self._retries) + (0 if self._worker is None else len(self._worker))
 
     @property
     def _kept_bytes(self) -> int:
@@ -88,20 +90,21 @@ class QuorumQueue(BrokerQueue):
         """See :class:`BrokerQueue`."""
         for entry in entries:
             self._count(entry, failed=failed)
-            if self._delivery_limit is None and not (failed and self._surroundings.release >= (4, 3)):
+            at_end = not (failed and self._surroundings.release >= (4, 3))
+            if self._delivery_limit is None and at_end:
                 # It keeps its age, but not its place, nor its priority.
                 entry.level = self._ordinary_level
                 entry.number = next(self._numbers)
                 self._ready.add(entry)
                 self._ready_bytes += entry.size
             else:
-                self._give_back(entry)
+                self._give_back(entry, failed=failed)
         self._changed()
 
     def _take_back(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             self._count(entry, failed=True)
-            self._give_back(entry)
+            self._give_back(entry, failed=True)
 
     def discard(self, entries: Sequence[Entry]) -> None:
         """See :class:`BrokerQueue`."""
@@ -131,14 +134,17 @@ class QuorumQueue(BrokerQueue):
         if failed:
             entry.failed = (entry.failed or 0) + 1
 
-    def _give_back(self, entry: Entry) -> None:
+    def _give_back(self, entry: Entry, *, failed: bool) -> None:
         """To the front, or away where the delivery limit is reached."""
         deliveries = entry.failed if self._surroundings.release >= (4, 3) else entry.acquired
         if self._delivery_limit is not None and (deliveries or 0) > self._delivery_limit:
             self._dead_letter([entry], "delivery_limit")
+            return
+        self._ready_bytes += entry.size
+        if self._retries.takes(failed=failed):
+            self._retries.add(entry, self._clock.milliseconds)
         else:
             self._returns.append(entry)
-            self._ready_bytes += entry.size
 
     def _take_first(self) -> Entry:
         if not self._returns:
@@ -159,7 +165,7 @@ class QuorumQueue(BrokerQueue):
         return expired
 
     def _clear(self) -> int:
-        number = super()._clear() + len(self._returns)
+        number = super()._clear() + len(self._returns) + self._retries.clear()
         self._returns.clear()
         return number
 
@@ -169,7 +175,8 @@ class QuorumQueue(BrokerQueue):
         return (self._worker.clear() if self._worker is not None and goes_too else 0) + super().purge()
 
     def remove(self) -> int:
-        """See :class:`BrokerQueue`; dead letters that wait for their sending go too, and are not counted."""
+        """See :class:`BrokerQueue`; what is not ready goes too, and is not counted."""
+        self._retries.clear()
         if self._worker is not None:
             self._worker.clear()
         return super().remove()
@@ -177,6 +184,7 @@ class QuorumQueue(BrokerQueue):
     def _changed(self) -> None:
         if self.is_gone:
             return
+        self._returns.extend(self._retries.rested(self._clock.microseconds))
         self._dead_letter(self._take_expired(), "expired")
         while (consumer := self.consumers.next()) is not None and self.message_count:
             self._hand_over(consumer, self._take_first())
@@ -252,7 +260,8 @@ class QuorumQueue(BrokerQueue):
         watched = chain(list(self._returns)[:1], self._ready.heads())
         if self._returns and self._surroundings.release < (4, 3):
             watched = chain(list(self._returns)[:1])
-        return min((one.expires_at for one in watched if one.expires_at is not None), default=None)
+        times = (*(one.expires_at for one in watched), self._retries.next_due)
+        return min((one for one in times if one is not None), default=None)
 
 
 def _order(release: Release) -> Order:
