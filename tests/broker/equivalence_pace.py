@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Protocol
 
 import bide.testing
@@ -52,13 +53,19 @@ class RealTime:
 
 
 class VirtualTime:
-    """Time of a broker in memory. It notes when something happened by itself."""
+    """Time of a broker in memory.
+
+    Attributes:
+        acts: when the player did something, in milliseconds.
+        more_to_come: whether something would have happened by itself while the player looked at what there was.
+    """
 
     def __init__(self, broker: bide.testing.MemoryBroker, fifth: int) -> None:
         self.fifth = fifth
         self._broker = broker
         self._start = broker.clock.milliseconds
         self.acts: list[int] = []
+        self.more_to_come = False
 
     async def until(self, steps: float) -> None:
         """See :class:`Pace`."""
@@ -71,6 +78,9 @@ class VirtualTime:
     async def quiet(self, count: Callable[[], int]) -> None:
         """See :class:`Pace`."""
         await settle_down()
+        clock = self._broker.clock
+        due = clock.next_due
+        self.more_to_come = due is not None and due < clock.now() + timedelta(milliseconds=5 * self.fifth)
 
 
 async def settle_down() -> None:

@@ -94,4 +94,4 @@ async def play_in_memory(case: Case, prefix: str, *, release: tuple[int, ...]) -
         with arrivals.watched():
             seen = await Player(case, connection, pace, prefix).play()
         await connection.close()
-    return seen, arrivals.races(pace.acts)
+    return seen, pace.more_to_come or arrivals.races(pace.acts)

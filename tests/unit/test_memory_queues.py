@@ -9,7 +9,7 @@ import pytest
 from bide.errors import BrokerError
 from bide.memory.channel import BrokerChannel, BrokerDelivery
 from bide.memory.clock import VirtualClock
-from bide.memory.host import VirtualHost
+from bide.memory.host import REPLY_TO, VirtualHost
 from bide.memory.redelivery import PATIENCE
 from bide.topology import Binding, Exchange, Queue
 
@@ -261,9 +261,9 @@ def test_a_nack_counts_no_attempt_from_4_3_on() -> None:
         assert found.get("x-acquired-count") == (3 if release >= V43 else None)
 
 
-def test_without_a_limit_what_is_given_back_goes_to_the_end() -> None:
-    for limit, order in ((9, "ab"), (-1, "ba")):
-        lab = Lab()
+def test_below_4_3_and_without_a_limit_what_is_given_back_goes_to_the_end() -> None:
+    for release, limit, order in ((V3, 9, "ab"), (V40, -1, "ba"), (V43, 9, "ab"), (V43, -1, "ab")):
+        lab = Lab(release)
         lab.queue("q", queue_type="quorum", delivery_limit=limit)
         lab.send("a", "b")
         lab.channel.reject(lab.take(), multiple=False, requeue=True, failed=False)
@@ -400,3 +400,23 @@ def test_settling_what_is_not_in_hand() -> None:
     lab = Lab()
     with pytest.raises(BrokerError, match="unknown delivery tag 7"):
         lab.channel.ack(7, multiple=False)
+
+
+def test_direct_reply_to() -> None:
+    lab = Lab()
+    lab.queue("requests")
+    requester, responder = lab.open(), lab.open()
+    with pytest.raises(BrokerError, match="does not exist"):
+        requester.publish("", "requests", {"reply_to": REPLY_TO}, b"?")
+    with pytest.raises(BrokerError, match="cannot acknowledge"):
+        requester.consume(REPLY_TO, "c", no_ack=False, exclusive=False, arguments={})
+    requester.consume(REPLY_TO, "answers", no_ack=True, exclusive=False, arguments={})()
+    requester.publish("", "requests", {"reply_to": REPLY_TO}, b"?")
+    request = lab.get("requests")
+    assert request is not None
+    address = request.properties["reply_to"]
+    assert address.startswith(f"{REPLY_TO}.")
+    assert responder.publish("", address, {}, b"!").routed
+    assert [(one.consumer_tag, one.body) for one in lab.received] == [("answers", b"!")]
+    requester.close()
+    assert not responder.publish("", address, {}, b"too late").routed

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from bide.memory.consumers import BrokerConsumer
 from bide.memory.entry import Entry
-from bide.memory.host import VirtualHost
+from bide.memory.host import REPLY_TO, Published, VirtualHost
 from bide.memory.queue import BrokerQueue
 from bide.memory.refusal import access_refused, not_modelled, precondition_failed, refusal
 from bide.memory.stream import StreamQueue
@@ -64,6 +64,7 @@ class BrokerChannel:
         self._receiver = receiver
         self._prefetch = 0
         self._deliveries = 0
+        self._reply_queue: str | None = None
         self._unsettled: dict[int, _Unsettled] = {}
         self._consumers: dict[str, tuple[BrokerQueue, BrokerConsumer]] = {}
 
@@ -84,6 +85,8 @@ class BrokerChannel:
         Raises:
             BrokerError: there is no such queue, it is taken, or the tag is.
         """
+        if queue == REPLY_TO:
+            queue = self._make_reply_queue(no_ack=no_ack)
         found = self._host.queue(queue, owner=self._connection)
         if tag in self._consumers:
             raise refusal(530, f"NOT_ALLOWED - attempt to reuse consumer tag '{tag}'")
@@ -115,11 +118,34 @@ class BrokerChannel:
 
         return start
 
+    def publish(self, exchange: str, routing_key: str, properties: Mapping[str, Any], body: bytes) -> Published:
+        """Publish a message; answers to the pseudo-queue of direct reply-to come to this channel.
+
+        Raises:
+            BrokerError: there is no such exchange, or it takes no such message.
+        """
+        if properties.get("reply_to") == REPLY_TO:
+            if self._reply_queue is None:
+                raise precondition_failed("fast reply consumer does not exist")
+            properties = {**properties, "reply_to": self._reply_queue}
+        with self._host.turn():
+            return self._host.publish(exchange, routing_key, properties, body, publisher=self)
+
+    def _make_reply_queue(self, *, no_ack: bool) -> str:
+        if not no_ack:
+            raise precondition_failed("reply consumer cannot acknowledge")
+        if self._reply_queue is not None:
+            raise precondition_failed("reply consumer already set")
+        self._reply_queue = self._host.make_reply_queue()
+        return self._reply_queue
+
     def cancel(self, tag: str) -> None:
         """End a consumer; what it has in hand stays there."""
         found = self._consumers.pop(tag, None)
         if found is not None:
             queue, consumer = found
+            if queue.name == self._reply_queue:
+                self._reply_queue = None
             with self._host.turn():
                 queue.cancel(consumer)
 

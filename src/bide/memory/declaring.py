@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from bide.memory.exchange import TYPES
-from bide.memory.refusal import inequivalent, not_modelled, precondition_failed
+from bide.memory.refusal import inequivalent, locked, not_modelled, precondition_failed
 from bide.queue_arguments import QUEUE_TYPES, RULES, Release, argument_refusals
 from bide.topology import Exchange, Queue
 
@@ -41,6 +41,8 @@ def check_queue(queue: Queue, *, release: Release) -> None:
         raise precondition_failed(
             f"invalid arg '{refusals[0].partition(' ')[0]}' for queue '{queue.name}': {refusals[0]}"
         )
+    if "x-dead-letter-routing-key" in queue.arguments and "x-dead-letter-exchange" not in queue.arguments:
+        raise precondition_failed(f"invalid arg 'x-dead-letter-routing-key' for queue '{queue.name}' without exchange")
     for name, feature in _NOT_MODELLED.items():
         if name in queue.arguments:
             not_modelled(feature)
@@ -78,9 +80,12 @@ def compare_queue(wanted: Queue, found: Queue, vhost: str) -> None:
     Raises:
         BrokerError: it is not.
     """
-    _compare_flags("queue", ("durable", "auto_delete", "exclusive"), wanted, found, vhost)
+    if wanted.exclusive != found.exclusive:
+        raise locked(wanted.name, vhost)
+    _compare_flags("queue", ("durable", "auto_delete"), wanted, found, vhost)
     if wanted.type != found.type:
-        raise inequivalent("queue", wanted.name, "x-queue-type", vhost, wanted=wanted.type, found=found.type)
+        mine, theirs = (one.arguments.get("x-queue-type") for one in (wanted, found))
+        raise inequivalent("queue", wanted.name, "x-queue-type", vhost, wanted=mine, found=theirs)
     for name in sorted({*wanted.arguments, *found.arguments} & RULES.keys() - {"x-queue-type"}):
         mine, theirs = wanted.arguments.get(name), found.arguments.get(name)
         if mine != theirs:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 
 from bide.errors import InvalidInputError
@@ -23,6 +24,10 @@ from bide.topology import DEFAULT_EXCHANGE, Binding, Exchange, Queue
 
 DEFAULT_PREFETCH: Final = 32
 """Dead letters that an at-least-once queue has under way at a time; RabbitMQ's default."""
+
+
+REPLY_TO: Final = "amq.rabbitmq.reply-to"
+"""The pseudo-queue of direct reply-to: who consumes from it gets answers without declaring a queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,7 @@ class VirtualHost:
         self._queues: dict[str, BrokerQueue] = {}
         self._later: deque[Callable[[], None]] = deque()
         self._is_busy = False
+        self._reply_numbers = count(1)
 
     # -- exchanges and queues
 
@@ -107,6 +113,12 @@ class VirtualHost:
             made = ClassicQueue(queue, self, owner=owner if queue.exclusive else None)
         self._queues[queue.name] = made
         return made
+
+    def make_reply_queue(self) -> str:
+        """What the answers to one channel go to: gone with its consumer. Returns its name."""
+        name = f"{REPLY_TO}.{next(self._reply_numbers)}"
+        self._queues[name] = ClassicQueue(Queue(name, durable=False, auto_delete=True), self, owner=None)
+        return name
 
     def queue(self, name: str, *, owner: object | None = None) -> BrokerQueue:
         """The queue of that name.

@@ -26,8 +26,8 @@ _GO_AGAIN: Final = 0.8
 class QuorumQueue(BrokerQueue):
     """A quorum queue: rules of RabbitMQ's ``rabbit_fifo``.
 
-    * What is given back, or comes back from a consumer that is gone, is delivered before all others; without a delivery
-      limit it goes to the end instead.
+    * What is given back, or comes back from a consumer that is gone, is delivered before all others; below 4.3
+      what is given back goes to the end instead where there is no delivery limit.
     * Below 4.3 only the head expires, from then on the head of each priority.
     * ``reject-publish`` takes one message more than the limit, and refuses until a fifth of it is free again. Dead
       letters are taken all the same, unless they come from a queue that dead-letters at least once.
@@ -90,8 +90,7 @@ class QuorumQueue(BrokerQueue):
         """See :class:`BrokerQueue`."""
         for entry in entries:
             self._count(entry, failed=failed)
-            at_end = not (failed and self._surroundings.release >= (4, 3))
-            if self._delivery_limit is None and at_end:
+            if self._delivery_limit is None and self._surroundings.release < (4, 3):
                 # It keeps its age, but not its place, nor its priority.
                 entry.level = self._ordinary_level
                 entry.number = next(self._numbers)

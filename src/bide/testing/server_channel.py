@@ -264,11 +264,7 @@ class ServerChannel:
         body = b"".join(publish.parts)
         self._published += 1
         try:
-            with self._host.turn():
-                outcome = self._host.publish(
-                    publish.exchange, publish.routing_key, publish.properties, body, publisher=self
-                )
-                # A return comes before the confirm, and both before the message is handed to a consumer of ours.
+            outcome = self._channel.publish(publish.exchange, publish.routing_key, publish.properties, body)
         except BrokerError as error:
             self._refuse(error, (60, 40))
             return
