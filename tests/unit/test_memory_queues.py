@@ -238,6 +238,17 @@ def test_at_least_once_keeps_what_nobody_takes_and_tries_again() -> None:
     assert lab.bodies("d") == "abc"
 
 
+def test_a_queue_that_dead_letters_to_itself_keeps_a_copy_below_4_0() -> None:
+    for release, fits in ((V3, False), (V43, True)):
+        lab = Lab(release)
+        at_least_once = {"dead_letter_strategy": "at-least-once", "overflow": "reject-publish"}
+        lab.queue("q", queue_type="quorum", dead_letter_exchange="", max_length=2, **at_least_once)
+        lab.send("a", "b")
+        lab.channel.reject(lab.take(), multiple=False, requeue=False, failed=False)
+        other = lab.open()
+        assert other.publish("", "q", {}, b"c").stored == fits
+
+
 def test_delivery_limits() -> None:
     for release, how_often in ((V3, 3), (V40, 3), (V43, 3)):
         lab = Lab(release)

@@ -65,16 +65,12 @@ class Consumers:
         self._single_active = single_active
         self._keeps_place = keeps_place
         self._active: BrokerConsumer | None = None
-        self.had_any = False
 
     def __len__(self) -> int:
         return len(self._all)
 
     def __iter__(self) -> Iterator[BrokerConsumer]:
         return iter(list(self._all))
-
-    def __contains__(self, consumer: object) -> bool:
-        return consumer in self._all
 
     @property
     def is_exclusive(self) -> bool:
@@ -85,7 +81,6 @@ class Consumers:
         """A new one, the last in turn."""
         self._all.append(consumer)
         self._turn.append(consumer)
-        self.had_any = True
         if self._single_active and self._active is None:
             self._active = consumer
 

@@ -170,8 +170,10 @@ class QuorumQueue(BrokerQueue):
 
     def purge(self) -> int:
         """See :class:`BrokerQueue`; from 4.0 on dead letters that wait for their sending go too."""
-        goes_too = self._worker is not None and self._surroundings.release >= (4, 0)
-        return (self._worker.clear() if self._worker is not None and goes_too else 0) + super().purge()
+        kept = 0
+        if self._worker is not None and self._surroundings.release >= (4, 0):
+            kept = self._worker.clear()
+        return kept + super().purge()
 
     def remove(self) -> int:
         """See :class:`BrokerQueue`; what is not ready goes too, and is not counted."""

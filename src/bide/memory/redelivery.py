@@ -103,6 +103,9 @@ class DeadLetterWorker:
         for queue in queues:
             if queue.name not in pending.taken_by and queue.publish(letter, self):
                 pending.taken_by.add(queue.name)
+        if self._surroundings.release < (4, 0) and self._queue in queues:
+            # It has taken the letter, but below 4.0 a queue does not hear its own confirms, and keeps it for ever.
+            return
         if pending.taken_by and {one.name for one in queues} <= pending.taken_by:
             self._in_hand.remove(pending)
             self.size -= pending.entry.size
