@@ -140,7 +140,7 @@ def table(raw: bytes, place: int) -> tuple[dict[str, Any], int]:
         ValueError: it ends too soon, or holds a type that AMQP 0-9-1 does not know.
     """
     try:
-        return _table(raw, place, 0)
+        return _table(raw, place, 1)
     except (struct.error, IndexError) as error:
         raise ValueError(f"the table ends too soon ({error})") from error
 
