@@ -64,8 +64,11 @@ class Arrivals:
         """Whether something came too close to something else.
 
         Args:
-            acts: when the player did something.
+            acts: when the player did something, last of all empty the queues.
         """
+        if any(came[-1][0] >= acts[-1] for came in self._by_queue.values()):
+            # What emptying one queue sets free comes to another before or after that is emptied.
+            return True
         for came in self._by_queue.values():
             for (earlier, one), (later, other) in pairwise(came):
                 if later - earlier < _CLOSE and one != other:

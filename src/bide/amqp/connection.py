@@ -103,13 +103,9 @@ class Connection(asyncio.Protocol):
         connection: Connection | None = None
         try:
             async with asyncio.timeout(seconds):
-                connection = await url.network.connect(
-                    lambda: cls(url, address),
-                    host,
-                    port,
-                    loop=asyncio.get_running_loop(),
-                    context=url.ssl_context(),
-                )
+                context, loop = url.ssl_context(), asyncio.get_running_loop()
+                connect = url.network.connect
+                connection = await connect(lambda: cls(url, address), host, port, loop=loop, context=context)
                 await connection.opened
                 return connection
         except TimeoutError as error:
