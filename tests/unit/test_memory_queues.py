@@ -333,6 +333,18 @@ def test_consumers_take_turns_and_priorities_come_first() -> None:
     assert [one.consumer_tag for one in lab.received] == ["urgent", "one", "two", "one", "two"]
 
 
+def test_a_consumer_that_is_full_keeps_its_turn_while_a_classic_queue_is_empty() -> None:
+    for kind, turn in (("classic", "one"), ("quorum", "two")):
+        lab = Lab()
+        lab.queue("q", queue_type=kind)
+        first = lab.listen(tag="one", prefetch=1)
+        lab.send("a")
+        lab.listen(tag="two", prefetch=1)
+        first.ack(1, multiple=False)
+        lab.send("b")
+        assert [one.consumer_tag for one in lab.received] == ["one", turn]
+
+
 def test_queues_that_end_by_themselves() -> None:
     lab = Lab()
     lab.queue("idle", expires=1000)

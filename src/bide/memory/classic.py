@@ -96,7 +96,7 @@ class ClassicQueue(BrokerQueue):
         return None if ttl is None else self._clock.microseconds + ttl * 1000
 
     def _changed(self) -> None:
-        while (consumer := self.consumers.next()) is not None and self.message_count:
+        while self.message_count and (consumer := self.consumers.next()) is not None:
             self._hand_over(consumer, self._take_first())
             self._taken()
 

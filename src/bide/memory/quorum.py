@@ -187,7 +187,7 @@ class QuorumQueue(BrokerQueue):
             return
         self._returns.extend(self._retries.rested(self._clock.microseconds))
         self._dead_letter(self._take_expired(), "expired")
-        while (consumer := self.consumers.next()) is not None and self.message_count:
+        while self.message_count and (consumer := self.consumers.next()) is not None:
             self._hand_over(consumer, self._take_first())
             self._dead_letter(self._take_expired(), "expired")
         self._keep_limit()
