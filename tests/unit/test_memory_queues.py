@@ -91,6 +91,19 @@ def test_only_the_head_expires(kind: str) -> None:
     assert lab.bodies() == "a"
 
 
+def test_what_expires_behind_a_message_is_counted_once_more_by_quorum_queues() -> None:
+    for kind, left in (("classic", 0), ("quorum", 1)):
+        lab = Lab()
+        lab.queue("q", queue_type=kind)
+        lab.send("a")
+        lab.send("b", expiration="1000")
+        lab.clock.advance("2s")
+        delivery = lab.get()
+        assert delivery is not None
+        assert delivery.left == left
+        assert lab.get() is None
+
+
 def test_with_priorities_an_expired_message_may_stay_unnoticed_at_the_head_of_a_classic_queue() -> None:
     lab = Lab()
     lab.queue("q", max_priority=5)

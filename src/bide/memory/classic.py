@@ -98,10 +98,11 @@ class ClassicQueue(BrokerQueue):
     def _changed(self) -> None:
         while self.message_count and (consumer := self.consumers.next()) is not None:
             self._hand_over(consumer, self._take_first())
-            self._taken()
+            self._drop_expired()
 
-    def _taken(self) -> None:
+    def _left_behind(self) -> int:
         self._drop_expired()
+        return self.message_count
 
     def _keep_limit(self) -> bool:
         """Drop what is too much from the head, and tell whether there was anything."""

@@ -134,8 +134,7 @@ class BrokerQueue(ABC):
         if not self.message_count:
             return None
         entry = self._take_first()
-        self._taken()
-        return entry, self.message_count
+        return entry, self._left_behind()
 
     def consume(self, consumer: BrokerConsumer) -> None:
         """Start to send messages to a consumer."""
@@ -237,8 +236,8 @@ class BrokerQueue(ABC):
         """Something may be possible now that was not before."""
 
     @abstractmethod
-    def _taken(self) -> None:
-        """The first message was taken, and another is the first now."""
+    def _left_behind(self) -> int:
+        """The first message was taken: see to those behind it, and tell how many are left."""
 
     def _dead_letter(self, entries: Sequence[Entry], reason: Reason) -> None:
         if self.dead_letter_exchange is not None:

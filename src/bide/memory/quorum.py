@@ -244,8 +244,11 @@ class QuorumQueue(BrokerQueue):
         # A message may be taken in the millisecond in which it came.
         return None if ttl is None else (self._clock.milliseconds + max(ttl, 1)) * 1000
 
-    def _taken(self) -> None:
+    def _left_behind(self) -> int:
+        # What expires behind it is counted for the last time.
+        left = self.message_count
         self._changed()
+        return left
 
     def _watch(self) -> None:
         """Plan the next expiry."""

@@ -49,8 +49,8 @@ class StreamQueue(BrokerQueue):
     def _changed(self) -> None:
         """Nothing ever does."""
 
-    def _taken(self) -> None:
-        """Nothing ever is."""
+    def _left_behind(self) -> int:
+        self.refuse()
 
     def refuse(self) -> NoReturn:
         """Say that it cannot be used.
