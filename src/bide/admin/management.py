@@ -209,8 +209,7 @@ class ManagementApi:
         """
         if url.network is not TCP:
             raise ManagementApiError("a broker in memory has no management API: use a real broker for what needs it")
-        environment = os.environ if environment is None else environment
-        if given := management_url or environment.get(MANAGEMENT_VARIABLE):
+        if given := management_url or (os.environ if environment is None else environment).get(MANAGEMENT_VARIABLE):
             return cls(parse_management_url(given, url))
         if broker := private_broker(url):
             return cls(parse_management_url(broker.management_url, url))
