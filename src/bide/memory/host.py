@@ -96,7 +96,7 @@ class VirtualHost:
         if found is not None:
             self._check_owner(found, owner)
             if not passive:
-                compare_queue(queue, found.definition, self.name)
+                compare_queue(queue, found.definition, self.name, release=self.release)
             found.touch()
             return found
         if passive:
