@@ -169,9 +169,9 @@ class QuorumQueue(BrokerQueue):
         return number
 
     def purge(self) -> int:
-        """See :class:`BrokerQueue`; from 4.0 on dead letters that wait for their sending go too."""
+        """See :class:`BrokerQueue`; from 4.3 on dead letters that wait for their sending go too."""
         kept = 0
-        if self._worker is not None and self._surroundings.release >= (4, 0):
+        if self._worker is not None and self._surroundings.release >= (4, 3):
             kept = self._worker.clear()
         return kept + super().purge()
 
