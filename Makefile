@@ -6,7 +6,7 @@ WORKERS ?= 3
 PARALLEL = --numprocesses=$(WORKERS) --dist=loadfile
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
-.PHONY: help demo test test-brokers test-soak bench bench-docs lint format lock setup java rabbitmq clean
+.PHONY: help demo test test-brokers test-soak test-equivalence bench bench-docs lint format lock setup java rabbitmq clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,6 +35,9 @@ bench: setup ## compare bide, other clients, and the limits of the broker (hours
 
 bench-docs: setup ## draw docs/benchmarks.md from the newest results of each release
 	@.venv/bin/bide bench $(foreach file,$(shell scripts/newest-results.sh),--from $(file)) --page docs >/dev/null
+
+test-equivalence: setup ## play 2,000 made-up cases on RabbitMQ and on the broker in memory, and compare (ten minutes)
+	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest tests/broker/test_memory_equivalence.py
 
 lint: setup ## ruff and mypy
 	@.venv/bin/ruff check

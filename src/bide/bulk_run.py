@@ -259,7 +259,7 @@ class Run:
                     return parcel, False
                 continue
             # The delay counts from here: a first sending waits all of it, a repeated one the rest.
-            now = sending_time()
+            now = sending_time(connection.now())
             try:
                 message = parcel.message = message.starting(now)
                 encoded = encoder.encode(message, now, channel=channel.number, mandatory=parcel.letter.mandatory)

@@ -65,6 +65,10 @@ class Client:
         await asyncio.gather(*(one.close() for one in list(self._consumers)))
         await asyncio.gather(self._receiving.close(), self._publisher.close())
 
+    def now(self) -> datetime:
+        """The time by which delays are counted, in UTC: this machine's, or that of a broker in memory."""
+        return self.url.network.now()
+
     async def release(self) -> tuple[int, ...]:
         """The broker's release, such as ``(4, 3, 6)``."""
         return (await self._publisher.connection()).release

@@ -120,13 +120,17 @@ def parse_due_time(value: DueTimeLike) -> datetime:
         raise InvalidDueTimeError(f"the due time {value.isoformat()} lies outside the years 1 to 9999") from error
 
 
-def sending_time() -> datetime:
+def sending_time(now: datetime | None = None) -> datetime:
     """The present as delays are counted from it, without the begun millisecond.
 
     The broker drops that too when it notes the time at which a message enters a queue. A due time that kept it would
     be up to a millisecond after the end of the wait, and on a fast machine the message came before it.
+
+    Args:
+        now: what the clock shows; this machine's if None.
     """
-    now = datetime.now(UTC)
+    if now is None:
+        now = datetime.now(UTC)
     return now.replace(microsecond=now.microsecond // 1_000 * 1_000)
 
 

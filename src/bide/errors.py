@@ -22,6 +22,7 @@
     │   ├── VirtualHostError           the virtual host is unknown, or not open to this user
     │   ├── AccessRefusedError         the user may not do this to that exchange or queue
     │   ├── UnsupportedBrokerError     release too old, or a feature is switched off
+    │   │   └── NotModelledError       the broker in memory has no rules for this feature of RabbitMQ
     │   ├── DeclarationMismatchError   it is declared differently on the broker
     │   ├── NotEmptyError              refused to delete what still holds messages
     │   ├── InUseError                 refused to delete what others use
@@ -167,6 +168,13 @@ class AccessRefusedError(BrokerError):
 
 class UnsupportedBrokerError(BrokerError):
     """The broker is too old, or lacks a feature that bide needs."""
+
+
+class NotModelledError(UnsupportedBrokerError):
+    """The broker in memory has no rules for this feature of RabbitMQ.
+
+    Use a real broker for what needs it; ``bide broker start`` has one.
+    """
 
 
 class DeclarationMismatchError(BrokerError):

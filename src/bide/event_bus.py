@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bide.checks import whole_number
@@ -157,7 +157,7 @@ class EventBus:
 
     async def _pass_on(self, message: Message) -> None:
         """Publish the successor until the broker has it: the message stays in hand meanwhile, so nothing is lost."""
-        copy = self._successor(message, datetime.now(UTC))
+        copy = self._successor(message, self._client.now())
         pause = _FIRST_PAUSE
         while True:
             try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from bide.consistent_hash import bucket
 from bide.errors import InvalidInputError, UnsupportedTargetError
 from bide.topology import Binding, DestinationType, Exchange
 
@@ -101,6 +102,8 @@ def binding_table(exchange: Exchange, bindings: Iterable[Binding]) -> BindingTab
             return _TopicTable(bindings)
         case "headers":
             return _HeadersTable(bindings)
+        case "x-consistent-hash" if "hash-property" not in exchange.arguments:
+            return _HashTable(exchange, bindings)
         case _:
             return _UnknownTable(exchange)
 
@@ -237,6 +240,37 @@ def _comparable(value: object) -> _Comparable:
 _ANY_VALUE: Final = _comparable(None)
 
 
+class _HashTable:
+    """Rule of RabbitMQ's consistent hash plugin: a binding's key is its weight, the number of buckets that it gets.
+
+    Of several bindings to one destination the first counts. One destination gets the message: only the first key is
+    hashed, or the header that the exchange names.
+    """
+
+    def __init__(self, exchange: Exchange, bindings: Iterable[Binding]) -> None:
+        self._name = exchange.name
+        header = exchange.arguments.get("hash-header")
+        self._header = None if header is None else str(header)
+        weights: dict[Destination, int] = {}
+        for one in bindings:
+            weights.setdefault(_destination(one), int(one.routing_key))
+        self._buckets = [destination for destination, weight in weights.items() for _ in range(weight)]
+
+    def matches(self, message: RoutedMessage) -> Collection[Destination]:
+        if not self._buckets:
+            return ()
+        key: str | None = message.keys[0]
+        if self._header is not None:
+            value = message.headers.get(self._header)
+            if value is not None and not isinstance(value, str):
+                raise UnsupportedTargetError(
+                    f"exchange {self._name!r} hashes the header {self._header!r}, which is {value!r}, and only text is "
+                    "modelled: send it as text"
+                )
+            key = value
+        return (self._buckets[bucket(key, len(self._buckets))],)
+
+
 class _UnknownTable:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -244,5 +278,5 @@ class _UnknownTable:
     def matches(self, message: RoutedMessage) -> Collection[Destination]:
         raise UnsupportedTargetError(
             f"exchange {self._exchange.name!r} is of type {self._exchange.type!r}, whose routing is not modelled: "
-            "use a direct, topic, fanout or headers exchange in the model"
+            "use a direct, topic, fanout, headers or consistent hash exchange in the model"
         )

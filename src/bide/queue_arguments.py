@@ -42,6 +42,11 @@ def argument_problems(arguments: Mapping[str, Argument], queue_type: str, releas
         queue_type: ``classic``, ``quorum`` or ``stream``.
         release: the broker's; None where it is unknown, to let pass what some release from 3.10 on takes.
     """
+    return [*argument_refusals(arguments, queue_type, release), *_combinations(arguments, queue_type, release)]
+
+
+def argument_refusals(arguments: Mapping[str, Argument], queue_type: str, release: Release | None) -> list[str]:
+    """The arguments of :func:`argument_problems` that the broker refuses by themselves; the rest it takes."""
     found = []
     for name, value in arguments.items():
         rule = RULES.get(name)
@@ -61,7 +66,7 @@ def argument_problems(arguments: Mapping[str, Argument], queue_type: str, releas
             )
         elif (wanted := rule.check(value)) is not None:
             found.append(f"{name} is {value!r}, but must be {wanted}: correct it")
-    return [*found, *_combinations(arguments, queue_type, release)]
+    return found
 
 
 def _combinations(arguments: Mapping[str, Argument], queue_type: str, release: Release | None) -> list[str]:

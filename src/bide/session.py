@@ -82,7 +82,7 @@ class Session:
         if message.kind is None:
             return False
         due = message.due
-        waits = bool(message.delay) if due is None else due > sending_time()
+        waits = bool(message.delay) if due is None else due > sending_time(self.connection.now())
         return self._is_known(self._kinds, (message.kind, waits))
 
     async def prepare(self, message: Outgoing) -> None:
@@ -97,7 +97,7 @@ class Session:
         """
         if self._largest is not None and len(message.body) > self._largest:
             raise too_large(message, self._largest)
-        now = sending_time()
+        now = sending_time(self.connection.now())
         route = message.starting(now).route(self.infrastructure, now)
         if route is None:
             if isinstance(message.target, ExchangeTarget):

@@ -7,7 +7,7 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from bide.amqp.channel import Channel
@@ -35,7 +35,7 @@ class _Inbox:
         if self._retired:
             self._channel.nack(delivery.delivery_tag)
             return
-        self._deliveries.append((delivery, datetime.now(UTC)))
+        self._deliveries.append((delivery, self._channel.connection.now()))
         self._news.set()
 
     def end(self, error: BideError) -> None:

@@ -199,7 +199,7 @@ def test_bcc_is_no_header_to_a_headers_exchange() -> None:
     assert model.route("x", "", {"BCC": ["k"], "CC": ["k"]}).queues == {"1"}
 
 
-@pytest.mark.parametrize("exchange_type", ["x-consistent-hash", "x-random", "x-delayed-message"])
+@pytest.mark.parametrize("exchange_type", ["x-random", "x-delayed-message"])
 def test_other_types_are_refused_by_name(exchange_type: str) -> None:
     model = keyed(exchange_type, "1")
 

@@ -27,6 +27,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "pipelines": ("pipelines",),
     "bench": ("bench",),
     "spark": ("spark",),
+    "testing": ("testing", "pytest_plugin"),
     "observability": ("metrics", "tracing"),
     "client": (
         *("", "bulk", "bulk_run", "bulk_source", "bulk_sync", "client", "consumer", "encoder", "letter"),
@@ -39,11 +40,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "stream": ("stream",),
     "amqp": ("amqp",),
     "recoverability": ("recoverability",),
+    "memory": ("memory",),
     "patterns": ("patterns",),
     "delay": ("delay", "layouts", "outgoing"),
     "topology": (
         *(
             "checks",
+            "consistent_hash",
             "dead_letters",
             "duration",
             "exchange_types",
@@ -59,7 +62,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 }
 """Layers from the top down, each with its modules and packages. The empty name is the package itself."""
 
-PURE = ("recoverability", "patterns", "delay", "topology", "errors")
+PURE = ("recoverability", "memory", "patterns", "delay", "topology", "errors")
 """Layers of plain data and arithmetic."""
 
 INPUT_OUTPUT = frozenset(
@@ -93,6 +96,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "observability": frozenset({"prometheus_client", "opentelemetry"}),
     "admin": frozenset({"httpx2"}),
     "amqp": frozenset({"pamqp"}),
+    "testing": frozenset({"pytest"}),
 }
 """What a layer may import from elsewhere."""
 

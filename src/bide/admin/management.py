@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from bide.admin.private import private_broker
+from bide.amqp.network import TCP
 from bide.amqp.url import BrokerUrl
 from bide.delay.cascade import Policy
 from bide.errors import InvalidUrlError, ManagementApiError
@@ -204,9 +205,11 @@ class ManagementApi:
 
         Raises:
             InvalidUrlError: the management URL cannot be read; the message never shows the password.
+            ManagementApiError: it is the URL of a broker in memory, which has none.
         """
-        environment = os.environ if environment is None else environment
-        if given := management_url or environment.get(MANAGEMENT_VARIABLE):
+        if url.network is not TCP:
+            raise ManagementApiError("a broker in memory has no management API: use a real broker for what needs it")
+        if given := management_url or (os.environ if environment is None else environment).get(MANAGEMENT_VARIABLE):
             return cls(parse_management_url(given, url))
         if broker := private_broker(url):
             return cls(parse_management_url(broker.management_url, url))

@@ -7,6 +7,7 @@ import logging
 import ssl
 import struct
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 import pamqp.frame
@@ -102,10 +103,9 @@ class Connection(asyncio.Protocol):
         connection: Connection | None = None
         try:
             async with asyncio.timeout(seconds):
-                context = url.ssl_context()
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: cls(url, address), host, port, ssl=context, server_hostname=host if context else None
-                )
+                context, loop = url.ssl_context(), asyncio.get_running_loop()
+                connect = url.network.connect
+                connection = await connect(lambda: cls(url, address), host, port, loop=loop, context=context)
                 await connection.opened
                 return connection
         except TimeoutError as error:
@@ -122,6 +122,10 @@ class Connection(asyncio.Protocol):
         finally:
             if connection is not None and not connection.is_open:
                 connection.give_up(BrokerUnreachableError(f"the broker at {address} did not open the connection"))
+
+    def now(self) -> datetime:
+        """The time by which delays are counted, in UTC."""
+        return self.url.network.now()
 
     @property
     def _is_open(self) -> bool:

@@ -133,6 +133,18 @@ def properties(frame: bytes) -> dict[str, Any]:
     return values
 
 
+def table(raw: bytes, place: int) -> tuple[dict[str, Any], int]:
+    """A field table, and where it ends.
+
+    Raises:
+        ValueError: it ends too soon, or holds a type that AMQP 0-9-1 does not know.
+    """
+    try:
+        return _table(raw, place, 1)
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"the table ends too soon ({error})") from error
+
+
 def _slice(raw: bytes, place: int, size: int) -> bytes:
     part = raw[place : place + size]
     if len(part) != size:

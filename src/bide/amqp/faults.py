@@ -12,6 +12,7 @@ from bide.errors import (
     ConnectionLostError,
     DeclarationMismatchError,
     NotEmptyError,
+    NotModelledError,
     ProtocolError,
     TargetNotFoundError,
     UnsupportedBrokerError,
@@ -23,6 +24,10 @@ NOT_FOUND: Final = 404
 RESOURCE_LOCKED: Final = 405
 PRECONDITION_FAILED: Final = 406
 NOT_ALLOWED: Final = 530
+NOT_IMPLEMENTED: Final = 540
+
+NOT_MODELLED: Final = "the memory broker does not model "
+"""What the broker in memory begins a reply text with where RabbitMQ would not refuse."""
 
 _INEQUIVALENT: Final = re.compile(
     r"inequivalent arg '(?P<argument>[^']*)' for (?P<kind>exchange|queue) '(?P<name>.*)' in vhost '[^']*':"
@@ -54,7 +59,9 @@ def channel_error(code: int, text: str) -> BrokerError:
         return _precondition(code, reason)
     if code == RESOURCE_LOCKED:
         return AccessRefusedError(f"{reason}: another connection has it for itself", reply_code=code)
-    if code == 540:
+    if code == NOT_IMPLEMENTED and reason.startswith(NOT_MODELLED):
+        return NotModelledError(reason, reply_code=code)
+    if code == NOT_IMPLEMENTED:
         return UnsupportedBrokerError(f"the broker does not implement this: {reason}", reply_code=code)
     return BrokerError(f"the broker closed the channel: {reason} ({code})", reply_code=code)
 

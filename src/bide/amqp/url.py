@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Final
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from bide.amqp.network import TCP, Network
 from bide.errors import InvalidUrlError
 
 DEFAULT_URL: Final = "amqp://guest:guest@localhost:5672/"
@@ -38,6 +39,7 @@ class BrokerUrl:
         verify: whether the server's certificate is checked; on unless ``verify=false``.
         external: log in by client certificate (``auth=external``) rather than by password.
         name: shown for the connection in the broker's management pages.
+        network: what connections run over; no part of the text of a URL.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -53,6 +55,7 @@ class BrokerUrl:
     verify: bool = True
     external: bool = False
     name: str = "bide"
+    network: Network = field(default=TCP, repr=False, compare=False)
 
     @classmethod
     def parse(cls, text: str) -> BrokerUrl:

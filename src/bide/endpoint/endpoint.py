@@ -267,6 +267,7 @@ class Endpoint:
             handlers=self._handlers,
             gate=gate,
             forward=client.forward,
+            now=client.now,
             observers=self._observers,
             deduplicate=self._deduplicate,
         )

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,6 +48,7 @@ class Worker:
 
     Args:
         forward: publishes a message, confirmed.
+        now: tells the time.
         deduplicate: how long a handled message's id is remembered; None does not look for duplicates.
     """
 
@@ -58,6 +59,7 @@ class Worker:
         handlers: Handlers,
         gate: Gate,
         forward: Callable[[Outgoing], Awaitable[Any]],
+        now: Callable[[], datetime],
         observers: Sequence[Observer],
         deduplicate: timedelta | None,
     ) -> None:
@@ -65,6 +67,7 @@ class Worker:
         self._handlers = handlers
         self._gate = gate
         self._forward = forward
+        self._now = now
         self._observers = observers
         self._attempts = FailedAttempts()
         self._handled = Handled(deduplicate) if deduplicate is not None else None
@@ -119,7 +122,7 @@ class Worker:
 
     async def _handle(self, message: Message, key: Any, attempt: int) -> bool:
         """Call the handler; True if the message was handled."""
-        started = datetime.now(UTC)
+        started = self._now()
         try:
             with ExitStack() as around:
                 for observer in self._observers:
@@ -164,7 +167,7 @@ class Worker:
         around.push(leave)
 
     async def _failed(self, message: Message, key: Any, attempt: int, started: datetime, error: BaseException) -> None:
-        now = datetime.now(UTC)
+        now = self._now()
         times = self._attempts.add(key, now) if message.message_id is not None else (now,)
         history = message.history.with_failures(times, attempts=attempt, expires_at=_expiry(message))
         failure = Failure(
@@ -377,7 +380,7 @@ class Worker:
             due_at=successor.senders_due(message.as_sent(), message.history),
             delivered_at=message.received_at,
             started_at=started,
-            ended_at=datetime.now(UTC),
+            ended_at=self._now(),
         )
 
 

@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, Self
 
 from bide.client import Client
@@ -133,7 +133,7 @@ class Audit:
 
     async def _write(self, step: str, details: Mapping[str, Any]) -> None:
         record = AuditRecord(
-            at=datetime.now(UTC),
+            at=self._client.now(),
             who=_who(),
             user=self._client.url.user,
             operation=self._operation,

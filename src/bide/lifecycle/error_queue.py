@@ -7,7 +7,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from bide.admin.delivery_limit import DEFAULT_LIMIT, delivery_limit
@@ -93,7 +93,7 @@ class ErrorQueue:
             TargetNotFoundError: there is no such queue.
             BrokerError: the broker cannot be reached, or refuses.
         """
-        now = datetime.now(UTC)
+        now = self._client.now()
         async with self._look(self.queue) as look:
             async for held in look:
                 try:
@@ -248,7 +248,7 @@ class ErrorQueue:
             )
         if not await self._client.exists(self.archive_queue):
             await self._client.declare(Topology(queues=[Queue.quorum(self.archive_queue)]))
-        now = datetime.now(UTC)
+        now = self._client.now()
         total = await self.count(selection) if progress else 0
 
         def copy(message: FailedMessage, _: int) -> Outgoing:
@@ -300,7 +300,7 @@ class ErrorQueue:
         if audit is not None:
             given = {name: value for name, value in details.items() if value is not None}
             await audit.begin({"selection": selection.to_dict(), **given})
-        now = datetime.now(UTC)
+        now = self._client.now()
         found: frozenset[str] = frozenset()
         async with self._look(queue) as look:
             work = Run(name, self._client, look, audit, copy, progress, total)

@@ -1,0 +1,73 @@
+"""The arguments of the methods that clients send."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from bide.amqp import decoding
+
+
+class Arguments:
+    """Reads the arguments of one method, one after the other.
+
+    Args:
+        payload: of the method frame, from the class on.
+
+    Raises:
+        ValueError: from any of the methods: the frame ends too soon.
+    """
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+        self._place = 4
+
+    def short(self) -> int:
+        """An unsigned 16-bit integer."""
+        return self._number(">H")
+
+    def long(self) -> int:
+        """An unsigned 32-bit integer."""
+        return self._number(">I")
+
+    def long_long(self) -> int:
+        """An unsigned 64-bit integer."""
+        return self._number(">Q")
+
+    def octet(self) -> int:
+        """One byte, which may hold up to eight flags."""
+        return self._number(">B")
+
+    def flags(self, number: int) -> list[bool]:
+        """So many flags, packed into one octet."""
+        octet = self.octet()
+        return [bool(octet >> place & 1) for place in range(number)]
+
+    def text(self) -> str:
+        """A short string."""
+        size = self.octet()
+        raw = self._payload[self._place : self._place + size]
+        if len(raw) < size:
+            raise ValueError("a short string ends too soon")
+        self._place += size
+        return raw.decode(errors="backslashreplace")
+
+    def long_text(self) -> bytes:
+        """A long string."""
+        size = self.long()
+        raw = self._payload[self._place : self._place + size]
+        self._place += size
+        return raw
+
+    def table(self) -> dict[str, Any]:
+        """A field table."""
+        items, self._place = decoding.table(self._payload, self._place)
+        return items
+
+    def _number(self, form: str) -> int:
+        try:
+            (value,) = struct.unpack_from(form, self._payload, self._place)
+        except struct.error as error:
+            raise ValueError(f"the method frame ends too soon ({error})") from error
+        self._place += struct.calcsize(form)
+        return int(value)

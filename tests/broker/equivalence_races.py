@@ -1,0 +1,100 @@
+"""Plays cases in memory, and finds those whose end depends on chance.
+
+Where two messages come to a queue at the same time by different ways, a real broker puts them in either order. Such a
+case compares nothing, and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, Final
+from unittest.mock import patch
+
+import bide.testing
+from bide.amqp.connection import Connection
+from bide.memory.classic import ClassicQueue
+from bide.memory.clock import Timer
+from bide.memory.message import X_DEATH, StoredMessage
+from bide.memory.queue import BrokerQueue
+from bide.memory.quorum import QuorumQueue
+from tests.broker.equivalence_cases import Case
+from tests.broker.equivalence_pace import VirtualTime
+from tests.broker.equivalence_play import Player
+
+FIFTH: Final = 60
+"""Milliseconds. The pace does not matter here; the margins are given by it."""
+
+_CLOSE: Final = FIFTH // 2
+"""Milliseconds between two things that a real broker may do in either order."""
+
+
+class Arrivals:
+    """What came to the queues, and what happened by itself."""
+
+    def __init__(self) -> None:
+        self._by_queue: dict[str, list[tuple[int, str]]] = {}
+        self._timers: list[int] = []
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Write down all that comes to queues."""
+
+        def watch(kind: type[BrokerQueue]) -> Any:
+            publish = kind.publish
+
+            def watched(queue: BrokerQueue, message: StoredMessage, publisher: object | None) -> bool:
+                came = (queue._clock.milliseconds, _way(message))
+                self._by_queue.setdefault(queue.name, []).append(came)
+                return publish(queue, message, publisher)
+
+            return patch.object(kind, "publish", watched)
+
+        run = Timer.run
+
+        def watched_run(timer: Timer) -> None:
+            self._timers.append(timer.at // 1000)
+            run(timer)
+
+        with watch(ClassicQueue), watch(QuorumQueue), patch.object(Timer, "run", watched_run):
+            yield
+
+    def races(self, acts: list[int]) -> bool:
+        """Whether something came too close to something else.
+
+        Args:
+            acts: when the player did something, last of all empty the queues.
+        """
+        if any(came[-1][0] >= acts[-1] for came in self._by_queue.values()):
+            # What emptying one queue sets free comes to another before or after that is emptied.
+            return True
+        for came in self._by_queue.values():
+            for (earlier, one), (later, other) in pairwise(came):
+                if later - earlier < _CLOSE and one != other:
+                    return True
+        return any(abs(timer - act) < _CLOSE for timer in self._timers for act in acts)
+
+
+def _way(message: StoredMessage) -> str:
+    """The queue that a message died in last; empty for one that was just published."""
+    if message.deaths:
+        return message.deaths[0].queue
+    deaths = (message.properties.get("headers") or {}).get(X_DEATH)
+    return str(deaths[0]["queue"]) if deaths and "time" in deaths[0] else ""
+
+
+async def play_in_memory(case: Case, prefix: str, *, release: tuple[int, ...]) -> tuple[dict[str, Any], bool]:
+    """What is seen of a case in memory, and whether it depends on chance.
+
+    Args:
+        prefix: of the names, which decide where a consistent hash exchange sends messages.
+    """
+    arrivals = Arrivals()
+    async with bide.testing.broker(release=release) as broker:
+        connection = await Connection.open(broker.url)
+        pace = VirtualTime(broker, FIFTH)
+        with arrivals.watched():
+            seen = await Player(case, connection, pace, prefix).play()
+        await connection.close()
+    return seen, pace.more_to_come or arrivals.races(pace.acts)

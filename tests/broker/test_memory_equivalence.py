@@ -1,0 +1,155 @@
+"""The broker in memory does what RabbitMQ does: made-up cases are played on both, and what clients see is compared.
+
+``BIDE_SOAK=1`` (``make test-equivalence``) compares more than 2,000 cases rather than some ninety.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import pprint
+import random
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.broker import LocalBroker
+from bide.errors import BrokerError
+from tests.broker.equivalence_cases import Case, cases
+from tests.broker.equivalence_pace import RealTime
+from tests.broker.equivalence_play import Player
+from tests.broker.equivalence_races import FIFTH, play_in_memory
+from tests.support import SOAK
+
+CASES: Final = 2100 if SOAK else 90
+BATCH: Final = 50 if SOAK else 30
+
+_numbers = itertools.count(1)
+
+
+class Game:
+    """A case, what is seen of it in memory, and what of it on RabbitMQ."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.prefix = f"k{next(_numbers)}-"
+        self.in_memory: Any = None
+        self.in_rabbitmq: Any = None
+        self.is_late = False
+
+    async def is_chance(self, release: tuple[int, ...]) -> bool:
+        """Play it in memory, and tell whether it depends on chance."""
+        self.in_memory, is_chance = await play_in_memory(self.case, self.prefix, release=release)
+        return is_chance
+
+    async def play(self, url: BrokerUrl, fifth: int) -> None:
+        """Play it on RabbitMQ, over a connection of its own.
+
+        Args:
+            fifth: of a step, in milliseconds.
+        """
+        connection = await Connection.open(url)
+        pace = RealTime(fifth)
+        player = Player(self.case, connection, pace, self.prefix)
+        try:
+            self.in_rabbitmq = await player.play()
+            self.is_late = pace.late > fifth / 2000
+            await player.clean_up()
+        except BrokerError as error:
+            # A queue that cannot be reached for seconds, on a machine that is far too slow.
+            self.in_rabbitmq = f"{type(error).__name__}: {error}"
+            self.is_late = True
+            await self._clean_up(url)
+        finally:
+            await connection.close()
+
+    async def _clean_up(self, url: BrokerUrl) -> None:
+        connection = await Connection.open(url)
+        try:
+            await Player(self.case, connection, RealTime(FIFTH), self.prefix).clean_up()
+        finally:
+            await connection.close()
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both saw the same."""
+        return bool(self.in_memory == self.in_rabbitmq)
+
+    def __str__(self) -> str:
+        found = "\n".join(differences(self.in_memory, self.in_rabbitmq))
+        return f"{pprint.pformat(self.case, width=120)}\n{found}"
+
+
+def differences(memory: Any, rabbitmq: Any, where: str = "") -> Iterator[str]:
+    """Where two results differ."""
+    if isinstance(memory, dict) and isinstance(rabbitmq, dict):
+        for name in {**memory, **rabbitmq}:
+            yield from differences(memory.get(name), rabbitmq.get(name), f"{where}.{name}")
+    elif isinstance(memory, list) and isinstance(rabbitmq, list) and len(memory) == len(rabbitmq):
+        for place, (one, other) in enumerate(zip(memory, rabbitmq, strict=True)):
+            yield from differences(one, other, f"{where}[{place}]")
+    elif memory != rabbitmq:
+        yield f"{where}\n  in memory: {memory}\n  RabbitMQ:  {rabbitmq}"
+
+
+async def play(games: list[Game], url: str) -> None:
+    """Play them on RabbitMQ, all at once; what differs again, ever slower, as long as the machine is too slow."""
+    for slower in (1, 2, 4, 8):
+        await asyncio.gather(*(game.play(BrokerUrl.parse(url), FIFTH * slower) for game in games))
+        # In the first round many are played, and nobody knows what was too slow.
+        games = [game for game in games if not game.is_equal and (game.is_late or slower == 1)]
+        if not games:
+            return
+
+
+def made_up(release: tuple[int, ...], number: int, start: int) -> Iterator[Case]:
+    """So many cases, in several goes, because hypothesis varies what it has made before.
+
+    Args:
+        start: of the random numbers.
+    """
+    goes = (one_go(release, start + go) for go in itertools.count())
+    return itertools.islice(itertools.chain.from_iterable(goes), number)
+
+
+def one_go(release: tuple[int, ...], start: int) -> list[Case]:
+    """Some cases."""
+    found: list[Case] = []
+
+    @seed(start)
+    @settings(
+        max_examples=15,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases(release))
+    def collect(case: Case) -> None:
+        found.append(case)
+
+    collect()
+    return found
+
+
+@pytest.mark.timeout(3600 if SOAK else 240)
+async def test_made_up_cases(broker: LocalBroker, release: tuple[int, ...]) -> None:
+    start = random.randrange(1 << 32)
+    compared = 0
+    different: list[Game] = []
+    all_cases = made_up(release, CASES, start)
+    while batch := [Game(case) for case in itertools.islice(all_cases, BATCH)]:
+        # Where the end depends on chance there is nothing to compare.
+        games = [game for game in batch if not await game.is_chance(release)]
+        await play(games, broker.url)
+        compared += len(games)
+        different += [game for game in games if not game.is_equal]
+    if different:
+        shown = "\n\n".join(map(str, different))
+        pytest.fail(f"{shown}\n{len(different)} of {compared} cases differ (start: {start})", pytrace=False)
+    print(f"{compared} cases are equal (start: {start})")  # noqa: T201 (shown where asked for, with -s)
+    assert compared > CASES * 0.9

@@ -1,0 +1,178 @@
+"""The real client on the broker in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import bide
+import bide.testing
+from bide.errors import (
+    AccessRefusedError,
+    DeclarationMismatchError,
+    InvalidInputError,
+    NotModelledError,
+    PublishRefusedError,
+    TargetNotFoundError,
+    UnroutableError,
+)
+from bide.topology import Exchange, Queue, Topology
+
+REMINDERS = Topology(queues=[Queue.quorum("reminders")])
+RELEASES = [(3, 10), (4, 0), (4, 3)]
+
+
+async def received(client: bide.Client, queue: str = "reminders") -> bide.Message:
+    async with client.consume(queue) as messages:
+        message = await asyncio.wait_for(anext(messages), 5)
+        await message.ack()
+        return message
+
+
+async def is_empty(client: bide.Client, queue: str) -> bool:
+    connection = await client._publisher.connection()
+    async with await connection.channel() as channel:
+        return await channel.get(queue) is None
+
+
+@pytest.mark.parametrize("release", RELEASES)
+async def test_three_days_pass_in_no_time(release: tuple[int, ...]) -> None:
+    async with bide.testing.broker(release=release) as b, b.connect() as client:
+        assert (await client.release())[:2] == release
+        await client.declare(REMINDERS)
+        receipt = await client.publish("pay, please", to="reminders", delay="3d4h", headers={"a": 1})
+        assert receipt.due == b.clock.now() + timedelta(days=3, hours=4)
+        b.clock.advance("3d3h59m59.99s")
+        assert await is_empty(client, "reminders")
+        b.clock.advance("10ms")
+        message = await received(client)
+    assert (message.body, message.headers, message.lateness) == (b"pay, please", {"a": 1}, timedelta(0))
+    assert message.received_at == receipt.due
+
+
+@pytest.mark.parametrize(
+    "infrastructure", [bide.Clock(), bide.NServiceBus(routing="direct"), bide.Celery()], ids=lambda one: one.name
+)
+async def test_every_delay_infrastructure(infrastructure: bide.DelayInfrastructure) -> None:
+    async with bide.testing.broker() as b, b.connect(infrastructure=infrastructure) as client:
+        await client.declare(REMINDERS)
+        await client.publish("x", to="reminders", delay="90s")
+        b.clock.advance("89s")
+        assert await is_empty(client, "reminders")
+        b.clock.advance("1s")
+        assert (await received(client)).lateness == timedelta(0)
+
+
+async def test_the_clock_starts_when_it_is_told_to() -> None:
+    start = datetime(2024, 2, 28, 12, tzinfo=UTC)
+    async with bide.testing.broker(start=start) as b, b.connect() as client:
+        await client.declare(REMINDERS)
+        await client.publish("x", to="reminders", deliver_at="2024-02-29T12:00:00Z")
+        assert client.now() == start
+        b.clock.advance_to("2024-02-29T12:00:00Z")
+        assert (await received(client)).sent_at == start
+
+
+async def test_errors_are_those_of_a_real_broker() -> None:
+    async with bide.testing.broker() as b, b.connect() as client:
+        with pytest.raises(TargetNotFoundError, match="nowhere"):
+            await client.publish("x", to="nowhere", delay="1s")
+        with pytest.raises(UnroutableError):
+            await client.publish("x", to="nowhere")
+        with pytest.raises(TargetNotFoundError):
+            await client.publish("x", exchange="nowhere")
+        full = Queue("full", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
+        await client.declare(Topology(queues=[full]))
+        with pytest.raises(PublishRefusedError):
+            await client.publish("x", to="full")
+        with pytest.raises(DeclarationMismatchError, match="x-max-length = 0, where 1"):
+            await client.declare(Topology(queues=[Queue("full", arguments={**full.arguments, "x-max-length": 1})]))
+        await client.declare(Topology([Exchange("inside", "fanout", internal=True)]))
+        with pytest.raises(AccessRefusedError, match="internal"):
+            await client.publish("x", exchange="inside")
+
+
+@pytest.mark.parametrize(
+    ("topology", "feature"),
+    [
+        (
+            Topology([Exchange("late", "x-delayed-message", arguments={"x-delayed-type": "direct"})]),
+            "x-delayed-message",
+        ),
+        (Topology([Exchange("hash", "x-consistent-hash", arguments={"hash-property": "message_id"})]), "hash-property"),
+        (Topology(queues=[Queue.quorum("q", {"x-max-length-bytes": 9})]), "x-max-length-bytes"),
+    ],
+    ids=str,
+)
+async def test_what_is_not_modelled_is_named(topology: Topology, feature: str) -> None:
+    async with bide.testing.broker() as b, b.connect() as client:
+        with pytest.raises(NotModelledError, match=feature):
+            await client.declare(topology)
+
+
+async def test_a_stream_may_be_there_but_not_be_used() -> None:
+    async with bide.testing.broker() as b, b.connect() as client:
+        await client.declare(Topology(queues=[Queue("log", arguments={"x-queue-type": "stream"})]))
+        with pytest.raises(NotModelledError, match="'log'"):
+            await client.publish("x", to="log")
+        with pytest.raises(NotModelledError, match="'log'"):
+            await anext(client.consume("log"))
+
+
+async def test_a_client_outlives_its_connection() -> None:
+    async with bide.testing.broker() as b, b.connect() as client:
+        await client.declare(REMINDERS)
+        async with client.consume("reminders") as messages:
+            await client.publish("x", to="reminders")
+            first = await anext(messages)
+            b.drop_connections()
+            again = await asyncio.wait_for(anext(messages), 5)
+            assert (first.message_id, first.redelivered) == (again.message_id, False)
+            assert (again.redelivered, again.delivery_count) == (True, 1)
+            await again.ack()
+            await client.publish("y", to="reminders")
+            assert (await asyncio.wait_for(anext(messages), 5)).body == b"y"
+
+
+def test_a_client_that_blocks() -> None:
+    with bide.testing.broker() as b, b.connect_sync() as client:
+        client.declare(REMINDERS)
+        client.publish("x", to="reminders", delay="1w")
+        b.clock.advance("7d")
+        with client.consume("reminders", timeout="5s") as messages:
+            message = next(messages)
+            message.ack()
+    assert message.body == b"x"
+
+
+async def test_virtual_hosts_know_nothing_of_each_other() -> None:
+    async with bide.testing.broker() as b, b.connect() as one, b.connect(vhost="other") as other:
+        await one.declare(REMINDERS)
+        assert not await other.exists("reminders")
+
+
+async def test_large_bodies_come_in_pieces() -> None:
+    async with bide.testing.broker() as b, b.connect() as client:
+        await client.declare(REMINDERS)
+        body = bytes(range(256)) * 2000
+        await client.publish(body, to="reminders")
+        assert (await received(client)).body == body
+
+
+async def test_many_messages() -> None:
+    async with bide.testing.broker() as b, b.connect() as client:
+        await client.declare(REMINDERS)
+        await client.publish_many(
+            [bide.Letter(str(number), to="reminders", delay=f"{1000 - number}s") for number in range(1000)]
+        )
+        b.clock.advance("1000s")
+        async with client.consume("reminders") as messages:
+            bodies = [int((await anext(messages)).body) for _ in range(100)]
+        assert bodies == list(range(999, 899, -1))
+
+
+def test_releases_that_are_not_modelled() -> None:
+    with pytest.raises(InvalidInputError, match=r"3\.10, 4\.0, 4\.3"):
+        bide.testing.broker(release=(3, 13))

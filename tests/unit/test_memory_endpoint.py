@@ -1,0 +1,101 @@
+"""Endpoints on the broker in memory: retries of hours, in no time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+
+import pytest
+
+import bide
+import bide.testing
+
+RELEASES = [(3, 10), (4, 0), (4, 3)]
+
+
+@asynccontextmanager
+async def running(app: bide.Endpoint, client: bide.Client, b: bide.testing.MemoryBroker) -> AsyncIterator[None]:
+    task = asyncio.create_task(app.run(client))
+    await b.settled()
+    try:
+        yield
+    finally:
+        app.stop()
+        await asyncio.wait_for(task, 10)
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+async def test_retries_come_when_they_are_due(release: tuple[int, ...]) -> None:
+    times: list[datetime] = []
+    app = bide.Endpoint("orders", retry=bide.Retry(immediate=1, delays=["5s", "1h", "2d"], jitter=0))
+    async with bide.testing.broker(release=release) as b, b.connect() as client:
+
+        @app.handler
+        async def fail(message: bide.Message) -> None:
+            times.append(b.clock.now())
+            raise ConnectionError("no")
+
+        async with running(app, client, b):
+            start = b.clock.now()
+            await client.publish("x", to="orders", delay="10m")
+            await b.run("3d")
+            error = await anext(client.consume("error"))
+            assert error.body == b"x"
+            await error.ack()
+    after = [time - start for time in times]
+    first = timedelta(minutes=10)
+    second, third = first + timedelta(seconds=5), first + timedelta(hours=1, seconds=5)
+    fourth = third + timedelta(days=2)
+    assert after == [one for due in (first, second, third, fourth) for one in (due, due)]
+
+
+async def test_a_handler_that_runs_in_a_thread() -> None:
+    seen: list[bytes] = []
+    app = bide.Endpoint("orders")
+    async with bide.testing.broker() as b, b.connect() as client:
+
+        @app.handler
+        def take(message: bide.Message) -> None:
+            seen.append(message.body)
+
+        async with running(app, client, b):
+            for number in range(5):
+                await client.publish(str(number), to="orders", delay=f"{number + 1}h")
+            await b.run("3h")
+            assert seen == [b"0", b"1", b"2"]
+            await b.run("2h")
+    assert seen == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_what_is_kept_on_purpose_is_waited_for_once() -> None:
+    async with bide.testing.broker() as b, b.connect() as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
+        await client.publish("x", to="q")
+        async with client.consume("q") as messages:
+            await anext(messages)
+            loop = asyncio.get_running_loop()
+            await b.settled(patience="50ms")
+            before = loop.time()
+            await b.settled(patience="10s")
+            assert loop.time() - before < 5
+
+
+async def test_a_broker_in_memory_has_no_management_api(caplog: pytest.LogCaptureFixture) -> None:
+    app = bide.Endpoint("orders")
+    caplog.set_level(logging.WARNING)
+    async with bide.testing.broker() as b, b.connect() as client:
+
+        @app.handler
+        async def take(message: bide.Message) -> None:
+            """Nothing to do."""
+
+        async with running(app, client, b):
+            assert "a broker in memory has no management API" in caplog.text
