@@ -112,17 +112,21 @@ class Subscription:
         self._in_hand -= 1
 
     def stop(self) -> None:
-        """Retire, and tell those who wait for a message that none will come."""
-        self.retire()
+        """Take no more and give back what was not handed out, and tell those who wait that none will come."""
+        if self.channel.is_open:
+            self._give_back()
         self._inbox.end(ClosedError("the consumer was stopped"))
+
+    def _give_back(self) -> None:
+        self.channel.cancel_nowait(self._tag)
+        self._inbox.give_back()
 
     def retire(self) -> None:
         """Take no more and give back what was not handed out; what was can still be settled."""
         if not self.channel.is_open:
             return
         if self._in_hand:
-            self.channel.cancel_nowait(self._tag)
-            self._inbox.give_back()
+            self._give_back()
         else:
             self.channel.abandon()
 

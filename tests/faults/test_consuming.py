@@ -234,3 +234,24 @@ async def test_a_consumer_that_acknowledges_too_late_is_subscribed_again(vhost: 
         with pytest.raises(DeliveryLostError, match="unknown delivery tag 77"):
             await message.ack()
         await again.ack()
+
+
+@pytest.mark.parametrize("ending", ["consumer", "stopped consumer", "client"])
+async def test_acknowledgements_just_before_the_end_count(vhost: Vhost, ending: str) -> None:
+    """A quorum queue takes in 32 at a time, and the broker forgets the others of a channel that closes meanwhile."""
+    queues = [await filled(vhost.url, 600) for _ in range(4)]
+    for queue in queues:
+        client = await bide.connect(vhost.url)
+        consumer = client.consume(queue, prefetch=1_000)
+        received = [await anext(consumer) for _ in range(600)]
+        if ending == "stopped consumer":
+            consumer.stop()
+        # Where there is a gap between any two, each is acknowledged by a frame of its own.
+        for message in received[1::2]:
+            await message.ack()
+        if ending != "client":
+            await consumer.close()
+        await client.close()
+    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    assert [await ready(connection, queue) for queue in queues] == [300] * 4
+    await connection.close()

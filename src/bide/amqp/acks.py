@@ -85,6 +85,8 @@ class AckSender:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[bytes], None]) -> None:
         self.acks = Acks()
+        self.sent_at = 0.0
+        """When the last was sent, by the clock of the loop."""
         self._loop = loop
         self._send = send
         self._at_once = 1
@@ -110,6 +112,7 @@ class AckSender:
             self._handle = None
         for payload in self.acks.take():
             self._send(payload)
+            self.sent_at = self._loop.time()
 
     def drop(self) -> None:
         """Send nothing more: the channel is gone."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from pamqp import commands
 from pamqp.base import Frame
 
-from bide.amqp import codec, faults
+from bide.amqp import codec, faults, methods
 from bide.amqp.acks import AckSender
 from bide.amqp.confirms import Awaited, Confirms, Unconfirmed, fail
 from bide.amqp.content import Assembly, Delivery, Return
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 _CONSUMER_TAG: Final = "bide-{}"
 _CLOSE_GRACE: Final = 5.0
+_ACKS_TAKEN: Final = 0.05
+"""Seconds; a busy broker was seen to need less than 10 ms to pass on the acknowledgements that it held back."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +65,7 @@ class Channel:
         self._calls: deque[_Call] = deque()
         self._consumers: dict[str, _Consumer] = {}
         self._consumers_made = 0
+        self._cancelled: set[str] = set()
         self._incoming: Assembly | None = None
         self._closing = False
         self._gone: asyncio.Future[None] = connection.loop.create_future()
@@ -95,10 +99,25 @@ class Channel:
 
     async def close(self) -> None:
         """Close it and wait for the broker to do so: what is unacknowledged is back in its queue then."""
+        await self.settle_up()
         self.abandon()
         done, _ = await asyncio.wait({self._gone}, timeout=_CLOSE_GRACE)
         if not done:
             log.debug("the broker did not answer the closing of channel %s", self.number)
+
+    async def settle_up(self) -> None:
+        """Wait for quorum queues to take in the acknowledgements of late.
+
+        The broker passes on 32 at a time, and forgets the others when the channel closes: their messages come again.
+        Cancelling a consumer waits for its queue; to acknowledgements after that there is no answer.
+        """
+        self.flush_acks()
+        if self.closed_with is not None or self.connection.loop.time() - self._acks.sent_at > _ACKS_TAKEN:
+            return
+        cancelling = [self.cancel(tag) for tag in self._consumers if tag not in self._cancelled]
+        with suppress(BideError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_GRACE):
+                await asyncio.gather(*(cancelling or [asyncio.sleep(_ACKS_TAKEN)]))
 
     def abandon(self) -> None:
         """Close it without waiting; unconfirmed publishes fail, unacknowledged deliveries go back to their queues."""
@@ -125,77 +144,31 @@ class Channel:
 
     def declare_exchange(self, exchange: Exchange, *, passive: bool = False) -> asyncio.Future[Any]:
         """Declare an exchange, or only ask whether it exists."""
-        return self.call(
-            codec.method(
-                40,
-                10,
-                b"\x00\x00",
-                codec.short_string(exchange.name),
-                codec.short_string(exchange.type),
-                codec.bits(passive, exchange.durable, exchange.auto_delete, exchange.internal, False),
-                codec.table(exchange.arguments),
-            ),
-            commands.Exchange.DeclareOk,
-        )
+        return self.call(methods.declare_exchange(exchange, passive=passive), commands.Exchange.DeclareOk)
 
     def declare_queue(self, queue: Queue, *, passive: bool = False) -> asyncio.Future[Any]:
         """Declare a queue, or only ask whether it exists; the reply has its counts."""
-        return self.call(
-            codec.method(
-                50,
-                10,
-                b"\x00\x00",
-                codec.short_string(queue.name),
-                codec.bits(passive, queue.durable, queue.exclusive, queue.auto_delete, False),
-                codec.table(queue.arguments),
-            ),
-            commands.Queue.DeclareOk,
-        )
+        return self.call(methods.declare_queue(queue, passive=passive), commands.Queue.DeclareOk)
 
     def bind(self, binding: Binding) -> asyncio.Future[Any]:
         """Make a binding."""
-        return self._binding(binding, 20, 30, commands.Queue.BindOk, commands.Exchange.BindOk)
+        return self.call(methods.bind(binding), commands.Queue.BindOk, commands.Exchange.BindOk)
 
     def unbind(self, binding: Binding) -> asyncio.Future[Any]:
         """Remove a binding; that it does not exist is no error."""
-        return self._binding(binding, 50, 40, commands.Queue.UnbindOk, commands.Exchange.UnbindOk)
-
-    def _binding(
-        self, binding: Binding, queue_method: int, exchange_method: int, *replies: type[Frame]
-    ) -> asyncio.Future[Any]:
-        to_queue = binding.destination_type == "queue"
-        without_nowait = to_queue and queue_method == 50
-        return self.call(
-            codec.method(
-                50 if to_queue else 40,
-                queue_method if to_queue else exchange_method,
-                b"\x00\x00",
-                codec.short_string(binding.destination),
-                codec.short_string(binding.source),
-                codec.short_string(binding.routing_key),
-                b"" if without_nowait else b"\x00",
-                codec.table(binding.arguments),
-            ),
-            *replies,
-        )
+        return self.call(methods.unbind(binding), commands.Queue.UnbindOk, commands.Exchange.UnbindOk)
 
     def delete_queue(self, name: str, *, if_empty: bool = False, if_unused: bool = False) -> asyncio.Future[Any]:
         """Delete a queue; the reply has the number of messages that went with it."""
-        return self.call(
-            codec.method(50, 40, b"\x00\x00", codec.short_string(name), codec.bits(if_unused, if_empty, False)),
-            commands.Queue.DeleteOk,
-        )
+        return self.call(methods.delete_queue(name, if_empty=if_empty, if_unused=if_unused), commands.Queue.DeleteOk)
 
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> asyncio.Future[Any]:
         """Delete an exchange."""
-        return self.call(
-            codec.method(40, 20, b"\x00\x00", codec.short_string(name), codec.bits(if_unused, False)),
-            commands.Exchange.DeleteOk,
-        )
+        return self.call(methods.delete_exchange(name, if_unused=if_unused), commands.Exchange.DeleteOk)
 
     def purge_queue(self, name: str) -> asyncio.Future[Any]:
         """Throw away the ready messages of a queue; the reply has their number."""
-        return self.call(codec.method(50, 30, b"\x00\x00", codec.short_string(name), b"\x00"), commands.Queue.PurgeOk)
+        return self.call(methods.purge_queue(name), commands.Queue.PurgeOk)
 
     # -- publishing
 
@@ -298,6 +271,7 @@ class Channel:
 
     def cancel_nowait(self, tag: str) -> None:
         """Stop a consumer without waiting; see :meth:`cancel`."""
+        self._cancelled.add(tag)
         self._send(codec.method(60, 30, codec.short_string(tag), b"\x01"))
 
     async def get(self, queue: str) -> Delivery | None:
@@ -332,6 +306,7 @@ class Channel:
     def _settle(self, delivery_tag: int, method: int, how: bytes, *, multiple: bool = False) -> None:
         self._send(codec.method(codec.BASIC_CLASS, method, codec.long_long(delivery_tag), how))
         self._acks.acks.settled(delivery_tag, multiple=multiple)
+        self._acks.sent_at = self.connection.loop.time()
 
     def _send(self, payload: bytes) -> None:
         if self.closed_with is not None:

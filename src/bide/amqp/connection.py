@@ -198,9 +198,8 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             return
         try:
+            await asyncio.gather(*(channel.settle_up() for channel in self._channels.values()))
             if not self.lost.done():
-                for channel in self._channels.values():
-                    channel.flush_acks()
                 self.send(
                     codec.frame(
                         codec.METHOD,

@@ -1,0 +1,73 @@
+"""Payloads of the method frames that declare, bind, unbind, delete and purge."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bide.amqp import codec
+from bide.topology import Binding, Exchange, Queue
+
+_EXCHANGE: Final = 40
+_QUEUE: Final = 50
+_TICKET: Final = b"\x00\x00"
+"""Of access control that AMQP once had."""
+_WAIT: Final = b"\x00"
+
+
+def declare_exchange(exchange: Exchange, *, passive: bool) -> bytes:
+    """Declare an exchange, or only ask whether it exists."""
+    return codec.method(
+        _EXCHANGE,
+        10,
+        _TICKET,
+        codec.short_string(exchange.name),
+        codec.short_string(exchange.type),
+        codec.bits(passive, exchange.durable, exchange.auto_delete, exchange.internal, False),
+        codec.table(exchange.arguments),
+    )
+
+
+def declare_queue(queue: Queue, *, passive: bool) -> bytes:
+    """Declare a queue, or only ask whether it exists."""
+    return codec.method(
+        _QUEUE,
+        10,
+        _TICKET,
+        codec.short_string(queue.name),
+        codec.bits(passive, queue.durable, queue.exclusive, queue.auto_delete, False),
+        codec.table(queue.arguments),
+    )
+
+
+def bind(binding: Binding) -> bytes:
+    """Make a binding."""
+    if binding.destination_type == "queue":
+        return codec.method(_QUEUE, 20, *_ends(binding), _WAIT, codec.table(binding.arguments))
+    return codec.method(_EXCHANGE, 30, *_ends(binding), _WAIT, codec.table(binding.arguments))
+
+
+def unbind(binding: Binding) -> bytes:
+    """Remove a binding; of a queue, there is no way not to wait for it."""
+    if binding.destination_type == "queue":
+        return codec.method(_QUEUE, 50, *_ends(binding), codec.table(binding.arguments))
+    return codec.method(_EXCHANGE, 40, *_ends(binding), _WAIT, codec.table(binding.arguments))
+
+
+def _ends(binding: Binding) -> tuple[bytes, ...]:
+    names = (binding.destination, binding.source, binding.routing_key)
+    return _TICKET, *(codec.short_string(name) for name in names)
+
+
+def delete_queue(name: str, *, if_empty: bool, if_unused: bool) -> bytes:
+    """Delete a queue."""
+    return codec.method(_QUEUE, 40, _TICKET, codec.short_string(name), codec.bits(if_unused, if_empty, False))
+
+
+def delete_exchange(name: str, *, if_unused: bool) -> bytes:
+    """Delete an exchange."""
+    return codec.method(_EXCHANGE, 20, _TICKET, codec.short_string(name), codec.bits(if_unused, False))
+
+
+def purge_queue(name: str) -> bytes:
+    """Throw away the ready messages of a queue."""
+    return codec.method(_QUEUE, 30, _TICKET, codec.short_string(name), _WAIT)
