@@ -17,13 +17,17 @@ that digit, and before it has waited anywhere::
 Every message passes the delivery exchange once, at its due time. A tap there matches everything, so for RabbitMQ no
 message is without a route any more: what belongs to a deleted endpoint exists in the stream only.
 
+Classic delay queues (version 1 of NServiceBus, and Celery by setting) hand their messages over without a confirm, and
+below RabbitMQ 4 a stream gets none of these (seen on 3.10.8). Behind such a cascade a quorum queue stands before the
+stream, which sends on at once what it gets, and at least once.
+
 A waiting hall has no taps: every round passes its check-in again, and what is overdue goes from there to its target by
 the relay, past everything that could be tapped.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
@@ -34,7 +38,7 @@ from bide.delay.nservicebus import NServiceBus
 from bide.delay.units import LEVELS
 from bide.duration import format_delay
 from bide.errors import InvalidInputError
-from bide.topology import Argument, Binding, Queue, Topology
+from bide.topology import Argument, Binding, Exchange, Queue, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +48,9 @@ if TYPE_CHECKING:
 
 SCHEDULED: Final = "scheduled"
 DELIVERED: Final = "delivered"
+
+_STRATEGY: Final = "x-dead-letter-strategy"
+_AT_LEAST_ONCE: Final = "at-least-once"
 
 _SECOND: Final = timedelta(seconds=1)
 _UNITS: Final = ((86_400, "D"), (3_600, "h"), (60, "m"), (1, "s"))
@@ -107,8 +114,9 @@ class Taps:
     Attributes:
         scheduled: name of the stream with what was scheduled.
         delivered: name of the stream with what was released at its due time.
-        to_scheduled: the bindings that lead to the first.
-        to_delivered: the bindings that lead to the second.
+        to_scheduled: the bindings that lead to the first; the tap is off without them.
+        to_delivered: the same for the second.
+        passage: what stands before the second, where the delay queues cannot reach a stream by themselves.
         defeats: the exchange whose messages without a target are seen by the tap and by nobody else, or None.
     """
 
@@ -116,6 +124,7 @@ class Taps:
     delivered: str
     to_scheduled: tuple[Binding, ...]
     to_delivered: tuple[Binding, ...]
+    passage: Topology = field(default_factory=Topology)
     defeats: str | None = None
 
     @property
@@ -125,7 +134,7 @@ class Taps:
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
-        """All bindings, in the order to make them in: whoever is seen being scheduled is seen being delivered, too."""
+        """Both, in the order to make them in: whoever is seen being scheduled is seen being delivered, too."""
         return self.to_delivered + self.to_scheduled
 
     @property
@@ -134,9 +143,14 @@ class Taps:
         return tuple(dict.fromkeys(one.source for one in self.bindings))
 
     def topology(self, retention: Retention) -> Topology:
-        """The streams and their bindings."""
+        """The streams, what stands before them, and the bindings."""
         arguments = retention.arguments()
-        return Topology(queues=[Queue(name, arguments=arguments) for name in self.names], bindings=self.bindings)
+        streams = Topology(queues=[Queue(name, arguments=arguments) for name in self.names])
+        return streams | self.passage | Topology(bindings=self.bindings)
+
+    def owns(self, name: str) -> bool:
+        """Whether a queue of this name belongs to the taps."""
+        return name in self.names or self.passage.queue(name) is not None
 
 
 def find_taps(infrastructure: DelayInfrastructure) -> Taps | None:
@@ -178,13 +192,30 @@ def _clock_taps(clock: Clock) -> Taps:
 @lru_cache(maxsize=32)
 def _cascade_taps(cascade: Cascade) -> Taps:
     scheduled, delivered = cascade.tap_stream(SCHEDULED), cascade.tap_stream(DELIVERED)
+    passage = Topology() if cascade.queue_arguments.get(_STRATEGY) == _AT_LEAST_ONCE else _passage(delivered)
+    first = passage.queues[0].name if passage.queues else delivered
     return Taps(
         scheduled=scheduled,
         delivered=delivered,
         to_scheduled=tuple(_entries(cascade, scheduled)),
-        to_delivered=(Binding(cascade.delivery, delivered, "#"),),
+        to_delivered=(Binding(cascade.delivery, first, "#"),),
+        passage=passage,
         defeats=cascade.delivery,
     )
+
+
+def _passage(stream: str) -> Topology:
+    """A queue that sends on at once what it gets, with its own routing key, and the fanout exchange behind it."""
+    queue = Queue.quorum(
+        f"{stream}.passage",
+        {
+            "x-message-ttl": 0,
+            "x-dead-letter-exchange": stream,
+            _STRATEGY: _AT_LEAST_ONCE,
+            "x-overflow": "reject-publish",
+        },
+    )
+    return Topology([Exchange(stream, "fanout")], [queue], [Binding(stream, stream)])
 
 
 def _entries(cascade: Cascade, stream: str) -> Iterator[Binding]:
