@@ -299,8 +299,7 @@ class ManagementApi:
 
     async def bindings(self, vhost: str, *, to_queue: str = "") -> list[Binding]:
         """All bindings of a virtual host, or of one queue, but those of the default exchange, which nobody made."""
-        path = ("queues", vhost, to_queue, "bindings") if to_queue else ("bindings", vhost)
-        found = await self.call("GET", *path)
+        found = await self.call("GET", *(("queues", vhost, to_queue, "bindings") if to_queue else ("bindings", vhost)))
         return [_binding(one) for one in _array(found or []) if one["source"]]
 
     async def policies(self, vhost: str, *, operator: bool = False) -> dict[str, Policy]:
