@@ -214,7 +214,7 @@ def test_the_topology_is_sound(infrastructure: Tapped) -> None:
 
 @pytest.mark.parametrize("infrastructure", ALL, ids=repr)
 def test_no_stream_stands_behind_classic_delay_queues(infrastructure: Tapped) -> None:
-    """Below RabbitMQ 4 it would get nothing: they hand over what they release without waiting for a confirm."""
+    """On RabbitMQ 3.10 it would get nothing: they hand over what they release without waiting for a confirm."""
     whole = topology(infrastructure, taps=True)
     feeders = [
         queue
@@ -230,6 +230,7 @@ def test_no_stream_stands_behind_classic_delay_queues(infrastructure: Tapped) ->
     ("infrastructure", "scheduled", "count"),
     [
         (Clock(), "bide.v1.tap.scheduled", 7),
+        (Clock(prefix="shop.eu"), "shop.eu.v1.tap.scheduled", 7),
         (Clock(max_delay=SECOND, resolution=SECOND), "bide.v1.tap.scheduled", 7),
         (NServiceBus(), "bide.tap.nsb.v2.scheduled", 30),
         (NServiceBus(version=1), "bide.tap.nsb.scheduled", 30),
@@ -241,6 +242,8 @@ def test_names(infrastructure: Tapped, scheduled: str, count: int) -> None:
     taps = taps_of(infrastructure)
     assert taps.names == (scheduled, scheduled.replace("scheduled", "delivered"))
     assert len(taps.bindings) == count
+    if isinstance(infrastructure, Clock):
+        assert all(map(infrastructure.owns, taps.names))
 
 
 def test_whoever_is_seen_being_scheduled_is_seen_being_delivered() -> None:

@@ -139,10 +139,6 @@ class Clock:
         """The exchange, and its queue, for messages that nothing takes."""
         return f"{self._base}.undeliverable"
 
-    def tap_stream(self, which: str) -> str:
-        """The name of a tap's stream, see :mod:`bide.delay.taps`."""
-        return f"{self._base}.tap.{which}"
-
     def owns(self, name: str) -> bool:
         """Whether an exchange or queue of this name belongs to this infrastructure."""
         return name.startswith(f"{self._base}.")

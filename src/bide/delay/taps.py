@@ -18,8 +18,8 @@ Every message passes the delivery exchange once, at its due time. A tap there ma
 message is without a route any more: what belongs to a deleted endpoint exists in the stream only.
 
 Classic delay queues (version 1 of NServiceBus, and Celery by setting) hand their messages over without a confirm, and
-below RabbitMQ 4 a stream gets none of these (seen on 3.10.8). Behind such a cascade a quorum queue stands before the
-stream, which sends on at once what it gets, and at least once.
+on RabbitMQ 3.10.8 a stream gets none of these (on 4.0.5 and 4.3.6 it does). Behind such a cascade a quorum queue stands
+before the stream, which sends on at once what it gets, and at least once.
 
 A waiting hall has no taps: every round passes its check-in again, and what is overdue goes from there to its target by
 the relay, past everything that could be tapped.
@@ -33,7 +33,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from bide.delay.celery import Celery
-from bide.delay.clock import Clock
+from bide.delay.clock import LAYOUT_VERSION, Clock
 from bide.delay.nservicebus import NServiceBus
 from bide.delay.units import LEVELS
 from bide.duration import format_delay
@@ -180,7 +180,7 @@ def taps_of(infrastructure: DelayInfrastructure) -> Taps:
 
 @lru_cache(maxsize=16)
 def _clock_taps(clock: Clock) -> Taps:
-    scheduled, delivered = clock.tap_stream(SCHEDULED), clock.tap_stream(DELIVERED)
+    scheduled, delivered = (f"{clock.prefix}.{LAYOUT_VERSION}.tap.{which}" for which in (SCHEDULED, DELIVERED))
     return Taps(
         scheduled=scheduled,
         delivered=delivered,
