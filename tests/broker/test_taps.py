@@ -16,6 +16,7 @@ import bide
 from bide.admin.apply import message_counts
 from bide.admin.infrastructure import install, install_guard, remove
 from bide.admin.management import ManagementApi
+from bide.admin.report import listed
 from bide.admin.taps import look, turn_off, turn_on
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
@@ -332,6 +333,8 @@ async def test_status(
     assert (unknown.state, unknown.port) == ("unknown", None)
     assert "127.0.0.1:1" in unknown.why
     assert {one.bindings for one in unknown.streams.values()} == {None}
+    (finding,) = [one for one in (await verify(connection, infrastructure, nobody)).findings if one.check == "taps"]
+    assert (finding.status, finding.text.partition(";")[0]) == ("not checked", f"{listed(taps.names)} exist")
 
 
 async def test_off_leaves_nothing_if_asked_to(connection: Connection, api: ManagementApi) -> None:

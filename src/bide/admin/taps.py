@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from bide.admin.apply import apply, check_release, check_streams, exists, message_counts
 from bide.admin.management import ManagementApi
-from bide.admin.report import Finding, judged, listed
+from bide.admin.report import Finding, judged, listed, unchecked
 from bide.admin.snapshot import Snapshot
 from bide.amqp.connection import Connection
 from bide.delay.infrastructure import DelayInfrastructure
@@ -252,6 +252,13 @@ def tap_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> lis
     )
     price = f"; what has no target exists in {taps.delivered!r} only" if taps.defeats else ""
     return judged("taps", [problem] if missing else [], f"on: {taps.scheduled!r} and {taps.delivered!r}{price}")
+
+
+async def unseen_taps(connection: Connection, infrastructure: DelayInfrastructure, why: str) -> list[Finding]:
+    """What it says of them without the management API, which alone knows whether the streams are bound."""
+    taps = find_taps(infrastructure)
+    there = [] if taps is None else list(await _existing(connection, taps))
+    return [unchecked("taps", f"{listed(there)} exist; {why}")] if there else []
 
 
 def bound_taps(snapshot: Snapshot, taps: Taps) -> list[Binding]:

@@ -13,7 +13,7 @@ from bide.admin.management import FoundQueue, ManagementApi
 from bide.admin.private import private_broker
 from bide.admin.report import Finding, Report, judged, listed, unchecked
 from bide.admin.snapshot import Snapshot, ask_each, take_snapshot
-from bide.admin.taps import bound_taps, tap_findings
+from bide.admin.taps import bound_taps, tap_findings, unseen_taps
 from bide.amqp.connection import Connection
 from bide.delay.cascade import foreign_suffix_bindings
 from bide.delay.clock import Clock
@@ -63,6 +63,7 @@ async def verify(connection: Connection, infrastructure: DelayInfrastructure, ap
     findings += await _relays(connection, infrastructure)
     if snapshot is None:
         findings += [unchecked(check, why) for check in ("bindings", "targets", "delivery limits", "stuck messages")]
+        findings += await unseen_taps(connection, infrastructure, why)
         findings += await _undeliverable(connection, infrastructure)
     else:
         findings += _bindings(snapshot, infrastructure)
