@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 
 import bide
+from bide.admin.taps import turn_on
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.broker.installation import numbers
@@ -267,6 +268,10 @@ async def test_streams_switched_off(rabbitmq: Rabbitmq, broker: bide.broker.Loca
             with pytest.raises(UnsupportedBrokerError, match="enable_feature_flag stream_queue"):
                 await client.publish(b"", to="q", delay="1s")
             await client.publish(b"", to="q")
+            connection = await Connection.open(BrokerUrl.parse(old.url))
+            with pytest.raises(UnsupportedBrokerError, match=r"taps are streams, .* enable_feature_flag stream_queue"):
+                await turn_on(connection, CLOCK)
+            await connection.close()
             assert {one["name"] for one in old.management.call("GET", "queues", "/")} == {"q"}
             await asyncio.to_thread(old.rabbitmqctl, "enable_feature_flag", "stream_queue")
             await client.publish(b"", to="q", delay="1s")

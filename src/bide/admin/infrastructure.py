@@ -8,11 +8,12 @@ from typing import Protocol, runtime_checkable
 from bide.admin.apply import Applied, Removed, apply, check_release, check_streams, destroy
 from bide.admin.management import ManagementApi
 from bide.admin.snapshot import find_owned
+from bide.admin.taps import find_tap_bindings
 from bide.amqp.connection import Connection
 from bide.delay.cascade import Policy
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.errors import InvalidInputError, ManagementApiError, NotEmptyError
-from bide.topology import Topology
+from bide.topology import Binding, Topology
 
 
 @runtime_checkable
@@ -32,10 +33,12 @@ class RemovedInfrastructure:
 
     Attributes:
         complete: whether the management API was there to find everything, release queues included.
+        kept: the streams of the taps, which stay with what they hold.
     """
 
     removed: Removed
     complete: bool
+    kept: tuple[str, ...] = ()
 
 
 async def install(connection: Connection, infrastructure: DelayInfrastructure) -> Applied:
@@ -85,6 +88,8 @@ async def remove(
 ) -> RemovedInfrastructure:
     """Delete the infrastructure, with its guard and the release queues of its targets, and nothing else.
 
+    The streams of its taps are the record of what it did: they stay, see :func:`bide.admin.taps.turn_off`.
+
     Args:
         connection: to the virtual host.
         infrastructure: what to delete.
@@ -96,15 +101,18 @@ async def remove(
     """
     topology = infrastructure.topology()
     guard = infrastructure.guard_topology() if isinstance(infrastructure, Guarded) else Topology()
+    taps: dict[str, list[Binding]] = {}
     complete = False
     vhost = connection.url.vhost
     if api is not None:
         try:
             exchanges, queues = await find_owned(api, vhost, infrastructure)
+            taps = await find_tap_bindings(connection, infrastructure, api)
         except ManagementApiError:
             api = None
         else:
             complete = True
+            queues = {name: one for name, one in queues.items() if name not in taps}
             held = {name: one.messages for name, one in queues.items() if one.messages}
             if held and not force:
                 name, count = next(iter(held.items()))
@@ -116,11 +124,16 @@ async def remove(
             found = Topology([one.exchange for one in exchanges.values()], [one.queue for one in queues.values()])
             topology |= _beyond(topology, found)
     topology |= _beyond(topology, guard)
-    external = {str(one.arguments.get("x-dead-letter-exchange", "")) for one in topology.queues}
+    if api is None:
+        taps = await find_tap_bindings(connection, infrastructure, None)
+    # Should the ways in have to be made again, the taps are to be bound to them again.
+    ways_in = {one.source for one in topology.bindings}
+    topology |= Topology(bindings=[one for group in taps.values() for one in group if one.source in ways_in])
+    external = {str(one.arguments.get("x-dead-letter-exchange", "")) for one in topology.queues} | set(taps)
     removed = await destroy(connection, topology, force=force, external=external)
     if api is not None and isinstance(infrastructure, Guarded):
         await api.delete_policy(vhost, infrastructure.guard_policy().name)
-    return RemovedInfrastructure(removed=removed, complete=complete)
+    return RemovedInfrastructure(removed=removed, complete=complete, kept=tuple(taps))
 
 
 def _beyond(topology: Topology, extra: Topology) -> Topology:

@@ -297,9 +297,9 @@ class ManagementApi:
         found = await self.call("GET", "exchanges", vhost, exchange, "bindings", "source")
         return [_binding(one) for one in _array(found or [])]
 
-    async def bindings(self, vhost: str) -> list[Binding]:
-        """All bindings of a virtual host but those of the default exchange, which nobody made."""
-        found = await self.call("GET", "bindings", vhost)
+    async def bindings(self, vhost: str, *, to_queue: str = "") -> list[Binding]:
+        """All bindings of a virtual host, or of one queue, but those of the default exchange, which nobody made."""
+        found = await self.call("GET", *(("queues", vhost, to_queue, "bindings") if to_queue else ("bindings", vhost)))
         return [_binding(one) for one in _array(found or []) if one["source"]]
 
     async def policies(self, vhost: str, *, operator: bool = False) -> dict[str, Policy]:

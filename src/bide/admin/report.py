@@ -22,6 +22,7 @@ Check = Literal[
     "delivery limits",
     "guard",
     "cross-delivery",
+    "taps",
     "stuck messages",
     "undeliverable messages",
     "dead-letter prefetch",

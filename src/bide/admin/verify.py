@@ -13,10 +13,12 @@ from bide.admin.management import FoundQueue, ManagementApi
 from bide.admin.private import private_broker
 from bide.admin.report import Finding, Report, judged, listed, unchecked
 from bide.admin.snapshot import Snapshot, ask_each, take_snapshot
+from bide.admin.taps import bound_taps, tap_findings, unseen_taps
 from bide.amqp.connection import Connection
 from bide.delay.cascade import foreign_suffix_bindings
 from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.taps import find_taps
 from bide.delay.waiting_hall import WaitingHall
 from bide.errors import (
     BrokerError,
@@ -61,6 +63,7 @@ async def verify(connection: Connection, infrastructure: DelayInfrastructure, ap
     findings += await _relays(connection, infrastructure)
     if snapshot is None:
         findings += [unchecked(check, why) for check in ("bindings", "targets", "delivery limits", "stuck messages")]
+        findings += await unseen_taps(connection, infrastructure, why)
         findings += await _undeliverable(connection, infrastructure)
     else:
         findings += _bindings(snapshot, infrastructure)
@@ -68,6 +71,7 @@ async def verify(connection: Connection, infrastructure: DelayInfrastructure, ap
         findings += _delivery_limits(snapshot, infrastructure, connection.release)
         findings += _guard(snapshot, infrastructure)
         findings += _cross_delivery(snapshot, infrastructure)
+        findings += tap_findings(snapshot, infrastructure)
         assert api is not None
         findings += await _stuck(snapshot, api, vhost, infrastructure)
         findings += await _undeliverable(connection, infrastructure)
@@ -260,6 +264,7 @@ def _delivery_limits(
 def _delivered_to(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[str]:
     """The queues of others that the delivery exchange leads to, over however many exchanges."""
     queues: dict[str, None] = {}
+    taps = find_taps(infrastructure)
     follow, seen = [infrastructure.delivery_exchange], set[str]()
     while follow:
         source = follow.pop()
@@ -269,7 +274,7 @@ def _delivered_to(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> li
         for binding in snapshot.bindings_from(source):
             if binding.destination_type == "exchange":
                 follow.append(binding.destination)
-            elif not infrastructure.owns(binding.destination):
+            elif not (infrastructure.owns(binding.destination) or (taps and taps.owns(binding.destination))):
                 queues[binding.destination] = None
     return list(queues)
 
@@ -302,7 +307,11 @@ def _guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Find
             "whose target is gone stays in its delay queue, and 32 of them stop that queue for everybody: run "
             f"'bide delay apply --guard --layout {infrastructure.name}'"
         )
-    return judged("guard", problems, f"what has no target goes to {infrastructure.undeliverable}")
+    fine = f"what has no target goes to {infrastructure.undeliverable}"
+    taps = find_taps(infrastructure)
+    if taps is not None and taps.defeats in {one.source for one in bound_taps(snapshot, taps)}:
+        fine += f", but not while a tap is bound to {taps.defeats}: run 'bide tap off' to have it set aside again"
+    return judged("guard", problems, fine)
 
 
 def _cross_delivery(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:

@@ -19,6 +19,7 @@ from bide.cli.receive import receive
 from bide.cli.relay import relay
 from bide.cli.send import send
 from bide.cli.settings import PROGRAM, Settings, configure_logging, program_options
+from bide.cli.tap import tap
 from bide.cli.topology import topology
 from bide.errors import BideError, InvalidInputError
 
@@ -42,7 +43,7 @@ def cli() -> None:
     """
 
 
-for _command in (demo, broker, delay, send, receive, relay, errors, topology, pipeline, bench):
+for _command in (demo, broker, delay, tap, send, receive, relay, errors, topology, pipeline, bench):
     cli.add_command(_command)
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from bide.cli.output import print_json, working
-from bide.cli.running import run_async
+from bide.cli.running import connected, run_async
 from bide.cli.settings import (
     Settings,
     broker_options,
@@ -24,9 +22,7 @@ from bide.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from bide.admin.infrastructure import RemovedInfrastructure
-    from bide.admin.management import ManagementApi
     from bide.admin.report import Report
-    from bide.amqp.connection import Connection
     from bide.delay.infrastructure import DelayInfrastructure, Target
     from bide.undeliverable import Resent
 
@@ -70,7 +66,7 @@ def apply(settings: Settings, *, infrastructure: DelayInfrastructure, guard: boo
 async def _apply(settings: Settings, infrastructure: DelayInfrastructure, *, guard: bool) -> dict[str, Any]:
     from bide.admin.infrastructure import install, install_guard
 
-    async with _connected(settings) as (connection, api):
+    async with connected(settings, "delay") as (connection, api):
         applied = await install(connection, infrastructure)
         policy = await install_guard(connection, api, infrastructure) if guard else None
         return {
@@ -109,7 +105,7 @@ def verify(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: 
 async def _verify(settings: Settings, infrastructure: DelayInfrastructure) -> Report:
     from bide.admin.verify import verify
 
-    async with _connected(settings) as (connection, api):
+    async with connected(settings, "delay") as (connection, api):
         return await verify(connection, infrastructure, api)
 
 
@@ -128,7 +124,10 @@ def _show(report: Report) -> None:
 @management_options
 @pass_settings
 def destroy(settings: Settings, *, infrastructure: DelayInfrastructure, force: bool, yes: bool, as_json: bool) -> None:
-    """Take the infrastructure away, with its release queues and its guard; nothing else, and no messages."""
+    """Take the infrastructure away, with its release queues and its guard; nothing else, and no messages.
+
+    The streams of its taps stay ('bide tap off --delete' deletes them).
+    """
     if not yes:
         url = settings.broker_url()
         what = f"Delete the {infrastructure.name} infrastructure on {url}"
@@ -136,18 +135,22 @@ def destroy(settings: Settings, *, infrastructure: DelayInfrastructure, force: b
     with working("deleting"):
         result = run_async(_destroy(settings, infrastructure, force=force))
     if as_json:
-        print_json({**asdict(result.removed), "complete": result.complete})
+        print_json({**asdict(result.removed), "complete": result.complete, "kept": result.kept})
         return
     removed = result.removed
     click.echo(f"{removed.exchanges} exchanges and {removed.queues} queues deleted, with {removed.messages} messages")
     if not result.complete:
         click.echo("the management API did not answer: release queues of targets may remain", err=True)
+    if result.kept:
+        click.echo(
+            f"{' and '.join(result.kept)} stay, with what the taps saw: 'bide tap off --delete' deletes them", err=True
+        )
 
 
 async def _destroy(settings: Settings, infrastructure: DelayInfrastructure, *, force: bool) -> RemovedInfrastructure:
     from bide.admin.infrastructure import remove
 
-    async with _connected(settings) as (connection, api):
+    async with connected(settings, "delay") as (connection, api):
         return await remove(connection, infrastructure, api, force=force)
 
 
@@ -220,18 +223,3 @@ def _target(to: str | None, exchange: str | None, routing_key: str) -> Target:
     if routing_key:
         raise InvalidInputError("--routing-key goes with --exchange")
     return QueueTarget(to)
-
-
-@asynccontextmanager
-async def _connected(settings: Settings) -> AsyncIterator[tuple[Connection, ManagementApi]]:
-    from bide.admin.management import ManagementApi
-    from bide.amqp.connection import Connection
-
-    url = settings.broker_url()
-    api = ManagementApi.of(url, settings.management_url)
-    connection = await Connection.open(replace(url, name=f"{url.name} (delay)"))
-    try:
-        yield connection, api
-    finally:
-        await api.close()
-        await connection.close()

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from bide.admin.management import ManagementApi
+    from bide.amqp.connection import Connection
+    from bide.cli.settings import Settings
 
 _Result = TypeVar("_Result")
 
@@ -44,3 +51,24 @@ async def _cancelled_by_signals(work: Coroutine[Any, Any, _Result], received: li
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
             loop.add_signal_handler(number, end, number)
     return await work
+
+
+@asynccontextmanager
+async def connected(settings: Settings, purpose: str) -> AsyncIterator[tuple[Connection, ManagementApi]]:
+    """A connection to the broker that the settings name, and its management API.
+
+    Args:
+        settings: of the command.
+        purpose: what the connection's name says in brackets.
+    """
+    from bide.admin.management import ManagementApi
+    from bide.amqp.connection import Connection
+
+    url = settings.broker_url()
+    api = ManagementApi.of(url, settings.management_url)
+    connection = await Connection.open(replace(url, name=f"{url.name} ({purpose})"))
+    try:
+        yield connection, api
+    finally:
+        await api.close()
+        await connection.close()

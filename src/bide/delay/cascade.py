@@ -162,6 +162,10 @@ class Cascade:
         """The exchange, and its queue, that the guard leads undeliverable messages to."""
         return f"bide.undeliverable.{self.family}"
 
+    def tap_stream(self, which: str) -> str:
+        """The name of a tap's stream, see :mod:`bide.delay.taps`; outside of the owner's own names."""
+        return f"bide.tap.{self.family}.{which}"
+
     def topology(self) -> Topology:
         """All exchanges, queues and bindings, without targets."""
         return _topology(self)

@@ -1,0 +1,316 @@
+"""Turn the taps of a delay infrastructure on and off, and look at them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from bide.admin.apply import apply, check_release, check_streams, exists, message_counts
+from bide.admin.management import ManagementApi
+from bide.admin.report import Finding, judged, listed, unchecked
+from bide.admin.snapshot import Snapshot
+from bide.amqp.connection import Connection
+from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.taps import Retention, Taps, find_taps, taps_of
+from bide.errors import (
+    DeclarationMismatchError,
+    ManagementApiError,
+    NotAppliedError,
+    UnsupportedBrokerError,
+)
+from bide.topology import Binding, Exchange, Queue, Topology
+
+State = Literal["on", "off", "incomplete", "unknown"]
+
+_PROTOCOL: Final = "stream"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnedOn:
+    """What :func:`turn_on` did.
+
+    Attributes:
+        created: the streams that it declared.
+        kept: the streams that were there already, with what they hold.
+        bindings: how many lead to them.
+    """
+
+    created: tuple[str, ...]
+    kept: tuple[str, ...]
+    bindings: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnedOff:
+    """What :func:`turn_off` did.
+
+    Attributes:
+        kept: the streams that stay, with what they hold.
+        deleted: the streams that are gone.
+        messages: that were thrown away with them, as the broker counted them last: it does so every five seconds.
+    """
+
+    kept: tuple[str, ...]
+    deleted: tuple[str, ...]
+    messages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamStatus:
+    """One of the two streams.
+
+    Attributes:
+        exists: whether it is declared.
+        messages: that it holds, as the broker counted them last: it does so every five seconds.
+        bindings: how many of those that should lead to it do; None where the management API does not tell.
+        wanted: how many should.
+        arguments: of its declaration, the limits among them; empty where the management API does not tell.
+    """
+
+    name: str
+    exists: bool
+    messages: int
+    bindings: int | None
+    wanted: int
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TapStatus:
+    """The taps of one infrastructure.
+
+    Attributes:
+        state: ``on``: all is there; ``off``: nothing leads to the streams; ``incomplete``: something is missing;
+            ``unknown``: only the management API could tell.
+        streams: ``scheduled`` and ``delivered``.
+        port: where the broker listens with the stream protocol, which reads the streams fastest; 0 where it does not,
+            None where the management API does not tell.
+        why: the reason why something is not known, or empty.
+    """
+
+    layout: str
+    broker: str
+    vhost: str
+    state: State
+    streams: Mapping[str, StreamStatus]
+    port: int | None
+    why: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``--json`` prints it."""
+        return asdict(self)
+
+
+async def turn_on(
+    connection: Connection, infrastructure: DelayInfrastructure, *, retention: Retention | None = None
+) -> TurnedOn:
+    """Declare the streams and bind them; what is there already stays as it is.
+
+    Args:
+        connection: to the virtual host.
+        infrastructure: which has to be there.
+        retention: limits of the streams. By default those that they have, and of new ones :class:`Retention`'s own.
+
+    Raises:
+        InvalidInputError: the infrastructure can have no taps.
+        UnsupportedBrokerError: the broker has no streams.
+        NotAppliedError: the infrastructure is not there.
+        DeclarationMismatchError: a stream exists with other limits than those given.
+    """
+    taps = taps_of(infrastructure)
+    check_release(connection)
+    await _check_streams(connection, taps)
+    if not await exists(connection, Topology(Exchange(name) for name in taps.sources)):
+        raise NotAppliedError(
+            f"the {infrastructure.name} infrastructure is not on {connection.address}, virtual host "
+            f"{connection.url.vhost!r}: run 'bide delay apply' with the same options, or start one of those who use it"
+        )
+    wanted = taps.topology(retention or Retention())
+    there = await _existing(connection, taps)
+    queues = wanted.queues if retention else [one for one in wanted.queues if one.name not in there]
+    try:
+        await apply(
+            connection,
+            Topology(wanted.exchanges, queues, wanted.bindings),
+            external=(*taps.sources, *taps.names),
+        )
+    except DeclarationMismatchError as error:
+        raise DeclarationMismatchError(
+            f"the stream {error.name!r} exists with {error.argument} = {error.found}, where {error.wanted} is wanted: "
+            "give no limits to keep it as it is, or delete it with what it holds by 'bide tap off --delete'",
+            kind=error.kind,
+            name=error.name,
+            argument=error.argument,
+            wanted=error.wanted,
+            found=error.found,
+            applied=error.applied,
+            reply_code=error.reply_code,
+        ) from error
+    return TurnedOn(
+        created=tuple(name for name in taps.names if name not in there),
+        kept=tuple(name for name in taps.names if name in there),
+        bindings=len(taps.bindings),
+    )
+
+
+async def turn_off(connection: Connection, infrastructure: DelayInfrastructure, *, delete: bool = False) -> TurnedOff:
+    """Remove the bindings of the taps, whether they are there or not.
+
+    Args:
+        connection: to the virtual host.
+        infrastructure: which need not be there any more.
+        delete: delete the streams, too, with all that they hold.
+
+    Raises:
+        InvalidInputError: the infrastructure can have no taps.
+    """
+    taps = taps_of(infrastructure)
+    there = await _existing(connection, taps)
+    async with await connection.channel() as channel:
+        # The other way round than they were made, for the same reason.
+        await asyncio.gather(*(channel.unbind(one) for one in reversed(taps.bindings)))
+        if delete:
+            queues = [*there, *(one.name for one in taps.passage.queues)]
+            await asyncio.gather(*(channel.delete_queue(name) for name in queues))
+            await asyncio.gather(*(channel.delete_exchange(one.name) for one in taps.passage.exchanges))
+    names = tuple(there)
+    return TurnedOff(
+        kept=() if delete else names, deleted=names if delete else (), messages=sum(there.values()) if delete else 0
+    )
+
+
+async def look(connection: Connection, infrastructure: DelayInfrastructure, api: ManagementApi | None) -> TapStatus:
+    """Look at the taps.
+
+    Args:
+        connection: to the virtual host.
+        infrastructure: whose taps are meant.
+        api: knows the bindings; None to do without.
+
+    Raises:
+        InvalidInputError: the infrastructure can have no taps.
+    """
+    taps = taps_of(infrastructure)
+    vhost = connection.url.vhost
+    counts = await _existing(connection, taps)
+    # Without streams there is nothing that could be bound to them.
+    bound: set[Binding] | None = None if counts else set()
+    details: dict[str, Mapping[str, Any]] = {}
+    port: int | None = None
+    why = "the management API was not asked"
+    if api is not None:
+        try:
+            bound = await _bound(api, vhost, taps)
+            for name in counts:
+                details[name] = await api.call("GET", "queues", vhost, name) or {}
+            port = _port(await api.overview())
+            why = ""
+        except ManagementApiError as error:
+            why = str(error)
+    streams: dict[str, StreamStatus] = {}
+    for which, name, wanted in (
+        ("scheduled", taps.scheduled, taps.to_scheduled),
+        ("delivered", taps.delivered, taps.to_delivered + taps.passage.bindings),
+    ):
+        found = details.get(name, {})
+        streams[which] = StreamStatus(
+            name=name,
+            exists=name in counts,
+            # A node that does not lead the stream counts none over AMQP, but the API asks the one that does.
+            messages=max(counts.get(name, 0), int(found.get("messages") or 0)),
+            bindings=None if bound is None else len(bound.intersection(wanted)),
+            wanted=len(wanted),
+            arguments=dict(found.get("arguments") or {}),
+        )
+    return TapStatus(
+        layout=infrastructure.name,
+        broker=connection.address,
+        vhost=vhost,
+        state=_state(taps, bound),
+        streams=streams,
+        port=port,
+        why=why,
+    )
+
+
+def tap_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
+    """What ``bide delay verify`` says of the taps; nothing where there are none."""
+    taps = find_taps(infrastructure)
+    if taps is None:
+        return []
+    there = [name for name in taps.names if name in snapshot.queues]
+    bound = bound_taps(snapshot, taps)
+    if not bound:
+        kept = f"off; {listed(there)} stay with what they hold"
+        return [Finding(check="taps", status="ok", text=kept)] if there else []
+    missing = len(taps.bindings) - len(bound)
+    problem = (
+        f"{missing} of the {len(taps.bindings)} bindings of the taps are missing, so that they do not see every "
+        "message: run 'bide tap on' with the same options"
+    )
+    price = f"; what has no target exists in {taps.delivered!r} only" if taps.defeats else ""
+    return judged("taps", [problem] if missing else [], f"on: {taps.scheduled!r} and {taps.delivered!r}{price}")
+
+
+async def unseen_taps(connection: Connection, infrastructure: DelayInfrastructure, why: str) -> list[Finding]:
+    """What it says of them without the management API, which alone knows whether the streams are bound."""
+    taps = find_taps(infrastructure)
+    there = [] if taps is None else list(await _existing(connection, taps))
+    return [unchecked("taps", f"{listed(there)} exist; {why}")] if there else []
+
+
+def bound_taps(snapshot: Snapshot, taps: Taps) -> list[Binding]:
+    """The bindings of the taps that are there."""
+    there = set(snapshot.bindings)
+    return [one for one in taps.bindings if one in there]
+
+
+async def find_tap_bindings(
+    connection: Connection, infrastructure: DelayInfrastructure, api: ManagementApi | None
+) -> dict[str, list[Binding]]:
+    """The streams of the taps that exist, each with its bindings; without the API these are not known."""
+    taps = find_taps(infrastructure)
+    if taps is None:
+        return {}
+    vhost = connection.url.vhost
+    there = await _existing(connection, taps)
+    return {name: await api.bindings(vhost, to_queue=name) if api is not None else [] for name in there}
+
+
+async def _existing(connection: Connection, taps: Taps) -> dict[str, int]:
+    """Messages in those of the streams that exist."""
+    return await message_counts(connection, [Queue(name) for name in taps.names])
+
+
+async def _check_streams(connection: Connection, taps: Taps) -> None:
+    try:
+        await check_streams(connection, prefix=taps.scheduled)
+    except UnsupportedBrokerError as error:
+        raise UnsupportedBrokerError(
+            f"taps are streams, and the broker at {connection.address} has the feature flag stream_queue switched off: "
+            "run 'rabbitmqctl enable_feature_flag stream_queue'"
+        ) from error
+
+
+async def _bound(api: ManagementApi, vhost: str, taps: Taps) -> set[Binding]:
+    """Every binding that leads to the streams, or to what stands before them."""
+    names = [*taps.names, *(one.name for one in taps.passage.queues)]
+    return {binding for name in names for binding in await api.bindings(vhost, to_queue=name)}
+
+
+def _state(taps: Taps, bound: set[Binding] | None) -> State:
+    if bound is None:
+        return "unknown"
+    if bound.isdisjoint(taps.bindings):
+        return "off"
+    return "on" if bound.issuperset(taps.bindings + taps.passage.bindings) else "incomplete"
+
+
+def _port(overview: Mapping[str, Any]) -> int | None:
+    """The port of the stream protocol; 0 for none, None where this user may not know."""
+    listeners = overview.get("listeners")
+    if not listeners:
+        return None
+    return next((int(one["port"]) for one in listeners if one.get("protocol") == _PROTOCOL), 0)

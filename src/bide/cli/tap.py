@@ -1,0 +1,193 @@
+"""``bide tap``: the taps of a delay infrastructure, switched on and off while it runs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from bide.cli.output import print_json, working
+from bide.cli.running import connected, run_async
+from bide.cli.settings import (
+    Settings,
+    broker_options,
+    json_option,
+    layout_options,
+    management_options,
+    pass_settings,
+)
+from bide.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from bide.admin.taps import StreamStatus, TapStatus, TurnedOff, TurnedOn
+    from bide.delay.infrastructure import DelayInfrastructure
+    from bide.delay.taps import Retention
+
+_UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE: Final = re.compile(r"(\d+)\s*([A-Za-z]*)")
+
+
+@click.group()
+def tap() -> None:
+    """Two streams that see every delayed message when it is scheduled and when it is due.
+
+    Publishers and consumers notice nothing. The taps of a running NServiceBus or Celery system need nothing of it
+    either.
+    """
+
+
+@tap.command()
+@click.option("--max-age", metavar="DELAY", help="Keep messages this long, in each stream. [default: 7d]")
+@click.option("--max-bytes", metavar="SIZE", help="Keep this much of each stream: 500MB, 2TB... [default: 10GB]")
+@layout_options()
+@json_option("what was done")
+@broker_options
+@pass_settings
+def on(
+    settings: Settings,
+    *,
+    infrastructure: DelayInfrastructure,
+    max_age: str | None,
+    max_bytes: str | None,
+    as_json: bool,
+) -> None:
+    """Declare the streams and bind them. Streams that are there already go on with what they hold."""
+    from bide.delay.taps import taps_of
+
+    retention = _retention(max_age, max_bytes)
+    taps = taps_of(infrastructure)
+    with working("binding"):
+        done, broker, vhost = run_async(_on(settings, infrastructure, retention))
+    if as_json:
+        print_json({"layout": infrastructure.name, "broker": broker, "vhost": vhost, **asdict(done)})
+        return
+    click.echo(f"{infrastructure.name}: taps on, {done.bindings} bindings on {broker}, virtual host {vhost}")
+    for which, name in zip(("scheduled", "delivered"), taps.names, strict=True):
+        click.echo(f"  {which}  {name}  {'new' if name in done.created else 'goes on'}")
+    if taps.defeats:
+        click.echo(
+            f"note: from now on a message for a deleted endpoint is in {taps.delivered} only: the tap on "
+            f"{taps.defeats} counts as its route, so that no guard and no alternate exchange sets it aside",
+            err=True,
+        )
+
+
+async def _on(
+    settings: Settings, infrastructure: DelayInfrastructure, retention: Retention | None
+) -> tuple[TurnedOn, str, str]:
+    from bide.admin.taps import turn_on
+
+    async with connected(settings, "tap") as (connection, _):
+        done = await turn_on(connection, infrastructure, retention=retention)
+        return done, connection.address, connection.url.vhost
+
+
+@tap.command()
+@click.option("--delete", is_flag=True, help="Delete the streams, too, with all that they hold.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@layout_options()
+@json_option("what was done")
+@broker_options
+@pass_settings
+def off(settings: Settings, *, infrastructure: DelayInfrastructure, delete: bool, yes: bool, as_json: bool) -> None:
+    """Unbind the streams. They stay, with what they hold, unless --delete says otherwise."""
+    from bide.delay.taps import taps_of
+
+    names = taps_of(infrastructure).names
+    if delete and not yes:
+        click.confirm(f"Delete {' and '.join(names)} on {settings.broker_url()}?", abort=True, err=True)
+    with working("unbinding"):
+        done = run_async(_off(settings, infrastructure, delete=delete))
+    if as_json:
+        print_json(asdict(done))
+        return
+    said = "taps off"
+    if done.kept:
+        said += f"; {' and '.join(done.kept)} stay with what they hold"
+    if done.deleted:
+        said += f"; {' and '.join(done.deleted)} deleted, with about {done.messages} messages"
+    click.echo(f"{infrastructure.name}: {said}")
+
+
+async def _off(settings: Settings, infrastructure: DelayInfrastructure, *, delete: bool) -> TurnedOff:
+    from bide.admin.taps import turn_off
+
+    async with connected(settings, "tap") as (connection, _):
+        return await turn_off(connection, infrastructure, delete=delete)
+
+
+@tap.command()
+@layout_options()
+@json_option("what was found")
+@management_options
+@pass_settings
+def status(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: bool) -> int:
+    """Say whether the taps are on, and what their streams hold; exit with 1 if they miss some messages.
+
+    Only the management API knows the bindings and the limits. The broker counts the messages every five seconds.
+    """
+    with working("looking"):
+        found = run_async(_status(settings, infrastructure))
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _show(found)
+    return 1 if found.state == "incomplete" else 0
+
+
+async def _status(settings: Settings, infrastructure: DelayInfrastructure) -> TapStatus:
+    from bide.admin.taps import look
+
+    async with connected(settings, "tap") as (connection, api):
+        return await look(connection, infrastructure, api)
+
+
+def _show(found: TapStatus) -> None:
+    click.echo(f"{found.layout} on {found.broker}, virtual host {found.vhost}: taps {found.state}")
+    for which, stream in found.streams.items():
+        click.echo(f"  {which}  {stream.name}  {_shown(stream)}")
+    if found.state == "incomplete":
+        click.echo("some messages are not seen: run 'bide tap on' with the same options", err=True)
+    if found.why:
+        click.echo(f"bindings and limits are not known: {found.why}", err=True)
+    if found.port == 0:
+        click.echo(
+            "the broker does not speak the stream protocol: run 'rabbitmq-plugins enable rabbitmq_stream' to read the "
+            "streams by it",
+            err=True,
+        )
+
+
+def _shown(stream: StreamStatus) -> str:
+    if not stream.exists:
+        return "does not exist"
+    parts = [f"{stream.messages} messages"]
+    if stream.bindings is not None:
+        parts.append(f"{stream.bindings} of {stream.wanted} bindings")
+    limits = [str(stream.arguments[name]) for name in ("x-max-age", "x-max-length-bytes") if name in stream.arguments]
+    if limits:
+        parts.append(f"keeps {limits[0]}" + (f", {int(limits[1]):,} bytes" if len(limits) > 1 else ""))
+    return ", ".join(parts)
+
+
+def _retention(max_age: str | None, max_bytes: str | None) -> Retention | None:
+    """The limits that were given; None where none was, so that a stream keeps those that it has."""
+    from bide.delay.taps import Retention
+    from bide.duration import parse_delay
+
+    given: dict[str, Any] = {}
+    if max_age is not None:
+        given["max_age"] = parse_delay(max_age)
+    if max_bytes is not None:
+        given["max_bytes"] = _size(max_bytes)
+    return Retention(**given) if given else None
+
+
+def _size(text: str) -> int:
+    """A number of bytes as people write it."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or found[2].upper() not in _UNITS:
+        raise InvalidInputError(f"the size {text!r} cannot be read: give a whole number of bytes, or 500MB, 10GB, 2TB")
+    return int(found[1]) * _UNITS[found[2].upper()]

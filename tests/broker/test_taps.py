@@ -1,0 +1,440 @@
+"""Taps on a real broker: what the streams hold, and that nothing else changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+import bide
+from bide.admin.apply import message_counts
+from bide.admin.infrastructure import install, install_guard, remove
+from bide.admin.management import ManagementApi
+from bide.admin.report import listed
+from bide.admin.taps import look, turn_off, turn_on
+from bide.admin.verify import verify
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.delay.cascade import split_key
+from bide.delay.taps import Retention, taps_of
+from bide.errors import DeclarationMismatchError, NotAppliedError, NotEmptyError
+from bide.topology import Binding, Exchange, Queue, Topology
+from tests.broker import celery_app
+from tests.broker.conftest import SMALL_CLOCK
+from tests.broker.receiving import eventually, ready, receive
+
+if TYPE_CHECKING:
+    from bide.delay.infrastructure import DelayInfrastructure
+    from bide.message import Message
+    from tests.support import Vhost
+
+NSB = bide.NServiceBus(routing="direct")
+NSB1 = bide.NServiceBus(version=1, routing="direct")
+CASCADES: list[bide.NServiceBus | bide.Celery] = [
+    NSB,
+    NSB1,
+    bide.Celery(),
+    bide.Celery(prefix="shop", queue_type="classic"),
+]
+QUEUES = Topology(queues=[Queue.quorum("orders")])
+CONTENT = {"mine": "1"}
+
+
+@pytest.fixture
+async def connection(vhost: Vhost) -> AsyncIterator[Connection]:
+    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def api(vhost: Vhost) -> AsyncIterator[ManagementApi]:
+    async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+        yield api
+
+
+async def read(client: bide.Client, stream: str, number: int) -> list[Message]:
+    """All that a stream holds, which are so many messages; what comes too late for the last of them is not seen."""
+    await client.publish(b"the end", to=stream, message_id="end")
+    found: list[Message] = []
+    ended = False
+    with suppress(TimeoutError):
+        async with asyncio.timeout(10), client.consume(stream, arguments={"x-stream-offset": "first"}) as messages:
+            async for message in messages:
+                await message.ack()
+                if message.message_id == "end":
+                    ended = True
+                else:
+                    found.append(message)
+                if ended and len(found) >= number:
+                    break
+    assert ended
+    assert len(found) == number, Counter(one.message_id for one in found)
+    return found
+
+
+def raw(message: Message) -> Mapping[str, Any]:
+    """The headers as they are in the stream."""
+    headers: Mapping[str, Any] = message.raw.values["headers"]
+    return headers
+
+
+def milliseconds(moment: datetime | None) -> int:
+    assert moment is not None
+    return -(-(moment - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1))
+
+
+async def states(connection: Connection, infrastructure: DelayInfrastructure, api: ManagementApi | None) -> str:
+    return (await look(connection, infrastructure, api)).state
+
+
+# -- Clock
+
+
+async def test_the_clock(vhost: Vhost, connection: Connection) -> None:
+    await asyncio.gather(one_clock(vhost, connection, "CC"), one_clock(vhost, connection, "BCC"))
+
+
+async def one_clock(vhost: Vhost, connection: Connection, carrier: Literal["CC", "BCC"]) -> None:
+    clock = replace(SMALL_CLOCK, prefix=carrier, carrier=carrier)
+    orders, bills, others = (f"{carrier}-{name}" for name in ("orders", "bills", "others"))
+    await install(connection, clock)
+    assert (await turn_on(connection, clock)).bindings == 7
+    queues = [Queue.quorum(name) for name in (orders, bills, others)]
+    shop = Topology([Exchange(f"{carrier}-shop", "topic")], queues, [Binding(f"{carrier}-shop", bills, "order.*")])
+    async with bide.connect(vhost.url, infrastructure=clock) as client:
+        await client.declare(shop)
+        receipts = {
+            one.message_id: one
+            for one in [
+                await client.publish(b"1", to=orders, delay="1.1s", headers=CONTENT),
+                await client.publish(b"2", to=orders, delay="50ms", headers=CONTENT),
+                await client.publish(b"3", to=others, isolated=True, delay="1s", headers=CONTENT),
+                await client.publish(
+                    b"4", exchange=f"{carrier}-shop", routing_key="order.new", delay="1.5s", headers=CONTENT
+                ),
+            ]
+        }
+        await client.publish(b"at once", to=orders)
+        assert len(await receive(client, orders, 3)) == 3
+        (billed,), (other,) = await receive(client, bills, 1), await receive(client, others, 1)
+        assert (billed.body, billed.routing_key, billed.exchange) == (b"4", "order.new", f"{carrier}-shop")
+        assert (other.body, other.routing_key, other.exchange) == (b"3", others, "")
+        taps = taps_of(clock)
+        for stream in taps.names:
+            seen = await read(client, stream, 4)
+            assert {one.message_id for one in seen} == set(receipts)
+            for message in seen:
+                receipt = receipts[message.message_id or ""]
+                # Scalars, which streams keep on every release.
+                assert raw(message)["bide-to"] == {b"3": f"q:{others}", b"4": f"x:{carrier}-shop"}.get(
+                    message.body, f"q:{orders}"
+                )
+                assert raw(message)["bide-due"] == milliseconds(receipt.due)
+                assert raw(message)["mine"] == "1"
+                assert message.routing_key == {b"3": others, b"4": "order.new"}.get(message.body, orders)
+        for queue in (orders, bills, others, clock.undeliverable):
+            assert await ready(connection, queue) == 0
+
+
+async def test_what_has_no_target_is_set_aside_by_the_clock_as_before(vhost: Vhost, connection: Connection) -> None:
+    await install(connection, SMALL_CLOCK)
+    await turn_on(connection, SMALL_CLOCK)
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+        await client.declare(QUEUES)
+        sent = await client.publish(b"for nobody", to="orders", delay="1s")
+        await (await connection.channel()).delete_queue("orders")
+        (aside,) = await receive(client, SMALL_CLOCK.undeliverable, 1)
+        assert aside.message_id == sent.message_id
+        for stream in taps_of(SMALL_CLOCK).names:
+            (seen,) = await read(client, stream, 1)
+            assert (seen.message_id, raw(seen)["bide-to"]) == (sent.message_id, "q:orders")
+
+
+# -- cascades
+
+
+async def test_the_cascades(vhost: Vhost, connection: Connection) -> None:
+    """All at once, because each takes its seconds."""
+    await asyncio.gather(
+        *(one_cascade(vhost, connection, one, f"orders-{number}") for number, one in enumerate(CASCADES))
+    )
+
+
+async def one_cascade(
+    vhost: Vhost, connection: Connection, infrastructure: bide.NServiceBus | bide.Celery, queue: str
+) -> None:
+    await install(connection, infrastructure)
+    assert (await turn_on(connection, infrastructure)).bindings == 30
+    async with bide.connect(vhost.url, infrastructure=infrastructure) as client:
+        await client.declare(Topology(queues=[Queue.quorum(queue)]))
+        sent = {}
+        for seconds in (1, 2, 3):
+            receipt = await client.publish(b"ours", to=queue, delay=timedelta(seconds=seconds), headers=CONTENT)
+            sent[receipt.message_id] = (seconds, milliseconds(receipt.due))
+        # As Celery itself does: in at the highest level, whatever the delay.
+        route = infrastructure.route(timedelta(seconds=1), bide.QueueTarget(queue))
+        await client.publish(
+            b"theirs",
+            exchange=infrastructure.cascade.level_names[27],
+            routing_key=route.routing_key,
+            message_id="theirs",
+        )
+        received = await receive(client, queue, 4)
+        assert {one.message_id for one in received} == {"theirs", *sent}
+        for stream in taps_of(infrastructure).names:
+            seen = {str(one.message_id): one for one in await read(client, stream, 4)}
+            assert set(seen) == {"theirs", *sent}
+            assert split_key(seen.pop("theirs").raw.routing_key)[0] == 1
+            for name, message in seen.items():
+                seconds, due = sent[name]
+                assert split_key(message.raw.routing_key)[0] == seconds
+                assert raw(message)["mine"] == "1"
+                assert (raw(message)["bide-to"], raw(message)["bide-due"]) == (f"q:{queue}", due)
+    assert await ready(connection, queue) == 0
+
+
+async def test_a_task_that_celery_sends(vhost: Vhost, connection: Connection) -> None:
+    """Neither the sender nor its worker knows of the taps."""
+    celery = bide.Celery()
+    await install(connection, celery)
+    await turn_on(connection, celery)
+    app = celery_app.create(vhost.url)
+    async with bide.connect(vhost.url, infrastructure=celery) as client:
+        # What a worker declares.
+        await client.declare(
+            Topology(
+                [Exchange(celery_app.EXCHANGE, "topic"), Exchange(celery.delivery_exchange, "topic")],
+                [Queue.quorum(celery_app.WORK)],
+                [
+                    Binding(celery.delivery_exchange, celery_app.EXCHANGE, f"#.{celery_app.ROUTING_KEY}", "exchange"),
+                    Binding(celery_app.EXCHANGE, celery_app.WORK, f"#.{celery_app.ROUTING_KEY}"),
+                    Binding(celery_app.EXCHANGE, celery_app.WORK, celery_app.ROUTING_KEY),
+                ],
+            )
+        )
+        send = app.tasks[celery_app.TASK].apply_async
+        result = await asyncio.to_thread(send, ("delayed",), queue=celery_app.WORK, countdown=2)
+        (task,) = await receive(client, celery_app.WORK, 1)
+        assert task.json()[0] == ["delayed"]
+        for stream in taps_of(celery).names:
+            (seen,) = await read(client, stream, 1)
+            assert (seen.correlation_id, seen.body) == (result.id, task.body)
+            assert split_key(seen.raw.routing_key) == (2, celery_app.ROUTING_KEY)
+    await asyncio.to_thread(app.close)
+
+
+@pytest.mark.parametrize("tapped", [False, True])
+async def test_the_price_in_a_cascade(tapped: bool, vhost: Vhost, connection: Connection, api: ManagementApi) -> None:
+    """A message for a deleted endpoint: the guard sets it aside, or the tap alone has it. ``verify`` says so."""
+    await install(connection, NSB)
+    await install_guard(connection, api, NSB)
+    if tapped:
+        await turn_on(connection, NSB)
+    async with bide.connect(vhost.url, infrastructure=NSB) as client:
+        await client.declare(QUEUES)
+        await client.publish(b"for nobody", to="orders", delay="1s", message_id="lost")
+        await (await connection.channel()).delete_queue("orders")
+        (one,) = (
+            await read(client, "bide.tap.nsb.v2.delivered", 1)
+            if tapped
+            else await receive(client, NSB.undeliverable, 1)
+        )
+        assert one.message_id == "lost"
+    assert await ready(connection, NSB.undeliverable) == 0
+    said = {one.check: one.text for one in (await verify(connection, NSB, api)).findings}
+    assert ("'bide.tap.nsb.v2.delivered' only" in said.get("taps", "")) is tapped
+    assert ("but not while a tap is bound to nsb.v2.delay-delivery" in said["guard"]) is tapped
+    assert said["targets"].startswith("0 queues are bound")
+
+
+# -- on, off, status
+
+
+async def test_on_and_off_while_messages_flow(vhost: Vhost, connection: Connection, api: ManagementApi) -> None:
+    scheduled, delivered = taps_of(SMALL_CLOCK).names
+    await install(connection, SMALL_CLOCK)
+    assert await states(connection, SMALL_CLOCK, api) == "off"
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+        await client.declare(QUEUES)
+        await client.publish(b"", to="orders", delay="2s", message_id="before")
+        first = await turn_on(connection, SMALL_CLOCK)
+        assert (first.created, first.kept) == ((scheduled, delivered), ())
+        await client.publish(b"", to="orders", delay="1s", message_id="during")
+        assert {one.message_id for one in await receive(client, "orders", 2)} == {"before", "during"}
+        assert await states(connection, SMALL_CLOCK, api) == "on"
+
+        off = await turn_off(connection, SMALL_CLOCK)
+        assert (off.kept, off.deleted) == ((scheduled, delivered), ())
+        assert await states(connection, SMALL_CLOCK, api) == "off"
+        await client.publish(b"", to="orders", delay="50ms", message_id="after")
+        await receive(client, "orders", 1)
+
+        again = await turn_on(connection, SMALL_CLOCK)
+        assert (again.created, again.kept) == ((), (scheduled, delivered))
+        await client.publish(b"", to="orders", delay="50ms", message_id="again")
+        await receive(client, "orders", 1)
+        assert {one.message_id for one in await read(client, scheduled, 2)} == {"during", "again"}
+        assert {one.message_id for one in await read(client, delivered, 3)} == {"before", "during", "again"}
+
+
+@pytest.mark.parametrize("infrastructure", [SMALL_CLOCK, NSB1], ids=repr)
+async def test_status(
+    infrastructure: DelayInfrastructure, vhost: Vhost, connection: Connection, api: ManagementApi
+) -> None:
+    taps = taps_of(infrastructure)
+    await install(connection, infrastructure)
+    assert await states(connection, infrastructure, None) == "off"
+    await turn_on(connection, infrastructure, retention=Retention(max_age=timedelta(hours=12), max_bytes=10**7))
+    async with bide.connect(vhost.url) as client:
+        await client.publish(b"", to=taps.scheduled)
+
+        async def counted() -> bool:
+            return (await look(connection, infrastructure, api)).streams["scheduled"].messages == 1
+
+        if infrastructure is SMALL_CLOCK:
+            # After up to five seconds.
+            await eventually(counted)
+    found = await look(connection, infrastructure, api)
+    assert (found.state, found.why, found.layout, found.vhost) == ("on", "", infrastructure.name, vhost.name)
+    assert found.port == BrokerUrl.parse(str(vhost.broker.stream_url).replace("rabbitmq-stream", "amqp")).hosts[0][1]
+    for which, name, wanted in zip(
+        ("scheduled", "delivered"),
+        taps.names,
+        (len(taps.to_scheduled), len(taps.to_delivered) + len(taps.passage.bindings)),
+        strict=True,
+    ):
+        stream = found.streams[which]
+        assert (stream.name, stream.exists, stream.bindings, stream.wanted) == (name, True, wanted, wanted)
+        assert stream.arguments["x-max-age"] == "12h"
+        assert stream.arguments["x-max-length-bytes"] == 10**7
+
+    channel = await connection.channel()
+    for binding in (taps.to_scheduled[3], taps.to_delivered[0]):
+        await channel.unbind(binding)
+        found = await look(connection, infrastructure, api)
+        assert found.state == "incomplete"
+    (problem,) = [one for one in (await verify(connection, infrastructure, api)).problems if one.check == "taps"]
+    assert f"2 of the {len(taps.bindings)} bindings of the taps are missing" in problem.text
+    await turn_on(connection, infrastructure)
+    assert await states(connection, infrastructure, api) == "on"
+    assert {one.status for one in (await verify(connection, infrastructure, api)).findings if one.check == "taps"} == {
+        "ok"
+    }
+
+    nobody = ManagementApi.of(connection.url, "http://127.0.0.1:1")
+    unknown = await look(connection, infrastructure, nobody)
+    assert (unknown.state, unknown.port) == ("unknown", None)
+    assert "127.0.0.1:1" in unknown.why
+    assert {one.bindings for one in unknown.streams.values()} == {None}
+    (finding,) = [one for one in (await verify(connection, infrastructure, nobody)).findings if one.check == "taps"]
+    assert (finding.status, finding.text.partition(";")[0]) == ("not checked", f"{listed(taps.names)} exist")
+
+
+async def test_off_leaves_nothing_if_asked_to(connection: Connection, api: ManagementApi) -> None:
+    await install(connection, NSB1)
+    await turn_on(connection, NSB1)
+    assert len(await api.queues(connection.url.vhost, "bide.tap.")) == 3
+    await turn_off(connection, NSB1)
+    assert await states(connection, NSB1, api) == "off"
+    await turn_off(connection, NSB1, delete=True)
+    assert await api.queues(connection.url.vhost, "bide.tap.") == []
+    assert await api.exchanges(connection.url.vhost, "bide.tap.") == []
+
+
+async def test_streams_with_other_limits(connection: Connection, api: ManagementApi) -> None:
+    await install(connection, SMALL_CLOCK)
+    await turn_on(connection, SMALL_CLOCK, retention=Retention(max_age=timedelta(days=30)))
+    await turn_on(connection, SMALL_CLOCK)
+    with pytest.raises(
+        DeclarationMismatchError, match=r"bide\.v1\.tap\.scheduled' exists .*bide tap off --delete"
+    ) as caught:
+        await turn_on(connection, SMALL_CLOCK, retention=Retention())
+    assert caught.value.argument == "x-max-age"
+    off = await turn_off(connection, SMALL_CLOCK, delete=True)
+    assert (off.kept, off.deleted) == ((), taps_of(SMALL_CLOCK).names)
+    assert await api.queues(connection.url.vhost, ".tap.") == []
+    await turn_on(connection, SMALL_CLOCK, retention=Retention())
+    found = await look(connection, SMALL_CLOCK, api)
+    assert {one.arguments["x-max-age"] for one in found.streams.values()} == {"7D"}
+
+
+@pytest.mark.parametrize("infrastructure", [SMALL_CLOCK, bide.Celery()], ids=repr)
+async def test_where_there_is_no_infrastructure(
+    infrastructure: DelayInfrastructure, connection: Connection, api: ManagementApi
+) -> None:
+    with pytest.raises(
+        NotAppliedError, match=f"the {infrastructure.name} infrastructure is not on .* 'bide delay apply'"
+    ):
+        await turn_on(connection, infrastructure)
+    assert await api.queues(connection.url.vhost, "tap") == []
+    assert (await turn_off(connection, infrastructure, delete=True)).deleted == ()
+
+
+# -- the infrastructure taken away
+
+
+@pytest.mark.parametrize(("infrastructure", "with_api"), [(SMALL_CLOCK, True), (NSB, False)], ids=str)
+async def test_the_streams_outlive_the_infrastructure(
+    infrastructure: DelayInfrastructure, with_api: bool, vhost: Vhost, connection: Connection, api: ManagementApi
+) -> None:
+    taps = taps_of(infrastructure)
+    await install(connection, infrastructure)
+    await turn_on(connection, infrastructure)
+    async with bide.connect(vhost.url, infrastructure=infrastructure) as client:
+        await client.declare(QUEUES)
+        await client.publish(b"", to="orders", delay="1s", message_id="one")
+        with pytest.raises(NotEmptyError):
+            await remove(connection, infrastructure, None)
+        assert await states(connection, infrastructure, api) == "on"
+        await receive(client, "orders", 1)
+
+        async def removed() -> bool:
+            # The API counts every five seconds, and until then says that the message waits.
+            try:
+                result = await remove(connection, infrastructure, api if with_api else None)
+            except NotEmptyError:
+                return False
+            assert (result.kept, result.complete) == (taps.names, with_api)
+            return True
+
+        await eventually(removed, step=0.5)
+        found = await look(connection, infrastructure, api)
+        assert (found.state, {one.exists for one in found.streams.values()}) == ("off", {True})
+        for stream in taps.names:
+            assert {one.message_id for one in await read(client, stream, 1)} == {"one"}
+    await install(connection, infrastructure)
+    said = {one.check: one.text for one in (await verify(connection, infrastructure, api)).findings}
+    if infrastructure is SMALL_CLOCK:
+        assert said["taps"].startswith("off; 'bide.v1.tap.scheduled' and")
+    assert (await turn_on(connection, infrastructure)).kept == taps.names
+
+
+async def test_a_removal_that_is_taken_back_brings_the_taps_back(
+    vhost: Vhost, connection: Connection, api: ManagementApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message comes while the ways in are being deleted: it would take luck to hit that moment from outside."""
+    await install(connection, SMALL_CLOCK)
+    await turn_on(connection, SMALL_CLOCK)
+    counting = 0
+
+    async def count(connection: Connection, queues: Sequence[Queue]) -> dict[str, int]:
+        nonlocal counting
+        counting += 1
+        if counting == 2:
+            async with bide.connect(vhost.url) as client:
+                await client.publish(b"", to="bide.v1.s20")
+            assert await states(connection, SMALL_CLOCK, api) == "incomplete"
+        return await message_counts(connection, queues)
+
+    monkeypatch.setattr("bide.admin.apply.message_counts", count)
+    with pytest.raises(NotEmptyError):
+        await remove(connection, SMALL_CLOCK, api)
+    assert counting == 2
+    assert await states(connection, SMALL_CLOCK, api) == "on"
