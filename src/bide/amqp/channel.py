@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -65,7 +64,6 @@ class Channel:
         self._calls: deque[_Call] = deque()
         self._consumers: dict[str, _Consumer] = {}
         self._consumers_made = 0
-        self._cancelled: set[str] = set()
         self._incoming: Assembly | None = None
         self._closing = False
         self._gone: asyncio.Future[None] = connection.loop.create_future()
@@ -106,18 +104,16 @@ class Channel:
             log.debug("the broker did not answer the closing of channel %s", self.number)
 
     async def settle_up(self) -> None:
-        """Wait for quorum queues to take in the acknowledgements of late.
+        """Leave quorum queues the time to take in the acknowledgements of late.
 
         The broker passes on 32 at a time, and forgets the others when the channel closes: their messages come again.
-        Cancelling a consumer waits for its queue; to acknowledgements after that there is no answer.
+        It answers no acknowledgement. (To cancel the consumers would wait for their queues, but then another consumer
+        gets what comes after the messages that are to go back.)
         """
         self.flush_acks()
-        if self.closed_with is not None or self.connection.loop.time() - self._acks.sent_at > _ACKS_TAKEN:
-            return
-        cancelling = [self.cancel(tag) for tag in self._consumers if tag not in self._cancelled]
-        with suppress(BideError, TimeoutError):
-            async with asyncio.timeout(_CLOSE_GRACE):
-                await asyncio.gather(*(cancelling or [asyncio.sleep(_ACKS_TAKEN)]))
+        wait = self._acks.sent_at + _ACKS_TAKEN - self.connection.loop.time()
+        if self.closed_with is None and wait > 0:
+            await asyncio.sleep(wait)
 
     def abandon(self) -> None:
         """Close it without waiting; unconfirmed publishes fail, unacknowledged deliveries go back to their queues."""
@@ -271,7 +267,6 @@ class Channel:
 
     def cancel_nowait(self, tag: str) -> None:
         """Stop a consumer without waiting; see :meth:`cancel`."""
-        self._cancelled.add(tag)
         self._send(codec.method(60, 30, codec.short_string(tag), b"\x01"))
 
     async def get(self, queue: str) -> Delivery | None:
