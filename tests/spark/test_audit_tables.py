@@ -1,0 +1,243 @@
+"""Facts out of messages, and what follows from them, as functions of tables."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bide.pipelines import audit_facts as facts
+from bide.pipelines import audit_tables as tables
+from bide.spark.columns import STREAM_COLUMNS, table_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+READ = table_schema(STREAM_COLUMNS, include_headers=True)
+LAYOUTS = {"tap": "celery"}
+
+
+def at(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+def ms(seconds: float) -> int:
+    return round(at(seconds).timestamp() * 1000)
+
+
+def tapped(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
+    """Messages as the data source reads them."""
+    rows = []
+    for offset, one in enumerate(given):
+        row = {"value": b"12345", "stream": "tap", "offset": offset, "timestamp": NOON, **one}
+        for column, header in (("due", "bide-due"), ("scheduled", "bide-sent")):
+            if header in (row.get("headers") or {}):
+                row[column] = datetime.fromtimestamp(int(row["headers"][header]) / 1000, UTC)
+        rows.append(tuple(row.get(name) for name in READ.names))
+    return spark.createDataFrame(rows, READ)
+
+
+def told(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
+    """Values in a fixed order; times as seconds since noon, whatever the machine's zone."""
+    kinds = dict(frame.dtypes)
+    shown = [f"(unix_micros({c}) / 1e6 - {NOON.timestamp()}) as {c}" if kinds[c] == "timestamp" else f"`{c}`"
+             for c in columns]  # fmt: skip
+    return sorted((tuple(row) for row in frame.selectExpr(*shown).collect()), key=repr)
+
+
+def digits(seconds: int) -> str:
+    return ".".join(f"{seconds:028b}")
+
+
+def native(message_id: str, *, due: float, sent: float = -1, **more: Any) -> dict[str, Any]:
+    headers = {"bide-to": "q:orders", "bide-due": str(ms(due)), "bide-sent": str(ms(sent)), **more.pop("headers", {})}
+    return {"message_id": message_id, "routing_key": "orders", "headers": headers, **more}
+
+
+def happened(kind: str, message_id: str | None, *, ended: float, **more: Any) -> dict[str, Any]:
+    event = {"endpoint": "shop", "queue": "orders", "attempt": 1, "retries": 0, "started": ms(ended - 0.2), **more}
+    event |= {"event": kind, "message_id": message_id, "delivered": ms(ended - 0.3), "ended": ms(ended)}
+    return {"value": json.dumps({name: value for name, value in event.items() if value is not None}).encode()}
+
+
+def test_what_messages_of_each_system_tell(spark: SparkSession) -> None:
+    """bide's headers first, then those of their own systems, and the routing key where there is nothing else."""
+    net = {
+        "NServiceBus.MessageId": "net",
+        "NServiceBus.TimeSent": "2026-11-21 11:59:59:250000 Z",
+        "NServiceBus.Transport.RabbitMQ.DelayInSeconds": "9",
+        "NServiceBus.EnclosedMessageTypes": "Shop.OrderPlaced, Shop.Messages, Version=1.0.0.0;Shop.Other",
+    }
+    task = {"id": "task-1", "task": "shop.remind", "eta": "2026-11-21T14:01:10.500000+02:00", "argsrepr": "()"}
+    messages = tapped(
+        spark,
+        native("clock", due=30, headers={"bide-to": "x:shop"}, routing_key="order.created", exchange="bide.v1.in.s"),
+        {"routing_key": digits(70) + ".tasks", "headers": task},
+        {"routing_key": digits(9) + ".billing.orders", "headers": net},
+        {"message_id": "other", "routing_key": digits(9) + ".orders", "headers": {"NServiceBus.DeliverAt": "soon"}},
+        {"message_id": "word-x", "routing_key": digits(5) + ".~x:a%2Eb.order.created"},
+        {"message_id": "word-q", "routing_key": digits(1 << 27) + ".~q:a%2Eb%25"},
+        native("again", due=86_400, headers={"bide-retries": "2", "bide-first-due": str(ms(-5))}),
+        native("odd", due=5, headers={"bide-retries": "x", "NServiceBus.TimeSent": "yesterday", "eta": "later"}),
+    )
+    columns = ("message_id", "target", "exchange", "routing_key", "type", "sent", "due", "first_due", "retries")
+    found = {row[0]: row[1:] for row in told(facts.scheduled(messages, LAYOUTS), *columns)}
+    assert found == {
+        "clock": ("x:shop", "shop", "order.created", None, -1, 30, 30, 0),
+        "task-1": ("q:tasks", "", "tasks", "shop.remind", None, 70.5, 70.5, 0),
+        "net": ("q:billing.orders", "", "billing.orders", "Shop.OrderPlaced", -0.75, 8.25, 8.25, 0),
+        "other": ("q:orders", "", "orders", None, None, 9, 9, 0),
+        "word-x": ("x:a.b", "a.b", "order.created", None, None, 5, 5, 0),
+        "word-q": ("q:a.b%", "", "a.b%", None, None, 1 << 27, 1 << 27, 0),
+        "again": ("q:orders", "", "orders", None, -1, 86_400, -5, 2),
+        "odd": ("q:orders", "", "orders", None, -1, 5, 5, 0),
+    }
+    later = facts.delivered(messages.withColumn("timestamp", messages["timestamp"] + timedelta(seconds=71)), LAYOUTS)
+    late = {row[0]: row[1:] for row in told(later, "message_id", "due", "lateness_ms", "day", "layout", "size")}
+    today = date(2026, 11, 21)
+    assert late["clock"] == (30, 41_000, today, "celery", 5)
+    assert late["task-1"] == (70.5, 500, today, "celery", 5)
+    assert late["other"] == (None, None, today, "celery", 5), "the key of a delivered message tells no time"
+    assert late["again"][2] == today, "the day of the sender's due time, not of the retry's"
+
+
+def test_days_are_those_of_utc(spark: SparkSession) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
+    try:
+        messages = tapped(spark, native("a", due=-43_200.001), native("b", due=-43_200), native("c", due=43_199))
+        found = dict(told(facts.scheduled(messages, LAYOUTS), "message_id", "day"))
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert found == {"a": date(2026, 11, 20), "b": date(2026, 11, 21), "c": date(2026, 11, 21)}
+
+
+def test_one_row_for_each_message(spark: SparkSession) -> None:
+    """Its whole story, in whatever order its facts come, and however often."""
+    again = {"bide-retries": "1", "bide-first-due": str(ms(10))}
+    scheduled = [
+        native("done", due=10),
+        native("retry", due=10),
+        native("retry", due=20, headers=again, timestamp=at(11)),
+        native("waits", due=90),
+        native("gone", due=10),
+        native("seen", due=10),
+        native("fan", due=10, headers={"bide-to": "x:shop"}),
+    ]
+    delivered = [
+        native("done", due=10, timestamp=at(10.02)),
+        native("retry", due=10, timestamp=at(10.05)),
+        native("retry", due=20, headers=again, timestamp=at(20.5)),
+        native("seen", due=10, timestamp=at(10.01)),
+        native("fan", due=10, timestamp=at(10.01)),
+    ]
+    due, sent = ms(10), ms(-1)
+    events = [
+        happened("processed", "done", ended=10.5, due=due, sent=sent, message_type="reminder"),
+        happened("duplicate", "done", ended=30, due=due, sent=sent, started=None),
+        happened("failed", "retry", ended=10.5, due=due, sent=sent, exception="ValueError", group="g"),
+        happened("retried", "retry", ended=10.9, due=due, sent=sent, attempt=2, exception="ValueError", group="g"),
+        happened("processed", "retry", ended=21, due=due, sent=sent, retries=1),
+        happened("parked", "fan", ended=11, due=due, sent=sent, exception="KeyError", group="h"),
+        happened("processed", "fan", ended=12, due=due, sent=sent, endpoint="mail"),
+        happened("processed", "at once", ended=3, sent=ms(1)),
+        {"value": b"not an event"},
+    ]
+
+    def table(*order: int) -> list[tuple[Any, ...]]:
+        told_events = facts.events(tapped(spark, *(events * len(order))[:: order[-1]]))
+        found = tables.messages(
+            facts.scheduled(
+                tapped(spark, *scheduled[:: order[0]]).union(tapped(spark, *scheduled[:: order[0]])), LAYOUTS
+            ),
+            facts.delivered(tapped(spark, *delivered[:: order[0]]), LAYOUTS),
+            facts.processed(told_events),
+            facts.failed(told_events),
+            now=at(30),
+        )
+        assert [(one.name, one.dataType) for one in found.schema] == [
+            (one.name, one.dataType) for one in tables.MESSAGES
+        ]
+        return told(
+            found,
+            *("message_id", "target", "type", "scheduled", "due", "lateness_ms", "attempts", "outcome", "endpoint"),
+            *("critical_ms", "processing_ms", "delivery_ms"),
+        )
+
+    once = table(1, 1)
+    assert once == [
+        ("at once", "q:orders", None, None, None, None, 1, "processed", "shop", 2000, 200, 1800),
+        ("done", "q:orders", "reminder", 0, 10, 20, 1, "processed", "shop", 500, 200, 300),
+        ("fan", "x:shop", None, 0, 10, 10, 2, "parked", "shop", None, None, None),
+        ("gone", "q:orders", None, 0, 10, None, 0, "overdue", None, None, None, None),
+        ("retry", "q:orders", None, 0, 10, 50, 3, "processed", "shop", 11_000, 200, 10_800),
+        ("seen", "q:orders", None, 0, 10, 10, 0, "delivered", None, None, None, None),
+        ("waits", "q:orders", None, 0, 90, None, 0, "scheduled", None, None, None, None),
+    ]
+    assert table(-1, -1) == once, "in the opposite order, each event twice"
+
+
+def test_what_is_pending(spark: SparkSession) -> None:
+    scheduled = facts.scheduled(
+        tapped(
+            spark,
+            *(native(f"m-{number}", due=number) for number in range(20)),
+            native("twice", due=3600),
+            native("twice", due=7200),
+            native("late", due=3605),
+            {"message_id": None, "routing_key": digits(5) + ".orders"},
+        ),
+        LAYOUTS,
+    )
+    delivered = facts.delivered(
+        tapped(spark, *(native(f"m-{number}", due=number) for number in range(12)), native("twice", due=3600)), LAYOUTS
+    )
+    parts = tables.pending_parts(scheduled, delivered, now=at(25))
+    # 12 to 15 are due for ten seconds and more.
+    assert told(parts, "due", "count", "overdue") == [(10, 8, 4), (3600, 1, 0), (7200, 1, 0)]
+    assert told(tables.pending(parts), "target", "due_hour", "count", "overdue") == [
+        ("q:orders", 0, 8, 4),
+        ("q:orders", 3600, 1, 0),
+        ("q:orders", 7200, 1, 0),
+    ]
+    today = date(2026, 11, 21)
+    assert told(tables.ripe(parts, now=at(29)), "day") == []
+    assert told(tables.ripe(parts, now=at(30)), "day") == [(today,)], "all of a slice are overdue, and four were"
+    now = tables.pending_parts(scheduled, delivered, now=at(30))
+    assert told(tables.ripe(now, now=at(3000)), "day") == [], "what is known to be overdue is not counted again"
+
+
+def test_lateness_by_minute_and_target(spark: SparkSession) -> None:
+    released = [native(f"m-{number}", due=61, timestamp=at(61 + number / 1000)) for number in range(101)]
+    released += [native("x", due=119.9, timestamp=at(200)), native("y", due=120, timestamp=at(120.5))]
+    released.append(native("again", due=62, timestamp=at(99), headers={"bide-retries": "1"}))
+    found = tables.lateness(facts.delivered(tapped(spark, *released), LAYOUTS))
+    later, first = told(found, "minute", "target", "count", "p50_ms", "p95_ms", "p99_ms", "max_ms")
+    assert later == (120, "q:orders", 1, 500, 500, 500, 500)
+    assert first[:3] == (60, "q:orders", 102)
+    assert first[3:] == pytest.approx((50.5, 95.95, 99.99, 80_100))
+
+
+def test_groups_of_failures(spark: SparkSession) -> None:
+    def fails(message_id: str | None, ended: float, **more: Any) -> dict[str, Any]:
+        return happened("failed", message_id, ended=ended, due=ms(0), exception="ValueError", group="g", **more)
+
+    events = facts.events(
+        tapped(
+            spark,
+            *(fails("a", 60 * minute) for minute in (1, 2, 59, 61, 62)),
+            *(fails("b", 60 * minute, retries=minute) for minute in (61, 61, 118)),
+            fails("c", -9_000),
+            *(fails(None, 60 * 118 + second) for second in (1, 2)),
+            happened("expired", "d", ended=7_000, due=ms(0)),
+            happened("parked", "d", ended=60, due=ms(0), exception="KeyError", group="h", endpoint="mail"),
+        )
+    )
+    parts = tables.failures_parts(facts.failed(events))
+    columns = ("group", "exception", "endpoint", "count", "messages", "first_seen", "last_seen", "recent", "before")
+    assert told(tables.failures(parts), *columns, "trend") == [
+        ("g", "ValueError", "shop", 10, 5, -9_000, 7_082, 7, 2, 3.5),
+        ("h", "KeyError", "mail", 1, 1, 60, 60, 0, 1, 0.0),
+    ]
