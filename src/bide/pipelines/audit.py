@@ -1,0 +1,235 @@
+"""Taps and the events stream as Parquet tables, which grow with what is new.
+
+A round (:func:`run`) reads each source from where the last one ended, with a streaming query whose checkpoint is the
+only truth, and appends its facts (:mod:`bide.pipelines.audit_facts`). Then it works out what follows from the facts of
+the days that got new ones (:mod:`bide.pipelines.audit_tables`), and of no others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+
+import bide.spark
+from bide.pipelines import audit_facts as facts
+from bide.pipelines import audit_tables as tables
+from bide.pipelines.audit_folder import Folder, Note
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+MOST_BATCHES: Final = 20
+"""A day of a table that came in more batches is put together into one."""
+
+BATCH_ROWS: Final = 1_000_000
+"""Messages of a batch, at most: what is read again after a kill."""
+
+_FACTS: Final = tuple(facts.SCHEMAS)
+_PENDING: Final = "_state/pending"
+_FAILURES: Final = "_state/failures"
+
+_Tables = Callable[["DataFrame"], Mapping[str, "DataFrame"]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What an audit reads.
+
+    Attributes:
+        url: the broker's, with the password.
+        scheduled: the taps' streams with what was scheduled, each with its layout.
+        delivered: the same for what was delivered.
+        events: the events streams.
+        port: of the stream protocol, None for the usual one.
+        batch_rows: messages of a batch at most. PySpark before 4.2 reads all at once.
+        allow_gaps: go on where messages were dropped by a stream's retention before they were read.
+    """
+
+    url: str = field(repr=False)
+    scheduled: Mapping[str, str] = field(default_factory=dict)
+    delivered: Mapping[str, str] = field(default_factory=dict)
+    events: Sequence[str] = ()
+    port: int | None = None
+    batch_rows: int = BATCH_ROWS
+    allow_gaps: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What a round did.
+
+    Attributes:
+        rows: facts that were written, by table; with those of a run before that was killed before it could use them.
+        days: how many days were worked out anew.
+        pending: messages that are scheduled and not delivered.
+        overdue: those of them whose due time is over.
+        read_seconds: for reading and writing facts.
+        seconds: in all.
+    """
+
+    rows: Mapping[str, int]
+    days: int
+    pending: int
+    overdue: int
+    read_seconds: float
+    seconds: float
+
+
+def run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
+    """One round: read what is there now, and bring all tables up to date.
+
+    Raises:
+        BrokerError: and other errors of bide, as PySparkException with their text; see
+            :func:`bide.pipelines.session.spark_errors`.
+        InvalidInputError: the folder has something else in it.
+    """
+    began = time.monotonic()
+    # Whatever is due before this moment, and delivered in time, is in the streams when they are read.
+    now = datetime.now(UTC)
+    folder.begin()
+    bide.spark.register(spark)
+    queries = [
+        _start(spark, sources, folder, name, streams, make)
+        for name, streams, make in (
+            ("scheduled", tuple(sources.scheduled), _tap(facts.scheduled, "scheduled", sources.scheduled)),
+            ("delivered", tuple(sources.delivered), _tap(facts.delivered, "delivered", sources.delivered)),
+            ("events", tuple(sources.events), _events),
+        )
+        if streams
+    ]
+    _finish(queries)
+    read = time.monotonic()
+    notes = folder.notes()
+    days = refresh(spark, folder, {day for note in notes for day in note.days}, now=now)
+    folder.strike_out(notes)
+    rows = Counter(dict.fromkeys(_FACTS, 0))
+    for note in notes:
+        rows.update(note.rows)
+    waiting = folder.read(spark, "pending", tables.PENDING).agg(F.sum("count"), F.sum("overdue")).collect()[0]
+    ended = time.monotonic()
+    return Round(
+        rows=dict(rows),
+        days=len(days),
+        pending=waiting[0] or 0,
+        overdue=waiting[1] or 0,
+        read_seconds=read - began,
+        seconds=ended - began,
+    )
+
+
+def refresh(spark: SparkSession, folder: Folder, days: set[date], *, now: datetime) -> set[date]:
+    """Work out anew what follows from the facts of these days, and of those on which messages have become overdue.
+
+    Args:
+        now: until when the streams were read.
+
+    Returns:
+        all these days.
+    """
+    ripe = tables.ripe(folder.read(spark, _PENDING, tables.PENDING_PARTS), now=now)
+    days = days | {row["day"] for row in ripe.collect()}
+    if days:
+        scheduled, delivered, processed, failed = (
+            folder.read(spark, name, facts.SCHEMAS[name], days) for name in _FACTS
+        )
+        messages = tables.messages(scheduled, delivered, processed, failed, now=now)
+        folder.write(messages.hint("rebalance", "day"), "messages")
+        folder.write(tables.lateness(delivered).repartition("day"), "lateness")
+        # What of these no longer is must not stay, and there may be nothing to take its place.
+        folder.drop_days(_PENDING, days)
+        folder.write(tables.pending_parts(scheduled, delivered, now=now).repartition("day"), _PENDING)
+        folder.write(tables.failures_parts(failed).repartition("day"), _FAILURES)
+        compact(spark, folder, days)
+    folder.write_whole(tables.pending(folder.read(spark, _PENDING, tables.PENDING_PARTS)), "pending")
+    folder.write_whole(tables.failures(folder.read(spark, _FAILURES, tables.FAILURES_PARTS)), "failures")
+    return days
+
+
+def compact(spark: SparkSession, folder: Folder, days: set[date]) -> None:
+    """Put days of facts that came in many batches together. To be called while nothing is written to them."""
+    for table in _FACTS:
+        found = {day: folder.batches(table, day) for day in days}
+        many = {day: batches for day, batches in found.items() if len(batches) > MOST_BATCHES}
+        for day, batches in many.items():
+            # Under the number of the last one, which is done with: Spark never comes back to it.
+            whole = folder.read(spark, table, facts.SCHEMAS[table], {day}).dropDuplicates(["stream", "offset"])
+            folder.append(whole, table, batches[-1])
+            folder.drop_batches(table, day, batches[:-1])
+
+
+def _tap(make: Callable[[DataFrame, Mapping[str, str]], DataFrame], table: str, layouts: Mapping[str, str]) -> _Tables:
+    return lambda read: {table: make(read, layouts)}
+
+
+def _events(read: DataFrame) -> Mapping[str, DataFrame]:
+    told = facts.events(read)
+    return {"processed": facts.processed(told), "failed": facts.failed(told)}
+
+
+def _start(
+    spark: SparkSession, sources: Sources, folder: Folder, name: str, streams: Sequence[str], make: _Tables
+) -> StreamingQuery:
+    """A query that appends the facts of a source, and ends when it has read what is there."""
+    import json
+
+    from bide.spark.source import LIMITS
+
+    options: dict[str, Any] = {
+        "url": sources.url,
+        "stream": json.dumps(sorted(streams)),
+        "startingOffsets": "earliest",
+        "includeHeaders": name != "events",
+        "failOnDataLoss": not sources.allow_gaps,
+        # A stream would be one task.
+        "minPartitions": spark.sparkContext.defaultParallelism,
+    }
+    if sources.port is not None:
+        options["streamPort"] = sources.port
+    if LIMITS:
+        options["maxOffsetsPerTrigger"] = sources.batch_rows
+
+    def append(batch: DataFrame, number: int) -> None:
+        rows: dict[str, int] = {}
+        days: set[date] = set()
+        for table, found in make(batch).items():
+            kept = found.persist()
+            try:
+                by_day = kept.groupBy("day").count().collect()
+                folder.append(kept, table, number)
+            finally:
+                kept.unpersist()
+            rows[table] = sum(one["count"] for one in by_day)
+            days |= {one["day"] for one in by_day}
+        folder.note(Note(name=f"{name}-{number}", rows=rows, days=tuple(sorted(days))))
+
+    read = spark.readStream.format("rabbitmq").options(**options).load()
+    return (
+        read.writeStream.foreachBatch(append)
+        .option("checkpointLocation", folder.location("_checkpoint", name))
+        .queryName(f"bide audit {name}")
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def _finish(queries: Sequence[StreamingQuery]) -> None:
+    """Wait for all, also when one fails: none may go on writing behind the caller's back."""
+    failures: list[Exception] = []
+    try:
+        for query in queries:
+            try:
+                query.awaitTermination()
+            except Exception as error:  # noqa: BLE001 (raised below)
+                failures.append(error)
+    finally:
+        for query in queries:
+            query.stop()
+    if failures:
+        raise failures[0]

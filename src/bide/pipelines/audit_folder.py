@@ -1,0 +1,195 @@
+"""The folder of an audit: tables of Parquet files by day, and what is still to be worked out.
+
+::
+
+    scheduled/day=2026-11-21/batch=7/*.parquet     facts; the same for delivered, processed, failed
+    messages/day=2026-11-21/*.parquet              worked out of the facts of that day; the same for lateness
+    pending/*.parquet  failures/*.parquet          of all days
+    _state/                                        what these two are made of, and which days have new facts
+    _checkpoint/                                   how far the streams were read: Spark's own
+
+Whoever is killed leaves a folder that the next run goes on with. A batch of facts takes the place of what was written
+of the same batch before. The days that it has facts of are written down after the facts and before Spark takes the
+batch for done, and struck out when all that follows from them is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Any, Final
+
+from pyarrow import fs
+
+from bide.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+VERSION: Final = 1
+
+_BATCH: Final = re.compile(r"batch=([0-9]+)")
+_NOTES: Final = "_state/notes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What a batch of a source has brought.
+
+    Attributes:
+        name: of the source and the batch.
+        rows: by table.
+        days: that they belong to.
+    """
+
+    name: str
+    rows: dict[str, int]
+    days: tuple[date, ...]
+
+
+class Folder:
+    """An audit's folder.
+
+    Args:
+        place: a path, or a URI that Spark and Arrow know, which the driver and all executors reach.
+
+    Raises:
+        InvalidInputError: Arrow does not know such a URI.
+    """
+
+    def __init__(self, place: str) -> None:
+        self.place = (place if "://" in place else os.path.abspath(place)).rstrip("/")  # noqa: PTH100 (as it is)
+        try:
+            self._files, self._root = fs.FileSystem.from_uri(self.place)
+        except (ValueError, OSError) as error:
+            raise InvalidInputError(f"the folder {place!r} cannot be used: {error}") from error
+
+    def begin(self) -> None:
+        """Make the folder where it is missing.
+
+        Raises:
+            InvalidInputError: it has other things in it, or another version of bide's.
+        """
+        head = self._path("_state", "audit.json")
+        found = self._files.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
+        if self._exists(head):
+            version = json.loads(self._read(head))["version"]
+            if version != VERSION:
+                raise InvalidInputError(
+                    f"the folder {self.place} has an audit of version {version}, and this bide writes {VERSION}: "
+                    "name another folder"
+                )
+        elif found:
+            raise InvalidInputError(f"the folder {self.place} has things that are no audit: name another folder")
+        else:
+            self._write(head, {"version": VERSION})
+
+    def location(self, *parts: str) -> str:
+        """Where a table is, for Spark."""
+        return "/".join((self.place, *parts))
+
+    def write(self, rows: DataFrame, table: str, *, by: tuple[str, ...] = ("day",)) -> None:
+        """Write rows in the place of those partitions that they belong to; the others stay as they are.
+
+        Args:
+            by: the columns that the table is partitioned by.
+        """
+        (
+            rows.write.mode("overwrite")
+            .option("partitionOverwriteMode", "dynamic")
+            .partitionBy(*by)
+            .parquet(self.location(table))
+        )
+
+    def append(self, facts: DataFrame, table: str, batch: int) -> None:
+        """Write the facts of a batch, in the place of what is there of it."""
+        from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+
+        self.write(facts.withColumn("batch", F.lit(batch).cast("long")), table, by=("day", "batch"))
+
+    def write_whole(self, rows: DataFrame, table: str) -> None:
+        """Write a small table anew, as one file."""
+        rows.coalesce(1).write.mode("overwrite").parquet(self.location(table))
+
+    def read(
+        self, spark: SparkSession, table: str, schema: StructType, days: Collection[date] | None = None
+    ) -> DataFrame:
+        """Rows of a table, none where it does not exist yet.
+
+        Args:
+            days: only of these; no other files are looked at.
+        """
+        names = [table] if days is None else [posixpath.join(table, f"day={day}") for day in sorted(days)]
+        there = [self.location(name) for name in names if self._exists(self._path(name))]
+        if not there:
+            return spark.createDataFrame([], schema)
+        found = spark.read.schema(schema).option("basePath", self.location(table)).parquet(*there)
+        return found.select(*schema.names)
+
+    def batches(self, table: str, day: date) -> list[int]:
+        """The batches that a day of a table consists of."""
+        return sorted(
+            int(match[1]) for one in self._entries(self._path(table, f"day={day}")) if (match := _BATCH.fullmatch(one))
+        )
+
+    def drop_batches(self, table: str, day: date, batches: Iterable[int]) -> None:
+        """Delete what a day of a table has of these batches."""
+        for batch in batches:
+            self._files.delete_dir(self._path(table, f"day={day}", f"batch={batch}"))
+
+    def drop_days(self, table: str, days: Iterable[date]) -> None:
+        """Delete these days of a table, where they are there."""
+        for day in days:
+            if self._exists(path := self._path(table, f"day={day}")):
+                self._files.delete_dir(path)
+
+    def note(self, note: Note) -> None:
+        """Write down what a batch has brought."""
+        self._write(
+            self._path(_NOTES, f"{note.name}.json"), {"rows": note.rows, "days": [str(day) for day in note.days]}
+        )
+
+    def notes(self) -> list[Note]:
+        """The notes that were not struck out."""
+        found = []
+        for name in self._entries(self._path(_NOTES)):
+            if not name.endswith(".json"):
+                continue
+            told = json.loads(self._read(self._path(_NOTES, name)))
+            days = tuple(date.fromisoformat(day) for day in told["days"])
+            found.append(Note(name=name.removesuffix(".json"), rows=told["rows"], days=days))
+        return found
+
+    def strike_out(self, notes: Iterable[Note]) -> None:
+        """Delete notes, because all that follows from them is written."""
+        for note in notes:
+            self._files.delete_file(self._path(_NOTES, f"{note.name}.json"))
+
+    def _path(self, *parts: str) -> str:
+        return posixpath.join(self._root, *parts)
+
+    def _exists(self, path: str) -> bool:
+        return bool(self._files.get_file_info(path).type != fs.FileType.NotFound)
+
+    def _entries(self, path: str) -> list[str]:
+        found = self._files.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        return [one.base_name for one in found]
+
+    def _read(self, path: str) -> bytes:
+        with self._files.open_input_stream(path) as file:
+            read: bytes = file.read()
+            return read
+
+    def _write(self, path: str, told: dict[str, Any]) -> None:
+        """Write a file that appears with all that is in it or not at all."""
+        self._files.create_dir(posixpath.dirname(path))
+        new = f"{path}.new"
+        with self._files.open_output_stream(new) as file:
+            file.write(json.dumps(told, sort_keys=True).encode())
+        self._files.move(new, path)

@@ -1,0 +1,243 @@
+"""Audits of a real broker: taps and events become tables, which grow with what is new, and outlive kills."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pika
+import pytest
+
+import bide
+from bide.admin.apply import apply
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.delay.cascade import Cascade
+from bide.delay.units import LEVELS
+from bide.pipelines.audit import Round, Sources, run
+from bide.pipelines.audit_folder import Folder
+from bide.topology import Binding, Queue, Topology
+from tests.broker import celery_app
+from tests.broker.conftest import SMALL_CLOCK
+from tests.broker.endpoints import Recorder, running
+from tests.broker.receiving import receive
+from tests.support import Vhost, stream_port
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STREAM = {"x-queue-type": "stream"}
+EVENTS = "events"
+TODAY = date(2026, 11, 21)
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def on_clock(clock: bide.Clock) -> tuple[dict[str, str], dict[str, str], Topology]:
+    """Taps, by hand."""
+    names = "tap.scheduled", "tap.delivered"
+    bindings = [Binding(clock.entry_exchange(level), names[0]) for level in LEVELS]
+    return _streams(names, clock.name, [*bindings, Binding(clock.released_exchange, names[1])])
+
+
+def on_cascade(cascade: Cascade, layout: str) -> tuple[dict[str, str], dict[str, str], Topology]:
+    names = f"{layout}.scheduled", f"{layout}.delivered"
+    bindings = [Binding(name, names[0], "0." * (27 - level) + "1.#") for level, name in enumerate(cascade.level_names)]
+    return _streams(names, layout, [*bindings, Binding(cascade.delivery, names[1], "#")])
+
+
+def _streams(
+    names: tuple[str, str], layout: str, bindings: list[Binding]
+) -> tuple[dict[str, str], dict[str, str], Topology]:
+    queues = [Queue(name, arguments=STREAM) for name in names]
+    return {names[0]: layout}, {names[1]: layout}, Topology(queues=queues, bindings=bindings)
+
+
+async def put(url: str, *topologies: Topology) -> None:
+    connection = await Connection.open(BrokerUrl.parse(url))
+    for topology in topologies:
+        external = [name for one in topology.bindings for name in (one.source, one.destination)]
+        await apply(connection, topology, external=external)
+    await connection.close()
+
+
+class Audited:
+    """A virtual host with a tapped clock, and the folder of its audit."""
+
+    def __init__(self, spark: SparkSession, url: str, port: int, place: Path) -> None:
+        self.spark, self.url, self.place = spark, url, place
+        self.folder = Folder(str(place))
+        self.scheduled, self.delivered, self.topology = on_clock(SMALL_CLOCK)
+        self.sources = Sources(
+            url=url, port=port, scheduled=self.scheduled, delivered=self.delivered, events=(EVENTS,), batch_rows=100
+        )
+
+    def run(self) -> Round:
+        return run(self.spark, self.sources, self.folder)
+
+    def table(self, name: str) -> DataFrame:
+        return self.spark.read.parquet(str(self.place / name))
+
+    def messages(self) -> list[Any]:
+        return self.table("messages").orderBy("message_id").collect()
+
+
+async def deal(client: bide.Client, number: int) -> None:
+    """An endpoint handles so many messages, one of them at the second attempt and one never."""
+    recorder = Recorder()
+    app = bide.Endpoint(
+        "orders",
+        name="shop",
+        error_queue="errors",
+        retry=bide.Retry(immediate=0, delays=["50ms"]),
+        observers=[bide.EventStream(EVENTS), recorder],
+    )
+
+    @app.handler
+    async def handle(message: bide.Message) -> None:
+        if message.message_id == "m-7":
+            raise ValueError("never")
+        if message.message_id == "m-8" and not message.history.retries:
+            raise KeyError("not yet")
+
+    async with running(app, client, recorder):
+        await recorder.until("processed", "parked", count=number, seconds=40)
+
+
+@pytest.fixture
+def audited(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> Audited:
+    found = Audited(spark, vhost.url, stream_port(vhost.broker), tmp_path / "audit")
+    queues = Topology(queues=[Queue.quorum("orders"), Queue.quorum("errors"), Queue(EVENTS, arguments=STREAM)])
+    asyncio.run(put(vhost.url, SMALL_CLOCK.topology(), found.topology, queues))
+    return found
+
+
+def with_client(url: str, infrastructure: Any, work: Callable[[bide.Client], Awaitable[None]]) -> None:
+    async def all_of_it() -> None:
+        async with bide.connect(url, infrastructure=infrastructure) as client:
+            await work(client)
+
+    asyncio.run(all_of_it())
+
+
+@pytest.mark.slow
+def test_rounds_follow_what_happens(audited: Audited) -> None:
+    """Scheduled, delivered, and dealt with by an endpoint, with a round after each."""
+
+    async def schedule(client: bide.Client) -> None:
+        publish = client.publish
+        await asyncio.gather(*(publish(b"1", to="orders", delay="4s", message_id=f"m-{one}") for one in range(150)))
+
+    with_client(audited.url, SMALL_CLOCK, schedule)
+    second = audited.run()
+    assert second.rows["scheduled"] == 150
+    assert second.pending == 150 - second.rows["delivered"]
+    assert audited.table("scheduled").select("batch").distinct().count() == 2, "no more than batch_rows at a time"
+
+    async def finish(client: bide.Client) -> None:
+        await deal(client, 150)
+        await client.publish(b"1", to="orders", delay="19s", message_id="later")
+
+    with_client(audited.url, SMALL_CLOCK, finish)
+    third = audited.run()
+    # Two retries passed the clock as well.
+    assert (third.rows["scheduled"], second.rows["delivered"] + third.rows["delivered"]) == (3, 152)
+    assert (third.rows["processed"], third.rows["failed"], third.pending, third.overdue) == (149, 3, 1, 0)
+
+    rows = {row["message_id"]: row for row in audited.messages()}
+    assert Counter(row["outcome"] for row in rows.values()) == {"processed": 149, "parked": 1, "scheduled": 1}
+    assert len(rows) == 151
+    later = rows.pop("later")
+    assert (later["delivered"], later["attempts"], later["critical_ms"]) == (None, 0, None)
+    assert {name for name, row in rows.items() if row["attempts"] == 2} == {"m-7", "m-8"}
+    assert rows["m-7"]["outcome"] == "parked"
+    for row in rows.values():
+        assert row["scheduled"] < row["due"] <= row["delivered"]
+        assert 0 <= row["lateness_ms"] < 5_000
+        if row["outcome"] == "processed":
+            assert row["critical_ms"] == pytest.approx(row["delivery_ms"] + row["processing_ms"])
+            assert row["processing_ms"] >= 0
+    counted = audited.table("lateness").selectExpr("sum(count)", "max(max_ms)").collect()[0]
+    assert (counted[0], counted[1]) == (150, max(row["lateness_ms"] for row in rows.values()))
+    failures = {row["exception"]: (row["count"], row["messages"]) for row in audited.table("failures").collect()}
+    assert failures == {"ValueError": (2, 1), "KeyError": (1, 1)}
+
+
+@pytest.mark.slow
+def test_only_nservicebus_and_celery(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> None:
+    """A broker where nothing of bide publishes."""
+    net, celery = bide.NServiceBus(), bide.Celery()
+    taps = [on_cascade(net.cascade, "nservicebus"), on_cascade(celery.cascade, "celery")]
+    queues = Topology(queues=[Queue.quorum("Shop.Orders"), Queue.quorum(celery_app.WORK)])
+    bound = Topology(
+        bindings=[
+            Binding(net.delivery_exchange, "Shop.Orders", "#.Shop.Orders"),
+            Binding(celery.delivery_exchange, celery_app.WORK, f"#.{celery_app.ROUTING_KEY}"),
+        ]
+    )
+    asyncio.run(put(vhost.url, net.topology() | celery.topology(), queues, *(one[2] for one in taps), bound))
+    sent = datetime.now(UTC)
+    with closing(pika.BlockingConnection(pika.URLParameters(vhost.url))) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for number, delay in enumerate((1, 2, 3, 600)):
+            headers = {
+                "NServiceBus.MessageId": f"net-{number}",
+                "NServiceBus.TimeSent": sent.strftime("%Y-%m-%d %H:%M:%S:%f Z"),
+                "NServiceBus.EnclosedMessageTypes": "Shop.Remind, Shop.Messages, Version=1.0.0.0",
+                "NServiceBus.Transport.RabbitMQ.DelayInSeconds": delay,
+            }
+            key = ".".join(f"{delay:028b}") + ".Shop.Orders"
+            channel.basic_publish(
+                net.cascade.level_names[delay.bit_length() - 1],
+                key,
+                b"{}",
+                pika.BasicProperties(message_id=f"net-{number}", headers=headers, delivery_mode=2),
+            )
+    app = celery_app.create(vhost.url)
+    send = app.tasks[celery_app.TASK].apply_async
+    tasks = [send(("reminder",), queue=celery_app.WORK, countdown=countdown).id for countdown in (2, 3, 600)]
+    app.close()
+
+    async def take(client: bide.Client) -> None:
+        await receive(client, "Shop.Orders", 3)
+        await receive(client, celery_app.WORK, 2)
+
+    with_client(vhost.url, None, take)
+    sources = Sources(
+        url=vhost.url,
+        port=stream_port(vhost.broker),
+        scheduled=taps[0][0] | taps[1][0],
+        delivered=taps[0][1] | taps[1][1],
+    )
+    done = run(spark, sources, Folder(str(tmp_path)))
+    assert dict(done.rows) == {"scheduled": 7, "delivered": 5, "processed": 0, "failed": 0}
+    assert (done.pending, done.overdue) == (2, 0)
+    rows = {row["message_id"]: row for row in spark.read.parquet(str(tmp_path / "messages")).collect()}
+    assert {name: (row["layout"], row["target"], row["type"], row["outcome"]) for name, row in rows.items()} == {
+        **{
+            f"net-{number}": (
+                "nservicebus",
+                "q:Shop.Orders",
+                "Shop.Remind",
+                "scheduled" if number == 3 else "delivered",
+            )
+            for number in range(4)
+        },
+        **{
+            task: ("celery", f"q:{celery_app.ROUTING_KEY}", celery_app.TASK, "scheduled" if last else "delivered")
+            for task, last in zip(tasks, (False, False, True), strict=True)
+        },
+    }
+    for name, row in rows.items():
+        # Celery cuts the fraction of a second off, and is early by it.
+        assert row["lateness_ms"] is None or (-1_000 if name in tasks else 0) <= row["lateness_ms"] < 5_000
+    pending = spark.read.parquet(str(tmp_path / "pending")).collect()
+    assert {(row["target"], row["count"], row["overdue"]) for row in pending} == {
+        ("q:Shop.Orders", 1, 0),
+        (f"q:{celery_app.ROUTING_KEY}", 1, 0),
+    }
