@@ -20,7 +20,7 @@ from bide.amqp.url import BrokerUrl
 from bide.delay.cascade import Cascade
 from bide.delay.units import LEVELS
 from bide.pipelines.audit import Round, Sources, run
-from bide.pipelines.audit_folder import Folder
+from bide.pipelines.audit_folder import Folder, Note
 from bide.topology import Binding, Queue, Topology
 from tests.broker import celery_app
 from tests.broker.conftest import SMALL_CLOCK
@@ -241,3 +241,33 @@ def test_only_nservicebus_and_celery(spark: SparkSession, vhost: Vhost, tmp_path
         ("q:Shop.Orders", 1, 0),
         (f"q:{celery_app.ROUTING_KEY}", 1, 0),
     }
+
+
+# -- Kills
+
+
+def test_what_is_interrupted_between_facts_and_note(audited: Audited, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch comes again, and takes the place of the first attempt."""
+
+    async def schedule(client: bide.Client) -> None:
+        await asyncio.gather(*(client.publish(b"1", to="orders", delay="100ms") for _ in range(250)))
+
+    with_client(audited.url, SMALL_CLOCK, schedule)
+    note, left = Folder.note, [2]
+
+    def fail(self: Folder, what: Note) -> None:
+        left[0] -= what.name.startswith("scheduled")
+        if left[0] == 0:
+            raise OSError("no space left")
+        note(self, what)
+
+    monkeypatch.setattr(Folder, "note", fail)
+    with pytest.raises(Exception, match="no space left"):
+        audited.run()
+    assert audited.table("scheduled").count() == 200, "of two batches, one of which is not done"
+    monkeypatch.setattr(Folder, "note", note)
+    done = audited.run()
+    assert done.rows["scheduled"] == 250, "those of the first run, which did not come to use them, as well"
+    stored = audited.table("scheduled")
+    assert stored.count() == stored.select("stream", "offset").distinct().count() == 250
+    assert len(audited.messages()) == 250

@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
 from bide.pipelines import audit_facts as facts
 from bide.pipelines import audit_tables as tables
@@ -95,7 +96,7 @@ def test_what_messages_of_each_system_tell(spark: SparkSession) -> None:
         "again": ("q:orders", "", "orders", None, -1, 86_400, -5, 2),
         "odd": ("q:orders", "", "orders", None, -1, 5, 5, 0),
     }
-    later = facts.delivered(messages.withColumn("timestamp", messages["timestamp"] + timedelta(seconds=71)), LAYOUTS)
+    later = facts.delivered(messages.withColumn("timestamp", F.expr("timestamp + interval 71 seconds")), LAYOUTS)
     late = {row[0]: row[1:] for row in told(later, "message_id", "due", "lateness_ms", "day", "layout", "size")}
     today = date(2026, 11, 21)
     assert late["clock"] == (30, 41_000, today, "celery", 5)

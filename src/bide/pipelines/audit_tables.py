@@ -6,6 +6,7 @@ came, how late, or how often: the tables are the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +47,9 @@ WINDOW: Final = timedelta(hours=1)
 
 _SEVERITY: Final = ("processed", "retried", "failed", "expired", "discarded", "parked")
 """Of several endpoints that a message went to, the one that fared worst gives its outcome."""
+
+_LIFE: Final = ("failed", "retried", "processed", "expired", "discarded", "parked")
+"""What comes after what, where two events are of the same millisecond."""
 
 _MICROS: Final = 1_000_000
 
@@ -235,8 +239,7 @@ _KEY: Final = ("message_id", "day")
 def _dealt(processed: DataFrame, failed: DataFrame) -> DataFrame:
     """What endpoints made of each message: one row a message, with the outcome at the endpoint where it fared worst."""
     both = processed.withColumn("kind", F.lit("processed")).unionByName(failed, allowMissingColumns=True)
-    rank = F.array_position(F.array(*(F.lit(kind) for kind in _SEVERITY)), F.col("kind"))
-    latest = F.struct("ended", rank.alias("rank"), "kind", "started")
+    latest = F.struct("ended", _place(_LIFE, "kind").alias("place"), "kind", "started")
     ends = (
         _distinct(both)
         .where(F.col("message_id").isNotNull())
@@ -251,7 +254,8 @@ def _dealt(processed: DataFrame, failed: DataFrame) -> DataFrame:
             F.count_if(F.col("started").isNotNull()).alias("attempts"),
         )
     )
-    worst = F.struct("latest.rank", "latest.ended", "latest.kind", "latest.started", "endpoint")
+    rank = _place(_SEVERITY, "latest.kind").alias("rank")
+    worst = F.struct(rank, "latest.ended", "latest.kind", "latest.started", "endpoint")
     return ends.groupBy(*_KEY).agg(
         F.max(worst).alias("worst"),
         F.sum("attempts").alias("attempts"),
@@ -286,6 +290,10 @@ def _floor(moment: Column, seconds: int) -> Column:
 
 def _milliseconds(until: str | Column, since: Column) -> Column:
     return (F.unix_micros(until) - F.unix_micros(since)) / F.lit(1000.0)
+
+
+def _place(kinds: Sequence[str], column: str) -> Column:
+    return F.array_position(F.array(*(F.lit(kind) for kind in kinds)), F.col(column))
 
 
 def _unless_null(column: str, order: Column) -> Column:
