@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +23,11 @@ import bide
 from bide.admin.apply import apply
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.delay.cascade import Cascade
-from bide.delay.units import LEVELS
-from bide.pipelines.audit import Round, Sources, run
+from bide.cli import app as cli
+from bide.delay.taps import Retention, taps_of
+from bide.pipelines.audit import Round, run
 from bide.pipelines.audit_folder import Folder, Note
+from bide.pipelines.audit_sources import candidates, find_sources
 from bide.topology import Binding, Queue, Topology
 from tests.broker import celery_app
 from tests.broker.conftest import SMALL_CLOCK
@@ -37,26 +44,6 @@ TODAY = date(2026, 11, 21)
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def on_clock(clock: bide.Clock) -> tuple[dict[str, str], dict[str, str], Topology]:
-    """Taps, by hand."""
-    names = "tap.scheduled", "tap.delivered"
-    bindings = [Binding(clock.entry_exchange(level), names[0]) for level in LEVELS]
-    return _streams(names, clock.name, [*bindings, Binding(clock.released_exchange, names[1])])
-
-
-def on_cascade(cascade: Cascade, layout: str) -> tuple[dict[str, str], dict[str, str], Topology]:
-    names = f"{layout}.scheduled", f"{layout}.delivered"
-    bindings = [Binding(name, names[0], "0." * (27 - level) + "1.#") for level, name in enumerate(cascade.level_names)]
-    return _streams(names, layout, [*bindings, Binding(cascade.delivery, names[1], "#")])
-
-
-def _streams(
-    names: tuple[str, str], layout: str, bindings: list[Binding]
-) -> tuple[dict[str, str], dict[str, str], Topology]:
-    queues = [Queue(name, arguments=STREAM) for name in names]
-    return {names[0]: layout}, {names[1]: layout}, Topology(queues=queues, bindings=bindings)
-
-
 async def put(url: str, *topologies: Topology) -> None:
     connection = await Connection.open(BrokerUrl.parse(url))
     for topology in topologies:
@@ -71,10 +58,7 @@ class Audited:
     def __init__(self, spark: SparkSession, url: str, port: int, place: Path) -> None:
         self.spark, self.url, self.place = spark, url, place
         self.folder = Folder(str(place))
-        self.scheduled, self.delivered, self.topology = on_clock(SMALL_CLOCK)
-        self.sources = Sources(
-            url=url, port=port, scheduled=self.scheduled, delivered=self.delivered, events=(EVENTS,), batch_rows=100
-        )
+        self.sources = find_sources(url, [SMALL_CLOCK], events=[EVENTS], port=port, batch_rows=100)
 
     def run(self) -> Round:
         return run(self.spark, self.sources, self.folder)
@@ -110,10 +94,9 @@ async def deal(client: bide.Client, number: int) -> None:
 
 @pytest.fixture
 def audited(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> Audited:
-    found = Audited(spark, vhost.url, stream_port(vhost.broker), tmp_path / "audit")
     queues = Topology(queues=[Queue.quorum("orders"), Queue.quorum("errors"), Queue(EVENTS, arguments=STREAM)])
-    asyncio.run(put(vhost.url, SMALL_CLOCK.topology(), found.topology, queues))
-    return found
+    asyncio.run(put(vhost.url, SMALL_CLOCK.topology(), taps_of(SMALL_CLOCK).topology(Retention()), queues))
+    return Audited(spark, vhost.url, stream_port(vhost.broker), tmp_path / "audit")
 
 
 def with_client(url: str, infrastructure: Any, work: Callable[[bide.Client], Awaitable[None]]) -> None:
@@ -171,7 +154,7 @@ def test_rounds_follow_what_happens(audited: Audited) -> None:
 def test_only_nservicebus_and_celery(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> None:
     """A broker where nothing of bide publishes."""
     net, celery = bide.NServiceBus(), bide.Celery()
-    taps = [on_cascade(net.cascade, "nservicebus"), on_cascade(celery.cascade, "celery")]
+    taps = [taps_of(one).topology(Retention()) for one in (net, celery)]
     queues = Topology(queues=[Queue.quorum("Shop.Orders"), Queue.quorum(celery_app.WORK)])
     bound = Topology(
         bindings=[
@@ -179,7 +162,7 @@ def test_only_nservicebus_and_celery(spark: SparkSession, vhost: Vhost, tmp_path
             Binding(celery.delivery_exchange, celery_app.WORK, f"#.{celery_app.ROUTING_KEY}"),
         ]
     )
-    asyncio.run(put(vhost.url, net.topology() | celery.topology(), queues, *(one[2] for one in taps), bound))
+    asyncio.run(put(vhost.url, net.topology() | celery.topology(), queues, *taps, bound))
     sent = datetime.now(UTC)
     with closing(pika.BlockingConnection(pika.URLParameters(vhost.url))) as connection:
         channel = connection.channel()
@@ -208,12 +191,8 @@ def test_only_nservicebus_and_celery(spark: SparkSession, vhost: Vhost, tmp_path
         await receive(client, celery_app.WORK, 2)
 
     with_client(vhost.url, None, take)
-    sources = Sources(
-        url=vhost.url,
-        port=stream_port(vhost.broker),
-        scheduled=taps[0][0] | taps[1][0],
-        delivered=taps[0][1] | taps[1][1],
-    )
+    sources = find_sources(vhost.url, candidates(), port=stream_port(vhost.broker))
+    assert set(sources.scheduled.values()) == set(sources.delivered.values()) == {"nservicebus", "celery"}
     done = run(spark, sources, Folder(str(tmp_path)))
     assert dict(done.rows) == {"scheduled": 7, "delivered": 5, "processed": 0, "failed": 0}
     assert (done.pending, done.overdue) == (2, 0)
@@ -271,3 +250,63 @@ def test_what_is_interrupted_between_facts_and_note(audited: Audited, monkeypatc
     stored = audited.table("scheduled")
     assert stored.count() == stored.select("stream", "offset").distinct().count() == 250
     assert len(audited.messages()) == 250
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_run_that_is_killed_goes_on(audited: Audited, capsys: pytest.CaptureFixture[str]) -> None:
+    """``kill -9`` of Python and JVM while facts are written, and the same command again."""
+    number = 500
+
+    async def schedule(client: bide.Client) -> None:
+        publish = client.publish
+        await asyncio.gather(*(publish(b"1", to="orders", delay="1s", message_id=f"m-{one}") for one in range(number)))
+        await receive(client, "orders", number)
+
+    with_client(audited.url, SMALL_CLOCK, schedule)
+    command = [
+        *("pipeline", "audit", "--once", "--into", str(audited.place), "--batch-rows", "100", "--json"),
+        *("--events", EVENTS, "--url", audited.url, "--stream-port", str(audited.sources.port)),
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bide", *command, "--master", "local[2]"],
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while len(audited.folder.notes()) < 2:
+            assert process.poll() is None, "it ended before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    before = audited.folder.noted()
+    assert 0 < before < 2 * number
+
+    assert cli.run(command) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["rows"] == {"scheduled": number, "delivered": number, "processed": 0, "failed": 0}
+    assert (told["pending"], told["overdue"], told["days"]) == (0, 0, len({row["day"] for row in audited.messages()}))
+    for name in ("scheduled", "delivered"):
+        table = audited.table(name)
+        assert table.count() == table.select("stream", "offset").distinct().count() == number
+    assert {row["outcome"] for row in audited.messages()} == {"delivered"}
+    assert len(audited.messages()) == number
+
+    assert cli.run(command) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (sum(again["rows"].values()), again["days"]) == (0, 0), "what is there is not read again"
+
+
+def test_what_the_command_says(vhost: Vhost, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ("--into", str(tmp_path / "new"), "--url", vhost.url, "--stream-port", str(stream_port(vhost.broker)))
+    assert cli.run(["pipeline", "audit", "--once", *where]) == 1
+    assert "there is nothing to audit: neither the streams of taps (bide.v1.tap.scheduled, " in capsys.readouterr().err
+    assert cli.run(["pipeline", "audit", *where, "--layout", "waiting-hall"]) == 2
+    assert cli.run(["pipeline", "audit", *where, "--every", "soon"]) == 2
+    (tmp_path / "mine.txt").write_text("x")
+    assert cli.run(["pipeline", "audit", "--once", *where[2:], "--into", str(tmp_path)]) == 2
+    assert "has things that are no audit" in capsys.readouterr().err

@@ -166,6 +166,10 @@ class Folder:
             found.append(Note(name=name.removesuffix(".json"), rows=told["rows"], days=days))
         return found
 
+    def noted(self) -> int:
+        """Rows that the notes tell of."""
+        return sum(sum(note.rows.values()) for note in self.notes())
+
     def strike_out(self, notes: Iterable[Note]) -> None:
         """Delete notes, because all that follows from them is written."""
         for note in notes:

@@ -1,0 +1,146 @@
+"""``bide pipeline audit``: taps and events as Parquet tables."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from bide.cli.output import json_line, print_json
+from bide.cli.pipeline import spark_options
+from bide.cli.pipeline_view import progress
+from bide.cli.settings import Settings, broker_options, json_option, pass_settings
+from bide.duration import parse_delay
+from bide.errors import BrokerUnreachableError, ConnectionLostError
+
+if TYPE_CHECKING:
+    from bide.pipelines.audit import Round
+
+_LAYOUTS: Final = ("clock", "nservicebus", "nservicebus-v1", "celery")
+
+
+@click.command()
+@click.option("--into", "place", required=True, metavar="DIR", help="The folder of the tables.")
+@click.option("--once", is_flag=True, help="One round: read what is there now, and end.")
+@click.option("--every", metavar="DELAY", default="1m", show_default=True,
+              help="Begin a round this long after the one before began.")  # fmt: skip
+@click.option("--layout", "layouts", multiple=True, type=click.Choice(_LAYOUTS),
+              help="Whose taps to read; may be repeated. [default: all that are there]")  # fmt: skip
+@click.option("--prefix", metavar="NAME", help="Start of all names, of clock and celery. [default: bide; none]")
+@click.option("--events", multiple=True, metavar="STREAM",
+              help="An events stream to read; may be repeated. [default: bide.events]")  # fmt: skip
+@click.option("--stream-port", type=click.IntRange(1, 65535), metavar="PORT",
+              help="Of the broker's stream protocol. [default: 5552, or 5551 with TLS]")  # fmt: skip
+@click.option("--batch-rows", type=click.IntRange(1), default=1_000_000, show_default=True, metavar="N",
+              help="Messages that are read and written together, at most.")  # fmt: skip
+@click.option(
+    "--allow-gaps", is_flag=True, help="Go on where messages were dropped from a stream before they were read."
+)
+@spark_options
+@json_option("what was done, in a line for each round")
+@broker_options
+@pass_settings
+def audit(
+    settings: Settings,
+    /,
+    *,
+    place: str,
+    once: bool,
+    every: str,
+    layouts: tuple[str, ...],
+    prefix: str | None,
+    events: tuple[str, ...],
+    stream_port: int | None,
+    batch_rows: int,
+    allow_gaps: bool,
+    as_json: bool,
+    open_session: Callable[..., Any],
+    is_here: bool,
+) -> None:
+    """Put what taps and endpoints tell into Parquet tables, until Ctrl-C or SIGTERM, or --once.
+
+    DIR gets tables of facts: scheduled, delivered, processed, failed; and what follows from them: messages (one row
+    each), pending, lateness, failures. Whatever ended it, the same command goes on where it was, and counts nothing
+    twice. Taps are turned on by 'bide tap on'; endpoints write events by bide.EventStream().
+    """
+    from bide.amqp.url import DEFAULT_URL
+    from bide.pipelines.audit import run
+    from bide.pipelines.audit_folder import Folder
+    from bide.pipelines.audit_sources import candidates, find_sources
+    from bide.pipelines.session import spark_errors
+
+    pause = parse_delay(every).total_seconds()
+    folder = Folder(place)
+
+    def find() -> Any:
+        return find_sources(
+            settings.url or DEFAULT_URL,
+            candidates(layouts, prefix=prefix),
+            events=events,
+            port=stream_port,
+            batch_rows=batch_rows,
+            allow_gaps=allow_gaps,
+        )
+
+    folder.begin()
+    # What is wrong with the options or the broker is said before Spark starts.
+    find()
+    with _ended_by_signals(), open_session("bide pipeline audit", quiet=not settings.verbosity) as spark:
+        while True:
+            began = time.monotonic()
+            try:
+                # Each time: taps are turned on, and endpoints are started, while it runs.
+                with progress("reading", done=folder.noted), spark_errors():
+                    done = run(spark, find(), folder)
+            except (BrokerUnreachableError, ConnectionLostError) as error:
+                if once:
+                    raise
+                click.echo(f"bide: {error}; trying again in {every}", err=True)
+            else:
+                _tell(done, folder.place, once=once, as_json=as_json)
+            if once:
+                return
+            time.sleep(max(began + pause - time.monotonic(), 0))
+
+
+def _tell(done: Round, place: str, *, once: bool, as_json: bool) -> None:
+    if as_json:
+        told = {**asdict(done), "into": place}
+        if once:
+            print_json(told)
+        else:
+            click.echo(json_line(told), nl=False)
+        return
+    counts = ", ".join(f"{count:,} {table}" for table, count in done.rows.items())
+    overdue = f" ({done.overdue:,} overdue)" if done.overdue else ""
+    click.echo(
+        f"{counts} in {done.read_seconds:.1f} s; {done.days} {'day' if done.days == 1 else 'days'} worked out in "
+        f"{done.seconds - done.read_seconds:.1f} s; {done.pending:,} pending{overdue}"
+    )
+    if once:
+        click.echo(f"tables: {place}")
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the program in good order, with the exit code that a shell expects."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {
+        number: signal.signal(number, end)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,91 @@
+"""Which streams of a virtual host an audit reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from bide.delay.taps import find_taps
+from bide.endpoint.events import EVENTS
+from bide.errors import NotAppliedError, TargetNotFoundError
+from bide.layouts import Layout, make_infrastructure
+from bide.pipelines.audit import BATCH_ROWS, Sources
+from bide.stream.log import Address, StreamLogs
+
+if TYPE_CHECKING:
+    from bide.delay.infrastructure import DelayInfrastructure
+
+TAPPED: Final[tuple[Layout, ...]] = ("clock", "nservicebus", "nservicebus-v1", "celery")
+"""The layouts that have taps."""
+
+_PREFIXED: Final = ("clock", "celery")
+
+
+def candidates(layouts: Iterable[str] = (), *, prefix: str | None = None) -> list[DelayInfrastructure]:
+    """The infrastructures whose taps are looked for.
+
+    Args:
+        layouts: all that have taps, if empty.
+        prefix: of those layouts that have one.
+
+    Raises:
+        InvalidInputError: a layout is unknown, or the prefix is no prefix.
+    """
+    return [make_infrastructure(layout, prefix=prefix if layout in _PREFIXED else None) for layout in layouts or TAPPED]
+
+
+def find_sources(
+    url: str,
+    infrastructures: Iterable[DelayInfrastructure],
+    *,
+    events: Sequence[str] = (),
+    port: int | None = None,
+    batch_rows: int = BATCH_ROWS,
+    allow_gaps: bool = False,
+) -> Sources:
+    """The taps of these infrastructures and the events streams, those that are there.
+
+    Args:
+        url: the broker's, with the password.
+        events: names of events streams; the usual one, if empty.
+        port: of the stream protocol, None for the usual one.
+
+    Raises:
+        NotAppliedError: nothing is there.
+        BrokerError: the broker cannot be asked.
+    """
+    scheduled: dict[str, str] = {}
+    delivered: dict[str, str] = {}
+    for infrastructure in infrastructures:
+        taps = find_taps(infrastructure)
+        if taps is not None:
+            scheduled[taps.scheduled] = delivered[taps.delivered] = infrastructure.name
+    events = events or (EVENTS,)
+    with StreamLogs(Address.of(url, port)) as logs:
+        there = {name for name in (*scheduled, *delivered, *events) if _exists(logs, name)}
+    if not there:
+        raise NotAppliedError(
+            f"there is nothing to audit: neither the streams of taps ({', '.join(scheduled)}) nor {', '.join(events)} "
+            "exist. Run 'bide tap on' with the same --layout and --prefix, or give endpoints a bide.EventStream()"
+        )
+    return Sources(
+        url=url,
+        scheduled=_those(scheduled, there),
+        delivered=_those(delivered, there),
+        events=tuple(name for name in events if name in there),
+        port=port,
+        batch_rows=batch_rows,
+        allow_gaps=allow_gaps,
+    )
+
+
+def _those(streams: Mapping[str, str], there: set[str]) -> dict[str, str]:
+    return {name: layout for name, layout in streams.items() if name in there}
+
+
+def _exists(logs: StreamLogs, stream: str) -> bool:
+    try:
+        logs.end(stream)
+    except TargetNotFoundError:
+        return False
+    return True
