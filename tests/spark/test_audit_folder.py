@@ -117,8 +117,6 @@ def test_many_batches_become_one(spark: SparkSession, tmp_path: Path, monkeypatc
     folder.begin()
     for batch in range(3):
         stories(spark, folder, {TODAY}, batch, number=1)
-    left = tmp_path / "scheduled" / f"day={TODAY}" / "batch=1"
-    shutil.copytree(left, tmp_path / "kept")
 
     def rows(table: str) -> list[Any]:
         return folder.read(spark, table, facts.SCHEMAS[table]).orderBy("offset").collect()
@@ -127,12 +125,34 @@ def test_many_batches_become_one(spark: SparkSession, tmp_path: Path, monkeypatc
     compact(spark, folder, {TODAY})
     assert folder.batches("scheduled", TODAY) == [2]
     assert {table: rows(table) for table in facts.SCHEMAS} == before
-    # As if it had ended before it deleted what it had put together.
-    shutil.copytree(tmp_path / "kept", left)
-    assert len(rows("scheduled")) == 4
-    refresh(spark, folder, {TODAY}, now=NOON)
-    assert spark.read.parquet(str(tmp_path / "messages")).count() == 3
-    assert folder.read(spark, "pending", tables.PENDING).collect() == []
+
+    stories(spark, folder, {TODAY}, 3, number=1)
+    stories(spark, folder, {TODAY}, 4, number=1)
+    before = {table: rows(table) for table in facts.SCHEMAS}
+    delete, left = folder._files.delete_dir, [1]
+
+    class Interrupted:
+        """A file system that ends the process after a deletion."""
+
+        def delete_dir(self, path: str) -> None:
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            delete(path)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(usual, name)
+
+    usual = folder._files
+    folder._files = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        compact(spark, folder, {TODAY})
+    again = Folder(str(tmp_path))
+    assert len(again.batches("scheduled", TODAY)) == 2, "one of the three is gone"
+    again.finish_merges()
+    again.finish_merges()
+    assert again.batches("scheduled", TODAY) == [4]
+    assert {table: rows(table) for table in facts.SCHEMAS} == before
 
 
 def test_time_alone_makes_messages_overdue(spark: SparkSession, tmp_path: Path) -> None:

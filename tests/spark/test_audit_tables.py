@@ -150,9 +150,7 @@ def test_one_row_for_each_message(spark: SparkSession) -> None:
     def table(*order: int) -> list[tuple[Any, ...]]:
         told_events = facts.events(tapped(spark, *(events * len(order))[:: order[-1]]))
         found = tables.messages(
-            facts.scheduled(
-                tapped(spark, *scheduled[:: order[0]]).union(tapped(spark, *scheduled[:: order[0]])), LAYOUTS
-            ),
+            facts.scheduled(tapped(spark, *scheduled[:: order[0]]), LAYOUTS),
             facts.delivered(tapped(spark, *delivered[:: order[0]]), LAYOUTS),
             facts.processed(told_events),
             facts.failed(told_events),

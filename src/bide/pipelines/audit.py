@@ -94,6 +94,7 @@ def run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
     # Whatever is due before this moment, and delivered in time, is in the streams when they are read.
     now = datetime.now(UTC)
     folder.begin()
+    folder.finish_merges()
     bide.spark.register(spark)
     queries = [
         _start(spark, sources, folder, name, streams, make)
@@ -155,13 +156,10 @@ def refresh(spark: SparkSession, folder: Folder, days: set[date], *, now: dateti
 def compact(spark: SparkSession, folder: Folder, days: set[date]) -> None:
     """Put days of facts that came in many batches together. To be called while nothing is written to them."""
     for table in _FACTS:
-        found = {day: folder.batches(table, day) for day in days}
-        many = {day: batches for day, batches in found.items() if len(batches) > MOST_BATCHES}
-        for day, batches in many.items():
-            # Under the number of the last one, which is done with: Spark never comes back to it.
-            whole = folder.read(spark, table, facts.SCHEMAS[table], {day}).dropDuplicates(["stream", "offset"])
-            folder.append(whole, table, batches[-1])
-            folder.drop_batches(table, day, batches[:-1])
+        for day in days:
+            batches = folder.batches(table, day)
+            if len(batches) > MOST_BATCHES:
+                folder.merge(folder.read(spark, table, facts.SCHEMAS[table], {day}), table, day, batches)
 
 
 def _tap(make: Callable[[DataFrame, Mapping[str, str]], DataFrame], table: str, layouts: Mapping[str, str]) -> _Tables:
@@ -201,12 +199,12 @@ def _start(
         for table, found in make(batch).items():
             kept = found.persist()
             try:
-                by_day = kept.groupBy("day").count().collect()
+                told = kept.agg(F.count(F.lit(1)).alias("rows"), F.collect_set("day").alias("days")).collect()[0]
                 folder.append(kept, table, number)
             finally:
                 kept.unpersist()
-            rows[table] = sum(one["count"] for one in by_day)
-            days |= {one["day"] for one in by_day}
+            rows[table] = told["rows"]
+            days |= set(told["days"])
         folder.note(Note(name=f"{name}-{number}", rows=rows, days=tuple(sorted(days))))
 
     read = spark.readStream.format("rabbitmq").options(**options).load()

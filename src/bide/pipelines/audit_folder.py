@@ -36,6 +36,8 @@ VERSION: Final = 1
 
 _BATCH: Final = re.compile(r"batch=([0-9]+)")
 _NOTES: Final = "_state/notes"
+_MERGED: Final = "_state/merged"
+_MERGE: Final = "_state/merge.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +140,30 @@ class Folder:
             int(match[1]) for one in self._entries(self._path(table, f"day={day}")) if (match := _BATCH.fullmatch(one))
         )
 
-    def drop_batches(self, table: str, day: date, batches: Iterable[int]) -> None:
-        """Delete what a day of a table has of these batches."""
-        for batch in batches:
-            self._files.delete_dir(self._path(table, f"day={day}", f"batch={batch}"))
+    def merge(self, rows: DataFrame, table: str, day: date, batches: list[int]) -> None:
+        """Put the batches of a day together into one, of which these are the rows.
+
+        They are written aside first. What follows is written down before it is done, and :meth:`finish_merges` does
+        again what of it an interruption has left: no row is there twice, and none is lost.
+        """
+        rows.coalesce(1).drop("day").write.mode("overwrite").parquet(self.location(_MERGED))
+        self._write(self._path(_MERGE), {"table": table, "day": str(day), "batches": batches})
+        self.finish_merges()
+
+    def finish_merges(self) -> None:
+        """Finish what :meth:`merge` has begun."""
+        if not self._exists(note := self._path(_MERGE)):
+            return
+        told = json.loads(self._read(note))
+        place = self._path(told["table"], f"day={told['day']}")
+        merged = self._path(_MERGED)
+        if self._exists(merged):
+            for batch in told["batches"]:
+                if self._exists(old := posixpath.join(place, f"batch={batch}")):
+                    self._files.delete_dir(old)
+            # Under the number of the last one, which is done with: Spark never comes back to it.
+            self._files.move(merged, posixpath.join(place, f"batch={told['batches'][-1]}"))
+        self._files.delete_file(note)
 
     def drop_days(self, table: str, days: Iterable[date]) -> None:
         """Delete these days of a table, where they are there."""

@@ -64,7 +64,7 @@ def messages(
         now: until when they were read.
     """
     taken = F.coalesce("retries", F.lit(0)) == 0
-    went = _single(scheduled).select(
+    went = _known(scheduled).select(
         *_KEY,
         "target",
         "type",
@@ -76,7 +76,7 @@ def messages(
         F.lit(1).alias("gone"),
         F.col("due").alias("until"),
     )
-    came = _single(delivered).select(
+    came = _known(delivered).select(
         *_KEY,
         "target",
         "type",
@@ -141,8 +141,8 @@ def pending_parts(scheduled: DataFrame, delivered: DataFrame, *, now: datetime) 
     A message that was scheduled several times (it was retried, or its publisher sent it twice) is delivered as often;
     what was due first has been delivered first.
     """
-    went = _single(scheduled).groupBy(*_KEY, "target").agg(F.array_sort(F.collect_list("due")).alias("dues"))
-    came = _single(delivered).groupBy(*_KEY, "target").agg(F.count(F.lit(1)).alias("come"))
+    went = _known(scheduled).groupBy(*_KEY, "target").agg(F.array_sort(F.collect_list("due")).alias("dues"))
+    came = _known(delivered).groupBy(*_KEY, "target").agg(F.count(F.lit(1)).alias("come"))
     left = went.join(came, [*_KEY, "target"], "left")
     come = F.coalesce("come", F.lit(0)).cast("int")
     waiting = left.where(F.size("dues") > come).select(
@@ -174,7 +174,7 @@ def ripe(parts: DataFrame, *, now: datetime) -> DataFrame:
 
 def lateness(delivered: DataFrame) -> DataFrame:
     """The table ``lateness``, by the minute in which messages were due. Releases for a retry are not counted."""
-    first = _single(delivered).where((F.col("retries") == 0) & F.col("lateness_ms").isNotNull())
+    first = _known(delivered).where((F.col("retries") == 0) & F.col("lateness_ms").isNotNull())
     shares = F.percentile("lateness_ms", F.array(*(F.lit(share) for share in (0.5, 0.95, 0.99))))
     return (
         first.groupBy(_floor(F.col("due"), 60).alias("minute"), "target", "day")
@@ -267,9 +267,9 @@ def _dealt(processed: DataFrame, failed: DataFrame) -> DataFrame:
     )
 
 
-def _single(tapped: DataFrame) -> DataFrame:
-    """Each message of the streams once, those that have an id."""
-    return tapped.where(F.col("message_id").isNotNull()).dropDuplicates(["stream", "offset"])
+def _known(tapped: DataFrame) -> DataFrame:
+    """Messages that have an id."""
+    return tapped.where(F.col("message_id").isNotNull())
 
 
 def _distinct(told: DataFrame) -> DataFrame:
