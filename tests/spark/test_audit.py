@@ -256,7 +256,7 @@ def test_what_is_interrupted_between_facts_and_note(audited: Audited, monkeypatc
 @pytest.mark.timeout(240)
 def test_a_run_that_is_killed_goes_on(audited: Audited, capsys: pytest.CaptureFixture[str]) -> None:
     """``kill -9`` of Python and JVM while facts are written, and the same command again."""
-    number = 500
+    number = 300
 
     async def schedule(client: bide.Client) -> None:
         publish = client.publish

@@ -148,8 +148,10 @@ def refresh(spark: SparkSession, folder: Folder, days: set[date], *, now: dateti
         folder.write(tables.pending_parts(scheduled, delivered, now=now).repartition("day"), _PENDING)
         folder.write(tables.failures_parts(failed).repartition("day"), _FAILURES)
         compact(spark, folder, days)
-    folder.write_whole(tables.pending(folder.read(spark, _PENDING, tables.PENDING_PARTS)), "pending")
-    folder.write_whole(tables.failures(folder.read(spark, _FAILURES, tables.FAILURES_PARTS)), "failures")
+    pending = tables.pending(folder.read(spark, _PENDING, tables.PENDING_PARTS))
+    folder.write_whole(pending, "pending", "due_hour", "target")
+    failures = tables.failures(folder.read(spark, _FAILURES, tables.FAILURES_PARTS))
+    folder.write_whole(failures, "failures", F.desc("recent"), F.desc("count"), "group")
     return days
 
 

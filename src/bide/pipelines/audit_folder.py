@@ -29,7 +29,7 @@ from pyarrow import fs
 from bide.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 VERSION: Final = 1
@@ -115,9 +115,9 @@ class Folder:
 
         self.write(facts.withColumn("batch", F.lit(batch).cast("long")), table, by=("day", "batch"))
 
-    def write_whole(self, rows: DataFrame, table: str) -> None:
-        """Write a small table anew, as one file."""
-        rows.coalesce(1).write.mode("overwrite").parquet(self.location(table))
+    def write_whole(self, rows: DataFrame, table: str, *order: str | Column) -> None:
+        """Write a small table anew, as one file in this order."""
+        rows.repartition(1).sortWithinPartitions(*order).write.mode("overwrite").parquet(self.location(table))
 
     def read(
         self, spark: SparkSession, table: str, schema: StructType, days: Collection[date] | None = None

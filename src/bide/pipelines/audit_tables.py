@@ -162,7 +162,6 @@ def pending(parts: DataFrame) -> DataFrame:
         parts.groupBy("target", _floor(F.col("due"), 3600).alias("due_hour"))
         .agg(F.sum("count").alias("count"), F.sum("overdue").alias("overdue"))
         .select(*PENDING.names)
-        .orderBy("due_hour", "target")
     )
 
 
@@ -174,7 +173,7 @@ def ripe(parts: DataFrame, *, now: datetime) -> DataFrame:
 
 def lateness(delivered: DataFrame) -> DataFrame:
     """The table ``lateness``, by the minute in which messages were due. Releases for a retry are not counted."""
-    first = _known(delivered).where((F.col("retries") == 0) & F.col("lateness_ms").isNotNull())
+    first = delivered.where((F.col("retries") == 0) & F.col("lateness_ms").isNotNull())
     shares = F.percentile("lateness_ms", F.array(*(F.lit(share) for share in (0.5, 0.95, 0.99))))
     return (
         first.groupBy(_floor(F.col("due"), 60).alias("minute"), "target", "day")
@@ -229,7 +228,6 @@ def failures(parts: DataFrame) -> DataFrame:
         )
         .withColumn("trend", F.col("recent") / F.nullif(F.col("before"), F.lit(0)))
         .select(*FAILURES.names)
-        .orderBy(F.desc("recent"), F.desc("count"), "group")
     )
 
 
