@@ -225,6 +225,7 @@ def test_only_nservicebus_and_celery(spark: SparkSession, vhost: Vhost, tmp_path
 # -- Kills
 
 
+@pytest.mark.slow
 def test_what_is_interrupted_between_facts_and_note(audited: Audited, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch comes again, and takes the place of the first attempt."""
 

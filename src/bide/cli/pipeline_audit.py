@@ -91,8 +91,8 @@ def audit(
     folder.begin()
     # What is wrong with the options or the broker is said before Spark starts.
     find()
-    with _ended_by_signals(), open_session("bide pipeline audit", quiet=not settings.verbosity) as spark:
-        while True:
+    with open_session("bide pipeline audit", quiet=not settings.verbosity) as spark, _signals() as received:
+        while not received:
             began = time.monotonic()
             try:
                 # Each time: taps are turned on, and endpoints are started, while it runs.
@@ -106,7 +106,10 @@ def audit(
                 _tell(done, folder.place, once=once, as_json=as_json)
             if once:
                 return
-            time.sleep(max(began + pause - time.monotonic(), 0))
+            # A signal is received while it sleeps, and does not end the sleep.
+            while not received and (left := began + pause - time.monotonic()) > 0:
+                time.sleep(min(left, 0.5))
+    raise SystemExit(128 + received[0])
 
 
 def _tell(done: Round, place: str, *, once: bool, as_json: bool) -> None:
@@ -128,19 +131,25 @@ def _tell(done: Round, place: str, *, once: bool, as_json: bool) -> None:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the program in good order, with the exit code that a shell expects."""
+def _signals() -> Iterator[list[int]]:
+    """Ctrl-C, SIGTERM and SIGHUP, as they are received: the round that is under way ends in good order.
 
-    def end(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+    A second one ends the program at once, which harms nothing either.
+    """
+    received: list[int] = []
+
+    def receive(number: int, _: FrameType | None) -> None:
+        if received:
+            raise SystemExit(128 + number)
+        received.append(number)
 
     before = {
-        number: signal.signal(number, end)
-        for number in (signal.SIGTERM, signal.SIGHUP)
+        number: signal.signal(number, receive)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
