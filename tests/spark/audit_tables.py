@@ -64,11 +64,15 @@ _FAILURES: Final = (
 Row = Mapping[str, Any]
 
 
-def write(folder: Path, name: str, rows: Sequence[Row]) -> None:
-    """Write a table of the audit; columns that a row does not name are null in it."""
+def write(folder: Path, name: str, rows: Sequence[Row], *, schema: str = "") -> None:
+    """Write a table of the audit; columns that a row does not name are null in it.
+
+    Args:
+        schema: that of another table than the one of this name.
+    """
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(pa.Table.from_pylist(list(rows), SCHEMAS[name]), place / "part-00000.parquet")
+    parquet.write_table(pa.Table.from_pylist(list(rows), SCHEMAS[schema or name]), place / "part-00000.parquet")
 
 
 def write_all(folder: Path, *, messages: int, seed: int = 1) -> None:

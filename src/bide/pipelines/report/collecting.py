@@ -79,10 +79,11 @@ def _flow(messages: DataFrame, headline: Headline) -> Flow:
     width = max(span_for(headline.until - headline.since, _FLOW_SPANS), _SHORTEST)
     first = floored(headline.since, width)
     spans = (headline.until - first) // width + 1
-    rows = {row["span"]: row for row in counting.flow(messages, first, width).collect()}
+    rows = counting.flow(messages, first, width).collect()
 
     def column(name: str) -> list[Any]:
-        return [rows[span][name] if span in rows else None for span in range(spans)]
+        known = {row["span"]: row[name] for row in rows if row[name] is not None}
+        return [known.get(span) for span in range(spans)]
 
     return Flow(
         first=first,

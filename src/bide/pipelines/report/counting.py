@@ -45,7 +45,8 @@ def lost(messages: DataFrame, before: datetime) -> DataFrame:
 
 
 def flow(messages: DataFrame, first: datetime, width: timedelta) -> DataFrame:
-    """Messages per span: ``span`` (its number), ``scheduled``, ``delivered``, ``p50`` and ``p99`` of lateness."""
+    """Messages per span, in at most two rows for each: ``span`` (its number) and ``scheduled``; or ``delivered``, with
+    ``p50`` and ``p99`` of lateness."""
     came = (
         messages.where(F.col("scheduled").isNotNull())
         .groupBy(_span("scheduled", first, width))
@@ -56,7 +57,7 @@ def flow(messages: DataFrame, first: datetime, width: timedelta) -> DataFrame:
         .groupBy(_span("delivered", first, width))
         .agg(F.count(F.lit(1)).alias("delivered"), *_percentiles(0.5, 0.99))
     )
-    return came.join(went, "span", "full")
+    return came.unionByName(went, allowMissingColumns=True)
 
 
 def lateness(messages: DataFrame) -> DataFrame:

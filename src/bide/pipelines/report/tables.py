@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from pyarrow import ArrowInvalid, fs
 from pyspark.sql import functions
 
-from bide.errors import InvalidInputError
+from bide.errors import InvalidColumnError, InvalidInputError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -49,7 +49,8 @@ def read(spark: SparkSession, folder: str) -> dict[str, DataFrame]:
         folder: a path, or a URI that Spark and Arrow know.
 
     Raises:
-        InvalidInputError: there is no such folder, it has none of the tables, or one lacks a column.
+        InvalidInputError: there is no such folder, or it has none of the tables.
+        InvalidColumnError: a table lacks a column.
     """
     found = {name: one for name in COLUMNS if (one := _read(spark, folder, name)) is not None}
     if not found:
@@ -69,7 +70,7 @@ def _read(spark: SparkSession, folder: str, name: str) -> DataFrame | None:
     columns = COLUMNS[name]
     missing = [column for column in columns if column not in rows.columns]
     if missing:
-        raise InvalidInputError(
+        raise InvalidColumnError(
             f"the table {place} has no column {', '.join(missing)}: it is none that the audit wrote"
         )
     return rows.select(*(_column(rows, column, kind) for column, kind in columns.items()))
@@ -82,12 +83,17 @@ def _column(rows: DataFrame, column: str, kind: str) -> Column:
 
 
 def _has_files(folder: str, name: str) -> bool:
-    """Whether a table has any file with rows or a schema: Spark takes an empty folder for an error."""
+    """Whether a table has any file: Spark takes an empty folder for an error."""
     try:
         files, root = fs.FileSystem.from_uri(folder) if "://" in folder else (fs.LocalFileSystem(), folder)
         if files.get_file_info(root).type != fs.FileType.Directory:
             raise InvalidInputError(f"there is no folder {folder}: name the one that the audit writes to")
         selector = fs.FileSelector(f"{root.rstrip('/')}/{name}", allow_not_found=True, recursive=True)
-        return any(one.is_file and one.extension == "parquet" for one in files.get_file_info(selector))
+        return any(one.is_file and not _hidden(one.path, root) for one in files.get_file_info(selector))
     except (ArrowInvalid, OSError) as error:
         raise InvalidInputError(f"the folder {folder} cannot be read: {error}") from error
+
+
+def _hidden(path: str, root: str) -> bool:
+    """Whether Spark passes a file over."""
+    return any(part.startswith(("_", ".")) for part in path.removeprefix(root).split("/"))
