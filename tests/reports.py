@@ -67,7 +67,8 @@ def figures(*, queue: str = "q:orders", text: str = "no answer", exception: str 
                 Building(name="x:shop", counts=[0, 499, *[0] * 22], overdue=[0] * 24, pending=500, pending_overdue=0),
             ],
             others=0,
-            outside=1,
+            earlier=0,
+            later=1,
         ),
         failures=Failures(
             first=NOON,

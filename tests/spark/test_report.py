@@ -113,7 +113,7 @@ def test_the_skyline(figures: Figures, rows: list[dict[str, Any]]) -> None:
     assert head is not None
     assert sum(one.pending for one in skyline.buildings) == head.pending
     assert sum(one.pending_overdue for one in skyline.buildings) == head.overdue
-    assert (skyline.others, skyline.outside) == (0, 0)
+    assert (skyline.others, skyline.earlier, skyline.later) == (0, 0, 0)
     for one in skyline.buildings:
         waiting = [row["due"] for row in rows if row["target"] == one.name and not row["delivered"]]
         for number, count in enumerate(one.counts):
@@ -197,7 +197,7 @@ def test_a_message_due_in_years_does_not_make_the_others_small(spark: SparkSessi
     skyline = collecting.collect(spark, str(tmp_path)).skyline
     assert skyline is not None
     assert skyline.width == HOUR
-    assert skyline.outside == 1
+    assert (skyline.earlier, skyline.later) == (0, 1)
     assert skyline.others == 3
     assert [one.pending for one in skyline.buildings] == [224, 223, 222, 222, 222, 222, 666]
     assert sum(sum(one.counts) for one in skyline.buildings) == 2000

@@ -124,7 +124,7 @@ def _skyline(pending: DataFrame) -> Skyline:
     by_target = counting.pending_targets(pending)
     rows = by_target.limit(_BUILDINGS + 1).collect()
     if not rows:
-        return Skyline(first=EPOCH, width=_HOUR, spans=0, buildings=[], others=0, outside=0)
+        return Skyline(first=EPOCH, width=_HOUR, spans=0, buildings=[], others=0, earlier=0, later=0)
     others = by_target.count() - _BUILDINGS if len(rows) > _BUILDINGS else 0
     names = [row["target"] for row in rows[:_BUILDINGS]]
     first, last = _pending_range(pending)
@@ -133,15 +133,22 @@ def _skyline(pending: DataFrame) -> Skyline:
     spans = (last - first) // width + 1
     found = counting.skyline(pending, names, first, width).collect()
     buildings = [_building(name, found, spans) for name in [*names, *([None] if others else [])]]
-    outside = sum(one.pending - sum(one.counts) for one in buildings)
-    return Skyline(first=first, width=width, spans=spans, buildings=buildings, others=others, outside=outside)
+    return Skyline(
+        first=first,
+        width=width,
+        spans=spans,
+        buildings=buildings,
+        others=others,
+        earlier=sum(row["count"] for row in found if row["span"] < 0),
+        later=sum(row["count"] for row in found if row["span"] >= spans),
+    )
 
 
 def _pending_range(pending: DataFrame) -> tuple[datetime, datetime]:
     row = counting.pending_range(pending).collect()[0]
     first, last, low, high = (EPOCH + timedelta(microseconds=row[name]) for name in ("first", "last", "low", "high"))
-    width = max(high - low, 24 * _HOUR)
-    return (low, high) if last - first > _CENTRE * width else (first, last)
+    most = _CENTRE * max(high - low, 24 * _HOUR)
+    return low if high - first > most else first, high if last - low > most else last
 
 
 def _building(name: str | None, rows: list[Row], spans: int) -> Building:

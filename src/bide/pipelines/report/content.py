@@ -18,12 +18,14 @@ class Table:
     Attributes:
         numbers: how many of the last columns are numbers.
         aside: shown only when it is asked for.
+        long: the column of long texts, if there is one.
     """
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     numbers: int
     aside: bool = True
+    long: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +85,13 @@ def summary(figures: Figures) -> str:
     if not head.scheduled:
         return "No message was scheduled yet."
     said = f"{head.delivered:,} of {texts.counted(head.scheduled, 'message')} {_were(head.delivered)} delivered"
-    if head.p50 is not None and head.p99 is not None:
+    if head.delivered == 1 and head.max is not None:
+        said += f", {texts.milliseconds(head.max)} late"
+    elif head.p50 is not None and head.p99 is not None:
         half, most = texts.milliseconds(head.p50), texts.milliseconds(head.p99)
         said += f", half of them at most {half} late, 99 in 100 at most {most}"
+    if not head.pending:
+        return f"{said}. Nothing is pending."
     said += f". {head.pending:,} {_are(head.pending)} pending"
     if head.overdue:
         said += f", {head.overdue:,} of them overdue"
@@ -195,10 +201,9 @@ def _skyline(found: Skyline | None, headline: Headline | None) -> Section:
     ]
     now = None if headline is None else headline.until
     note = "What waits for each target, at the time that it is due. The broken line is the end of the audit."
-    if found.outside:
-        note += (
-            f" {texts.counted(found.outside, 'message')} due long before or after that {_are(found.outside)} not shown."
-        )
+    for number, when in ((found.earlier, "before"), (found.later, "after")):
+        if number:
+            note += f" Not shown: {texts.counted(number, 'message')} due long {when} that."
     return section(
         note=note,
         draw=lambda width: plots.skyline(found, now=now, width=width),
@@ -245,6 +250,7 @@ def _failures(found: Failures | None) -> Section:
             rows=rows,
             numbers=2,
             aside=False,
+            long=2,
         ),
     )
 

@@ -21,7 +21,9 @@ STEPS: Final = 8
 _ACCURACY: Final = 10_000
 """Percentiles are exact to one rank in so many."""
 
-_TEXT: Final = 400
+_TEXT: Final = 240
+"""Letters of an exception's text that are shown."""
+
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 

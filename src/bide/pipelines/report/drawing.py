@@ -14,6 +14,8 @@ Anchor = Literal["start", "middle", "end"]
 LETTER: Final = 0.58
 """Width of a letter, about, as a part of the size of the text."""
 
+BOLD_LETTER: Final = 0.7
+
 
 class Role(StrEnum):
     """What a colour stands for. Which colour that is depends on where it is shown, by day or by night."""
@@ -100,7 +102,7 @@ class Drawing:
                 yield mark
 
 
-def shortened(text: str, width: float, *, size: float = 12) -> str:
+def shortened(text: str, width: float, *, size: float = 12, bold: bool = False) -> str:
     """As much of a text as fits into a width, with an ellipsis where it does not."""
-    letters = max(int(width / (LETTER * size)), 1)
+    letters = max(int(width / ((BOLD_LETTER if bold else LETTER) * size)), 1)
     return text if len(text) <= letters else text[: letters - 1].rstrip() + "…"

@@ -136,7 +136,8 @@ class Skyline:
         width: of a span.
         buildings: the targets with most, and after them one for all others, if there are more.
         others: how many targets that one is.
-        outside: messages due before the first span or after the last.
+        earlier: messages due before the first span.
+        later: messages due after the last one.
     """
 
     first: datetime
@@ -144,7 +145,8 @@ class Skyline:
     spans: int
     buildings: Sequence[Building]
     others: int
-    outside: int
+    earlier: int
+    later: int
 
     @property
     def last(self) -> datetime:

@@ -111,7 +111,7 @@ def _table(table: Table, title: str) -> Iterator[str]:
     for row in table.rows:
         cells = [f'<th scope="row">{text(row[0])}</th>']
         cells += [
-            f'<td{_kind(place, plain)} data-name="{text(table.head[place])}">{text(cell)}</td>'
+            f'<td{_kind(place, plain, table.long)} data-name="{text(table.head[place])}">{text(cell)}</td>'
             for place, cell in enumerate(row)
             if place
         ]
@@ -123,5 +123,5 @@ def _table(table: Table, title: str) -> Iterator[str]:
         yield "</details>"
 
 
-def _kind(place: int, plain: int) -> str:
-    return ' class="number"' if place >= plain else ""
+def _kind(place: int, plain: int, long: int | None = None) -> str:
+    return ' class="number"' if place >= plain else ' class="long"' if place == long else ""

@@ -10,7 +10,7 @@ from typing import Final
 
 from bide.pipelines.report import texts
 from bide.pipelines.report.axes import Frame, filled, late_axis, legend, steps, time_axis, value_axis
-from bide.pipelines.report.drawing import LETTER, Bar, Drawing, Label, Line, Mark, Point, Role, shortened
+from bide.pipelines.report.drawing import BOLD_LETTER, LETTER, Bar, Drawing, Label, Line, Mark, Point, Role, shortened
 from bide.pipelines.report.figures import Building, Failures, Flow, Group, Headline, Skyline, Step, Target
 from bide.pipelines.report.scale import Linear, Logarithmic, Times
 
@@ -150,7 +150,7 @@ def lateness_over_time(found: Flow, *, width: float) -> Drawing:
             marks.append(Line(points=tuple(outline), role=role, width=1.75))
     marks += legend([("p50", Role.IN), ("p99", Role.BAD)], x=frame.left, y=16)
     every = texts.span(found.width)
-    marks.append(Label(x=frame.right, y=16, text=f"of what was delivered per {every}", role=Role.FAINT, anchor="end"))
+    marks.append(Label(x=frame.right, y=16, text=f"per {every}", role=Role.FAINT, anchor="end"))
     return Drawing(title=f"Lateness per {every}", width=width, height=height, marks=tuple(marks))
 
 
@@ -204,13 +204,13 @@ def skyline(found: Skyline, *, now: datetime | None, width: float) -> Drawing:
     marks: list[Mark] = [*time_axis(times, whole)]
     marks += legend([("due later", Role.IN), ("overdue", Role.BAD)], x=whole.left, y=14)
     marks.append(Label(x=whole.right, y=14, text=f"per {texts.span(found.width)}", role=Role.FAINT, anchor="end"))
+    if now is not None and found.first < now < found.last:
+        x = times.place(now)
+        marks.append(Line(points=((x, whole.top), (x, whole.bottom)), role=Role.MARK, width=1.25, dashed=True))
     for number, one in enumerate(found.buildings):
         bottom = whole.top + (number + 1) * (tall + gap)
         frame = Frame(left=whole.left, right=whole.right, top=bottom - tall, bottom=bottom)
         marks += _building(found, one, times, frame, highest)
-    if now is not None and found.first < now < found.last:
-        x = times.place(now)
-        marks.append(Line(points=((x, whole.top), (x, whole.bottom)), role=Role.MARK, width=1.25, dashed=True))
     return Drawing(
         title=f"What waits, by target and due time, per {texts.span(found.width)}",
         width=width,
@@ -225,7 +225,7 @@ def _building(found: Skyline, one: Building, times: Times, frame: Frame, highest
     name = building_name(found, one)
     said = f"{one.pending:,}" + (f", {one.pending_overdue:,} overdue" if one.pending_overdue else "")
     room = frame.right - frame.left - LETTER * 12 * len(said) - 12
-    yield Label(x=frame.left, y=frame.top - 6, text=shortened(name, room), bold=True)
+    yield Label(x=frame.left, y=frame.top - 6, text=shortened(name, room, bold=True), bold=True)
     role = Role.BAD if one.pending_overdue else Role.FAINT
     yield Label(x=frame.right, y=frame.top - 6, text=said, role=role, anchor="end")
     for number, (count, overdue) in enumerate(zip(one.counts, one.overdue, strict=True)):
@@ -278,11 +278,12 @@ def failures(found: Failures, *, width: float) -> Drawing:
 
 def _group(found: Failures, group: Group, times: Times, frame: Frame) -> Iterator[Mark]:
     said = f"{group.count:,}"
-    room = frame.right - frame.left - LETTER * 13 * len(said) - 12
-    name = group_name(group)
+    room = frame.right - frame.left - BOLD_LETTER * 13 * len(said) - 12
+    # What is before the last dot, of .NET for one, tells little and takes the room of the rest.
+    name = group_name(group).rpartition(".")[2] or group_name(group)
     if group.endpoint:
         name += f", {group.endpoint}"
-    yield Label(x=frame.left, y=frame.top + 14, text=shortened(name, room, size=12.5), bold=True)
+    yield Label(x=frame.left, y=frame.top + 14, text=shortened(name, room, bold=True), bold=True)
     yield Label(x=frame.right, y=frame.top + 14, text=said, size=13, bold=True, anchor="end")
     base = frame.bottom
     yield Line(points=((frame.left, base), (frame.right, base)), role=Role.GRID)

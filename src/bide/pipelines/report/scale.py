@@ -48,11 +48,11 @@ class Linear:
         """Where a value is, in pixels."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
-    def ticks(self, about: int = 4) -> list[float]:
-        """Round values, those at the ends included where they are round."""
+    def ticks(self, about: int) -> list[float]:
+        """Round whole numbers, about so many and at least one beside zero."""
         rough = (self.high - self.low) / about
         magnitude = 10.0 ** floor(log10(rough))
-        step = next(nice * magnitude for nice in _NICE if nice * magnitude >= rough * 0.999)
+        step = max(min((nice * magnitude for nice in _NICE), key=lambda one: abs(log10(one / rough))), 1.0)
         return [step * number for number in range(ceil(self.low / step), floor(self.high / step + 1e-9) + 1)]
 
 
