@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -264,6 +265,17 @@ def test_the_command(spark: SparkSession, folder: Path, tmp_path: Path, capsys: 
     assert sorted(one.name for one in tmp_path.iterdir()) == ["report.html", "report.png"]
     with Image.open(png) as picture:
         assert picture.format == "PNG"
+
+
+def test_the_example_of_the_documentation(
+    spark: SparkSession, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "pipeline-report.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "audit").symlink_to(folder)
+    exec(compile(example, "pipeline-report.md", "exec"), {"spark": spark})
+    assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<section") == 6
 
 
 def test_the_summary_as_json(
