@@ -11,13 +11,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 import pytest
 from PIL import Image
+from pyarrow import compute as pc
 from pyarrow import parquet
 
 from bide.cli.app import BAD_USAGE, FAILED, run
 from bide.errors import InvalidColumnError, InvalidInputError
-from bide.pipelines.report import collecting
+from bide.pipelines.report import collecting, counting, tables
 from bide.pipelines.report.counting import STEPS
 from bide.pipelines.report.figures import Figures
 from bide.pipelines.report.page import page
@@ -184,10 +186,13 @@ def test_what_was_never_delivered_is_lost_after_a_while(spark: SparkSession, tmp
         message(2, target="q:a", scheduled=FIRST, due=LAST - timedelta(minutes=11), late=1e9),
     ]
     write(tmp_path, "messages", rows)
+    head = collecting.collect(spark, str(tmp_path), grace=timedelta(minutes=5)).headline
+    assert head is not None
+    assert (head.overdue, head.lost) == (2, 2)
+    assert head.until == LAST - timedelta(seconds=10)
+    table = tables.read(spark, str(tmp_path))["messages"]
     for grace, lost in ((timedelta(minutes=10), 1), (timedelta(minutes=5), 2), (timedelta(days=1), 0)):
-        head = collecting.collect(spark, str(tmp_path), grace=grace).headline
-        assert head is not None
-        assert (head.overdue, head.lost) == (2, lost)
+        assert counting.lost(table, head.until - grace).collect()[0]["lost"] == lost
 
 
 def test_a_message_due_in_years_does_not_make_the_others_small(spark: SparkSession, tmp_path: Path) -> None:
@@ -231,16 +236,24 @@ def test_folders_that_are_none_of_the_audit(spark: SparkSession, tmp_path: Path)
 @pytest.mark.slow
 def test_a_million_messages(spark: SparkSession, tmp_path: Path) -> None:
     million = 1_000_000
-    start = int(FIRST.timestamp())
-    spark.range(million).selectExpr(
-        "cast(id as string) as message_id",
-        "concat('q:', id % 40) as target",
-        f"timestamp_seconds({start} + id / 10) as scheduled",
-        f"timestamp_seconds({start} + id / 10 + 60) as due",
-        f"timestamp_seconds({start} + id / 10 + 60 + (id % 100) / 1000) as delivered",
-        "cast(id % 100 as double) as lateness_ms",
-        "'delivered' as outcome",
-    ).write.parquet(str(tmp_path / "messages"))
+    number = pa.array(range(million))
+    second = pc.add(pc.divide(number, 10), int(FIRST.timestamp()))
+    late = pc.subtract(number, pc.multiply(pc.divide(number, 100), 100))
+    scheduled = pc.multiply(second, 1_000_000)
+    due = pc.add(scheduled, 60_000_000)
+    delivered = pc.add(due, pc.multiply(late, 1000))
+    names = pa.array([f"q:{name}" for name in range(40)])
+    columns = {
+        "target": names.take(pc.divide(number, million // 40)),
+        **{
+            name: one.cast(pa.timestamp("us", "UTC"))
+            for name, one in (("scheduled", scheduled), ("due", due), ("delivered", delivered))
+        },
+        "lateness_ms": late.cast(pa.float64()),
+        "outcome": pa.array(["delivered"]).take(pa.array([0] * million)),
+    }
+    (tmp_path / "messages").mkdir()
+    parquet.write_table(pa.table(columns), tmp_path / "messages" / "part-0.parquet", row_group_size=100_000)
     found = collecting.collect(spark, str(tmp_path))
     assert found.headline is not None
     assert found.flow is not None

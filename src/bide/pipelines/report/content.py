@@ -169,7 +169,7 @@ def _targets(found: Sequence[Target], more: int) -> Section:
         (
             plots.target_name(one.name),
             *map(texts.count, (one.scheduled, one.delivered, one.overdue)),
-            *map(texts.milliseconds, (one.p50, one.p99, one.max)),
+            *map(texts.milliseconds, (one.p50, one.p95, one.p99, one.max)),
         )
         for one in found
     ]
@@ -179,7 +179,9 @@ def _targets(found: Sequence[Target], more: int) -> Section:
         title="Lateness by target",
         note=f"The targets of most messages.{left_out}",
         draw=lambda width: plots.targets(found, width=width),
-        table=Table(head=("target", "scheduled", "delivered", "overdue", "p50", "p99", "latest"), rows=rows, numbers=6),
+        table=Table(
+            head=("target", "scheduled", "delivered", "overdue", "p50", "p95", "p99", "latest"), rows=rows, numbers=7
+        ),
     )
 
 

@@ -97,6 +97,7 @@ class Target:
     Attributes:
         name: ``q:<queue>`` or ``x:<exchange>``.
         p50: of their lateness, in ms, None where none was delivered.
+        p95: the same.
         p99: the same.
         max: the same.
     """
@@ -106,6 +107,7 @@ class Target:
     delivered: int
     overdue: int
     p50: float | None
+    p95: float | None
     p99: float | None
     max: float | None
 
