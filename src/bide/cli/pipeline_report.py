@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -90,15 +91,25 @@ def _check(out: Path, png: Path | None) -> None:
 def _write(figures: Figures, *, out: Path, png: Path | None, title: str) -> None:
     from bide.pipelines.report.page import page
 
-    # Whoever reloads it meanwhile sees the old one or the new one.
-    beside = out.with_name(f".{out.name}.{uuid4().hex[:8]}")
-    beside.write_text(page(figures, title=title), encoding="utf-8")
-    beside.replace(out)
+    with _replacing(out) as beside:
+        beside.write_text(page(figures, title=title), encoding="utf-8")
     if png is not None:
         from bide.pipelines.report import picture
         from bide.pipelines.report.png import write
 
-        write(list(picture.drawings(figures, title=title)), png)
+        with _replacing(png) as beside:
+            write(list(picture.drawings(figures, title=title)), beside)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file to write in place of another: whoever reads that meanwhile sees the old one or the new one."""
+    beside = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
+    try:
+        yield beside
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _say(figures: Figures, *, out: Path, png: Path | None) -> None:

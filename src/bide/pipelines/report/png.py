@@ -36,7 +36,7 @@ def write(drawings: Sequence[Drawing], path: Path, *, margin: float = 16) -> Non
         picture.paste(_image(drawing), (round(margin * _SCALE), round(top * _SCALE)))
         top += drawing.height + margin
     # A palette holds all the colours that there are, and their shades, at a third of the size.
-    picture.quantize(128, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+    picture.quantize(128, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, "PNG", optimize=True)
 
 
 def _image(drawing: Drawing) -> Image.Image:
@@ -94,7 +94,8 @@ def _rgb(colour: str) -> tuple[int, int, int]:
 
 
 def _plain(text: str) -> str:
-    return "".join(one if one.isprintable() else "\ufffd" for one in text)
+    # The font of last resort has no dash.
+    return "".join(one if one.isprintable() else "?" for one in text.replace("–", "-"))
 
 
 @cache
