@@ -41,6 +41,7 @@ SCHEMAS: Final[Mapping[str, pa.Schema]] = {
         [
             *((name, pa.string()) for name in ("message_id", "endpoint", "kind")),
             ("started", _MOMENT),
+            ("ended", _MOMENT),
             *((name, pa.string()) for name in ("exception", "text", "group")),
         ]
     ),
@@ -122,11 +123,11 @@ def failures_of(failed: Sequence[Row]) -> list[Row]:
     groups: dict[tuple[str, str], list[Row]] = {}
     for one in failed:
         groups.setdefault((one["group"], one["endpoint"]), []).append(one)
-    last = max((one["started"] for one in failed), default=LAST)
+    last = max((one["ended"] for one in failed), default=LAST)
     hour = timedelta(hours=1)
     found: list[Row] = []
     for (group, endpoint), rows in groups.items():
-        ages = [last - one["started"] for one in rows]
+        ages = [last - one["ended"] for one in rows]
         found.append(
             {
                 "group": group,
@@ -134,8 +135,8 @@ def failures_of(failed: Sequence[Row]) -> list[Row]:
                 "endpoint": endpoint,
                 "count": len(rows),
                 "messages": len({one["message_id"] for one in rows}),
-                "first_seen": min(one["started"] for one in rows),
-                "last_seen": max(one["started"] for one in rows),
+                "first_seen": min(one["ended"] for one in rows),
+                "last_seen": max(one["ended"] for one in rows),
                 "recent": sum(age <= hour for age in ages),
                 "before": sum(hour < age <= 2 * hour for age in ages),
             }
@@ -169,15 +170,17 @@ def _failed(
     chance: random.Random, kind: str, endpoint: str, text: str, count: int, begin: float, end: float
 ) -> list[Row]:
     whole = LAST - FIRST
+    times = [FIRST + whole * (begin + (end - begin) * chance.betavariate(3, 2)) for _ in range(count)]
     return [
         {
             "message_id": f"f{kind}{number // 3}",
             "endpoint": endpoint,
-            "kind": "failed",
-            "started": FIRST + whole * (begin + (end - begin) * chance.betavariate(3, 2)),
+            "kind": "retried" if number % 3 else "parked",
+            "started": ended - timedelta(milliseconds=200),
+            "ended": ended,
             "exception": kind,
             "text": text,
             "group": f"{kind} in {endpoint}",
         }
-        for number in range(count)
+        for number, ended in enumerate(times)
     ]

@@ -131,7 +131,7 @@ def test_failures(figures: Figures, folder: Path) -> None:
     assert failures.total == len(failed) == sum(one.count for one in failures.groups)
     assert [one.exception for one in failures.groups] == ["Timeout", "KeyError", "IntegrityError", "ValidationError"]
     for one in failures.groups:
-        own = [row["started"] for row in failed if row["group"] == one.name]
+        own = [row["ended"] for row in failed if row["group"] == one.name]
         assert (one.first_seen, one.last_seen) == (min(own), max(own))
         assert sum(one.counts) == one.count == len(own)
         for number, count in enumerate(one.counts):
@@ -170,6 +170,29 @@ def test_one_message(spark: SparkSession, tmp_path: Path) -> None:
     assert [step.count for step in found.lateness] == [1]
     assert found.missing == ["pending", "failures", "failed"]
     assert page(found).count("<svg") == 8
+
+
+def test_what_was_told_twice_counts_once(spark: SparkSession, tmp_path: Path) -> None:
+    base = {"message_id": "m", "endpoint": "e", "exception": "E", "group": "g", "started": FIRST, "ended": FIRST}
+    once = [base | {"kind": "retried", "text": "first"}, base | {"kind": "parked", "ended": LAST, "text": "last"}]
+    expired = base | {"kind": "expired", "text": "not a failure of a handler"}
+    write(tmp_path, "failed", [*once, *once, expired])
+    write(tmp_path, "failures", audit_tables.failures_of(once))
+    failures = collecting.collect(spark, str(tmp_path)).failures
+    assert failures is not None
+    (group,) = failures.groups
+    assert (group.count, sum(group.counts), group.counts[0], group.counts[-1]) == (2, 2, 1, 1)
+    assert group.text == "last"
+
+
+def test_messages_that_nobody_delayed_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
+    others = [{"message_id": str(number), "outcome": "processed", "sent": FIRST} for number in range(5)]
+    one = message(1, target="q:orders", scheduled=FIRST, due=FIRST + HOUR, late=2.0)
+    write(tmp_path, "messages", [*others, one])
+    found = collecting.collect(spark, str(tmp_path))
+    assert found.headline is not None
+    assert (found.headline.scheduled, found.headline.delivered) == (1, 1)
+    assert [one.name for one in found.targets] == ["q:orders"]
 
 
 def test_times_that_are_all_the_same(spark: SparkSession, tmp_path: Path) -> None:
@@ -311,7 +334,8 @@ def test_texts_of_messages_end_as_texts(spark: SparkSession, tmp_path: Path) -> 
     rows.append(message(3, target=f"q:{NASTY}", scheduled=FIRST, due=FIRST + HOUR, late=5.0))
     write(tmp_path, "messages", rows)
     write(tmp_path, "pending", pending_of(rows))
-    failed = {"message_id": "m", "endpoint": NASTY, "started": FIRST, "exception": NASTY, "text": NASTY, "group": NASTY}
+    failed: dict[str, object] = dict.fromkeys(("message_id", "endpoint", "exception", "text", "group"), NASTY)
+    failed |= {"kind": "parked", "started": FIRST, "ended": FIRST}
     write(tmp_path, "failed", [failed])
     write(tmp_path, "failures", audit_tables.failures_of([failed]))
     html = page(collecting.collect(spark, str(tmp_path)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,8 +49,17 @@ def collect(spark: SparkSession, folder: str, *, grace: timedelta = GRACE) -> Fi
         InvalidInputError: see :func:`bide.pipelines.report.tables.read`.
     """
     found = tables.read(spark, folder)
-    messages, pending, failures = found.get("messages"), found.get("pending"), found.get("failures")
+    pending, failures = found.get("pending"), found.get("failures")
+    messages = counting.delayed(found["messages"]) if "messages" in found else None
+    skyline = None if pending is None else _skyline(pending)
     headline = None if messages is None else _headline(messages, grace)
+    if headline is not None and skyline is not None:
+        # Those that wait to be tried again are in the table of what is pending only.
+        headline = replace(
+            headline,
+            pending=sum(one.pending for one in skyline.buildings),
+            overdue=sum(one.pending_overdue for one in skyline.buildings),
+        )
     shown, more = ([], 0) if messages is None else _targets(messages)
     return Figures(
         folder=folder,
@@ -59,7 +69,7 @@ def collect(spark: SparkSession, folder: str, *, grace: timedelta = GRACE) -> Fi
         lateness=None if messages is None else _lateness(messages),
         targets=shown,
         more_targets=more,
-        skyline=None if pending is None else _skyline(pending),
+        skyline=skyline,
         failures=None if failures is None else _failures(failures, found.get("failed")),
     )
 

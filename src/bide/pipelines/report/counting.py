@@ -32,6 +32,11 @@ _TEXT: Final = 240
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
+def delayed(messages: DataFrame) -> DataFrame:
+    """Only those that were delayed: what endpoints tell of has others as well, which have no due time."""
+    return messages.where(F.coalesce("due", "scheduled", "delivered").isNotNull())
+
+
 def headline(messages: DataFrame) -> DataFrame:
     """All messages in one row: counts, the first and last time in microseconds, and percentiles of lateness."""
     return messages.agg(
@@ -143,12 +148,15 @@ def failure_groups(table: DataFrame) -> DataFrame:
 def failure_times(failed: DataFrame, groups: list[str], first: datetime, width: timedelta) -> DataFrame:
     """Failures of these groups per span: ``group``, ``endpoint``, ``span``, ``count``, and the newest ``text``."""
     return (
-        failed.where(F.col("group").isin(groups) & F.col("started").isNotNull())
-        .groupBy("group", "endpoint", _span("started", first, width))
+        failed.where(F.col("group").isin(groups) & (F.col("kind") != "expired"))
+        # An endpoint tells of one again when it does not know whether the broker has heard.
+        .dropDuplicates(["message_id", "group", "endpoint", "kind", "started", "ended"])
+        .groupBy("group", "endpoint", _span("ended", first, width))
         .agg(
             F.count(F.lit(1)).alias("count"),
-            F.left(F.max_by("text", "started"), F.lit(_TEXT)).alias("text"),
+            F.left(F.max_by("text", "ended"), F.lit(_TEXT)).alias("text"),
         )
+        .where(F.col("span").isNotNull())
     )
 
 

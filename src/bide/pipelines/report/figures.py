@@ -14,7 +14,7 @@ class Headline:
     Attributes:
         scheduled: messages that were scheduled, whatever became of them.
         delivered: of them, those that were delivered, or processed.
-        pending: of them, those that are not delivered yet, the overdue ones included.
+        pending: those that are not delivered yet, or wait to be tried again; with the overdue ones.
         overdue: of the pending ones, those that were due.
         lost: of the overdue ones, those that were due longer than *grace* before *until*.
         early: delivered before they were due.

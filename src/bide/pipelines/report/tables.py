@@ -35,7 +35,15 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
         "recent": "bigint",
         "before": "bigint",
     },
-    "failed": {"group": "string", "endpoint": "string", "started": "timestamp", "text": "string"},
+    "failed": {
+        "message_id": "string",
+        "group": "string",
+        "endpoint": "string",
+        "kind": "string",
+        "started": "timestamp",
+        "ended": "timestamp",
+        "text": "string",
+    },
 }
 """The tables and columns that are read, with the types that they are read as."""
 
