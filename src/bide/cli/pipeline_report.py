@@ -114,11 +114,13 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 def _say(figures: Figures, *, out: Path, png: Path | None) -> None:
     from bide.pipelines.report.content import summary
+    from bide.pipelines.report.texts import counted
 
     click.echo(on_one_line(summary(figures)))
     if figures.failures is not None and figures.failures.total:
         found = figures.failures
-        click.echo(f"{found.total:,} attempts failed, in {len(found.groups) + found.others:,} groups")
+        groups = counted(len(found.groups) + found.others, "group")
+        click.echo(f"{counted(found.total, 'attempt')} failed, in {groups}")
     if figures.missing:
         click.echo(f"not in {figures.folder}: {', '.join(figures.missing)}")
     click.echo(f"report: {out}" + (f" and {png}" if png is not None else ""))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 WAITING: Final = ("scheduled", "overdue")
 """Outcomes of messages that were not delivered yet; all others were."""
 
-STEPS: Final = 8
+STEPS: Final = 12
 """Ranges of lateness in a power of ten."""
 
 _ACCURACY: Final = 10_000
