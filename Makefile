@@ -6,7 +6,7 @@ WORKERS ?= 3
 PARALLEL = --numprocesses=$(WORKERS) --dist=loadfile
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
-.PHONY: help demo test test-brokers test-soak test-equivalence bench bench-docs lint format lock setup java rabbitmq clean
+.PHONY: help demo test test-brokers test-soak test-equivalence bench bench-docs lint format lock setup java browser rabbitmq clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -15,10 +15,10 @@ demo: setup ## watch delayed messages arrive on time, on a RabbitMQ that bide st
 	@scripts/install-rabbitmq.sh
 	@.venv/bin/bide demo
 
-test: lint rabbitmq java ## lint, type-check, and run every test on the installed RabbitMQ
+test: lint rabbitmq java browser ## lint, type-check, and run every test on the installed RabbitMQ
 	@$(PYTHON_BIN) -m pytest $(PARALLEL)
 
-test-brokers: setup java ## run the broker tests on RabbitMQ 4.0 and 4.3 too (Linux, as root: each needs 520 MB)
+test-brokers: setup java browser ## run the broker tests on RabbitMQ 4.0 and 4.3 too (Linux, as root: each needs 520 MB)
 	@failed=; for suite in trixie forky; do \
 		root=$$(scripts/broker-root.sh $$suite) || exit 1; \
 		echo "== the RabbitMQ of $$suite"; \
@@ -56,6 +56,9 @@ setup: # .venv with the pinned packages
 
 java: # for Spark
 	@scripts/install-java.sh
+
+browser: # for the tests of the report
+	@scripts/install-chromium.sh
 
 rabbitmq: # the tests run on a private broker, whatever BIDE_URL says
 	@env -u BIDE_URL scripts/install-rabbitmq.sh

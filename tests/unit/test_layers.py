@@ -90,7 +90,7 @@ PURE_BUILTINS_REFUSED = frozenset({"open", "print", "input"})
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "cli": frozenset({"click", "pyspark", "rich"}),
     "demo": frozenset({"rich"}),
-    "pipelines": frozenset({"pyarrow", "pyspark"}),
+    "pipelines": frozenset({"PIL", "pyarrow", "pyspark"}),
     "bench": frozenset({"rich", "aio_pika", "celery", "dramatiq", "kombu", "pika"}),
     "spark": frozenset({"pyarrow", "pyspark"}),
     "observability": frozenset({"prometheus_client", "opentelemetry"}),
@@ -100,7 +100,12 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 }
 """What a layer may import from elsewhere."""
 
-IMPORTED_AS = {"aio-pika": "aio_pika", "prometheus-client": "prometheus_client", "opentelemetry-api": "opentelemetry"}
+IMPORTED_AS = {
+    "aio-pika": "aio_pika",
+    "prometheus-client": "prometheus_client",
+    "opentelemetry-api": "opentelemetry",
+    "pillow": "PIL",
+}
 """Packages whose module has another name."""
 
 

@@ -1,0 +1,3 @@
+"""A page with plots of what the audit found: read and counted by Spark, drawn by ourselves."""
+
+from __future__ import annotations

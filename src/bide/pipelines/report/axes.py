@@ -1,0 +1,98 @@
+"""What surrounds a plot: its axes, grid and legend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bide.pipelines.report import texts
+from bide.pipelines.report.drawing import LETTER, Anchor, Area, Bar, Label, Line, Mark, Point, Role
+from bide.pipelines.report.scale import Linear, Logarithmic, Times
+
+TICK_SIZE: Final = 11
+TICK_WIDTH: Final = 74
+"""Room for a moment's text, in pixels."""
+
+
+_LATE_WIDTH: Final = 50
+_EDGE: Final = 10
+"""How far texts may stand out of a plot, to the left and to the right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """Where a plot is drawn, in pixels."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+
+def time_axis(times: Times, frame: Frame) -> Iterator[Mark]:
+    """Moments under the plot, and lines up from them."""
+    about = max(int((frame.right - frame.left) / TICK_WIDTH), 2)
+    for moment, upper, lower in times.ticks(about):
+        x = times.place(moment)
+        yield Line(points=((x, frame.top), (x, frame.bottom)), role=Role.GRID)
+        for text, below in ((upper, 16), (lower, 30)):
+            if text:
+                half = len(text) * LETTER * TICK_SIZE / 2
+                middle = min(max(x, frame.left - _EDGE + half), frame.right + _EDGE - half)
+                yield Label(
+                    x=middle, y=frame.bottom + below, text=text, role=Role.FAINT, size=TICK_SIZE, anchor="middle"
+                )
+
+
+def value_axis(
+    scale: Linear | Logarithmic, values: Sequence[float], frame: Frame, text: Callable[[float], str]
+) -> Iterator[Mark]:
+    """Values on the left of the plot, and lines to the right from them."""
+    for value in values:
+        y = scale.place(value)
+        yield Line(points=((frame.left, y), (frame.right, y)), role=Role.GRID)
+        yield Label(x=frame.left - 8, y=y + 4, text=text(value), role=Role.FAINT, size=TICK_SIZE, anchor="end")
+
+
+def late_axis(scale: Logarithmic, frame: Frame) -> Iterator[Mark]:
+    """Durations under the plot, and lines up from them."""
+    for value in scale.ticks(_LATE_WIDTH):
+        x = scale.place(value)
+        yield Line(points=((x, frame.top), (x, frame.bottom)), role=Role.GRID)
+        text, anchor = texts.milliseconds(value), _anchor(x, frame)
+        yield Label(x=x, y=frame.bottom + 16, text=text, role=Role.FAINT, size=TICK_SIZE, anchor=anchor)
+
+
+def _anchor(x: float, frame: Frame) -> Anchor:
+    """Texts at the edges of the plot stay within them."""
+    return "end" if x > frame.right - _EDGE else "start" if x < frame.left + _EDGE else "middle"
+
+
+def legend(entries: Sequence[tuple[str, Role]], *, x: float, y: float) -> Iterator[Mark]:
+    """What the colours mean, in one line."""
+    for text, role in entries:
+        yield Bar(x=x, y=y - 9, width=10, height=10, role=role)
+        yield Label(x=x + 15, y=y, text=text, role=Role.FAINT)
+        x += 34 + LETTER * 12 * len(text)
+
+
+def steps(values: Sequence[float], places: Sequence[float]) -> tuple[Point, ...]:
+    """The outline of bars side by side.
+
+    Args:
+        values: heights, as places on the value axis.
+        places: where bars begin, and where the last one ends.
+    """
+    return tuple(
+        point
+        for value, start, end in zip(values, places, places[1:], strict=False)
+        for point in ((start, value), (end, value))
+    )
+
+
+def filled(outline: Sequence[Point], base: float, role: Role) -> Iterator[Mark]:
+    """A face from a line down, or up, to a base, with the line on it."""
+    if outline:
+        yield Area(points=((outline[0][0], base), *outline, (outline[-1][0], base)), role=role)
+        yield Line(points=tuple(outline), role=role, width=1.5)

@@ -1,0 +1,216 @@
+"""From the audit's tables to the figures of a report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from bide.pipelines.report import counting, tables
+from bide.pipelines.report.figures import (
+    Building,
+    Failures,
+    Figures,
+    Flow,
+    Group,
+    Headline,
+    Skyline,
+    Step,
+    Target,
+)
+from bide.pipelines.report.scale import EPOCH, floored, span_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+GRACE: Final = timedelta(minutes=10)
+"""How long a message may be overdue before it counts as lost: one that a target refused is tried again after 180 s."""
+
+_FLOW_SPANS: Final = 120
+_SKYLINE_SPANS: Final = 96
+_FAILURE_SPANS: Final = 60
+_TARGETS: Final = 10
+_BUILDINGS: Final = 6
+_GROUPS: Final = 12
+_CENTRE: Final = 3
+"""The skyline leaves out the most distant messages where they make it so many times wider than the others do."""
+
+_HOUR: Final = timedelta(hours=1)
+_SHORTEST: Final = timedelta(seconds=1)
+
+
+def collect(spark: SparkSession, folder: str, *, grace: timedelta = GRACE) -> Figures:
+    """Read the tables in a folder, and count.
+
+    Args:
+        grace: how long a message may be overdue before it counts as lost.
+
+    Raises:
+        InvalidInputError: see :func:`bide.pipelines.report.tables.read`.
+    """
+    found = tables.read(spark, folder)
+    pending, failures = found.get("pending"), found.get("failures")
+    messages = counting.delayed(found["messages"]) if "messages" in found else None
+    skyline = None if pending is None else _skyline(pending)
+    headline = None if messages is None else _headline(messages, grace)
+    if headline is not None and skyline is not None:
+        # Those that wait to be tried again are in the table of what is pending only.
+        headline = replace(
+            headline,
+            pending=sum(one.pending for one in skyline.buildings),
+            overdue=sum(one.pending_overdue for one in skyline.buildings),
+        )
+    shown, more = ([], 0) if messages is None else _targets(messages)
+    return Figures(
+        folder=folder,
+        missing=[name for name in tables.COLUMNS if name not in found],
+        headline=headline,
+        flow=None if messages is None or headline is None else _flow(messages, headline),
+        lateness=None if messages is None else _lateness(messages),
+        targets=shown,
+        more_targets=more,
+        skyline=skyline,
+        failures=None if failures is None else _failures(failures, found.get("failed")),
+    )
+
+
+def _headline(messages: DataFrame, grace: timedelta) -> Headline:
+    row = counting.headline(messages).collect()[0].asDict()
+    row["since"], row["until"] = _moment(row["since"]), _moment(row["until"])
+    lost = 0
+    if row["overdue"] and row["until"] is not None:
+        lost = counting.lost(messages, row["until"] - grace).collect()[0]["lost"]
+    return Headline(**row, lost=lost, grace=grace)
+
+
+def _flow(messages: DataFrame, headline: Headline) -> Flow:
+    if headline.since is None or headline.until is None:
+        return Flow(first=EPOCH, width=_SHORTEST, scheduled=[], delivered=[], p50=[], p99=[])
+    width = max(span_for(headline.until - headline.since, _FLOW_SPANS), _SHORTEST)
+    first = floored(headline.since, width)
+    spans = (headline.until - first) // width + 1
+    rows = counting.flow(messages, first, width).collect()
+
+    def column(name: str) -> list[Any]:
+        known = {row["span"]: row[name] for row in rows if row[name] is not None}
+        return [known.get(span) for span in range(spans)]
+
+    return Flow(
+        first=first,
+        width=width,
+        scheduled=[one or 0 for one in column("scheduled")],
+        delivered=[one or 0 for one in column("delivered")],
+        p50=column("p50"),
+        p99=column("p99"),
+    )
+
+
+def _lateness(messages: DataFrame) -> list[Step]:
+    counts = {row["step"]: row["count"] for row in counting.lateness(messages).collect()}
+    if not counts:
+        return []
+    return [
+        Step(low=_late(step) if step >= 0 else 0.0, high=_late(step + 1), count=counts.get(step, 0))
+        for step in range(min(counts), max(counts) + 1)
+    ]
+
+
+def _late(step: int) -> float:
+    return float(10 ** (step / counting.STEPS))
+
+
+def _targets(messages: DataFrame) -> tuple[list[Target], int]:
+    by_target = counting.targets(messages)
+    rows = by_target.limit(_TARGETS + 1).collect()
+    more = by_target.count() - _TARGETS if len(rows) > _TARGETS else 0
+    found = []
+    for row in rows[:_TARGETS]:
+        values = row.asDict()
+        found.append(Target(name=values.pop("target") or "", **values))
+    return found, more
+
+
+def _skyline(pending: DataFrame) -> Skyline:
+    by_target = counting.pending_targets(pending)
+    rows = by_target.limit(_BUILDINGS + 1).collect()
+    if not rows:
+        return Skyline(first=EPOCH, width=_HOUR, spans=0, buildings=[], others=0, earlier=0, later=0)
+    others = by_target.count() - _BUILDINGS if len(rows) > _BUILDINGS else 0
+    names = [row["target"] for row in rows[:_BUILDINGS]]
+    first, last = _pending_range(pending)
+    width = max(span_for(last - first, _SKYLINE_SPANS), _HOUR)
+    first = floored(first, width)
+    spans = (last - first) // width + 1
+    found = counting.skyline(pending, names, first, width).collect()
+    buildings = [_building(name, found, spans) for name in [*names, *([None] if others else [])]]
+    return Skyline(
+        first=first,
+        width=width,
+        spans=spans,
+        buildings=buildings,
+        others=others,
+        earlier=sum(row["count"] for row in found if row["span"] < 0),
+        later=sum(row["count"] for row in found if row["span"] >= spans),
+    )
+
+
+def _pending_range(pending: DataFrame) -> tuple[datetime, datetime]:
+    row = counting.pending_range(pending).collect()[0]
+    first, last, low, high = (EPOCH + timedelta(microseconds=row[name]) for name in ("first", "last", "low", "high"))
+    most = _CENTRE * max(high - low, 24 * _HOUR)
+    return low if high - first > most else first, high if last - low > most else last
+
+
+def _building(name: str | None, rows: list[Row], spans: int) -> Building:
+    own = [row for row in rows if row["target"] == name]
+    by_span = {row["span"]: row for row in own}
+    return Building(
+        name=name or "",
+        counts=[by_span[span]["count"] if span in by_span else 0 for span in range(spans)],
+        overdue=[by_span[span]["overdue"] if span in by_span else 0 for span in range(spans)],
+        pending=sum(row["count"] for row in own),
+        pending_overdue=sum(row["overdue"] for row in own),
+    )
+
+
+def _failures(table: DataFrame, failed: DataFrame | None) -> Failures:
+    whole = counting.failures(table).collect()[0]
+    if whole["first"] is None:
+        return Failures(first=EPOCH, width=_SHORTEST, spans=0, groups=[], others=0, total=0)
+    first, last = EPOCH + timedelta(microseconds=whole["first"]), EPOCH + timedelta(microseconds=whole["last"])
+    width = max(span_for(last - first, _FAILURE_SPANS), _SHORTEST)
+    first = floored(first, width)
+    spans = (last - first) // width + 1
+    rows = counting.failure_groups(table).limit(_GROUPS).collect()
+    names = [row["group"] for row in rows]
+    times = [] if failed is None else counting.failure_times(failed, names, first, width).collect()
+    return Failures(
+        first=first,
+        width=width,
+        spans=spans,
+        groups=[_group(row, times, spans) for row in rows],
+        others=whole["groups"] - len(rows),
+        total=whole["total"],
+    )
+
+
+def _group(row: Row, times: list[Row], spans: int) -> Group:
+    own = {one["span"]: one for one in times if (one["group"], one["endpoint"]) == (row["group"], row["endpoint"])}
+    newest = max((span for span in own if own[span]["text"]), default=None)
+    return Group(
+        name=row["group"] or "",
+        exception=row["exception"] or "",
+        endpoint=row["endpoint"] or "",
+        count=row["count"],
+        messages=row["messages"],
+        first_seen=EPOCH + timedelta(microseconds=row["first_seen"]),
+        last_seen=EPOCH + timedelta(microseconds=row["last_seen"]),
+        recent=row["recent"] or 0,
+        before=row["before"] or 0,
+        text="" if newest is None else own[newest]["text"],
+        counts=[own[span]["count"] if span in own else 0 for span in range(spans)] if own else [],
+    )
+
+
+def _moment(micros: int | None) -> datetime | None:
+    return None if micros is None else EPOCH + timedelta(microseconds=micros)

@@ -1,0 +1,269 @@
+"""What a report consists of: sections, each with a drawing, what it means, and the same in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from bide.pipelines.report import plots, texts
+from bide.pipelines.report.drawing import Drawing
+from bide.pipelines.report.figures import Failures, Figures, Flow, Headline, Skyline, Step, Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Cells of text.
+
+    Attributes:
+        numbers: how many of the last columns are numbers.
+        aside: shown only when it is asked for.
+        long: the column of long texts, if there is one.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: int
+    aside: bool = True
+    long: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of the report.
+
+    Attributes:
+        name: unique in the report, of letters and dashes.
+        note: a sentence or two under the drawing; instead of it, where there is none.
+        draw: makes the drawing for a width; None if there is nothing to draw.
+    """
+
+    name: str
+    title: str
+    note: str
+    draw: Callable[[float], Drawing] | None = None
+    table: Table | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A figure of the headline.
+
+    Attributes:
+        bad: whether it should be otherwise.
+    """
+
+    name: str
+    value: str
+    bad: bool = False
+
+
+def cards(figures: Figures) -> list[Card]:
+    """The figures of the headline, those that are known."""
+    found = []
+    if (head := figures.headline) is not None:
+        found = [
+            Card(name="scheduled", value=texts.count(head.scheduled)),
+            Card(name="delivered", value=texts.count(head.delivered)),
+            Card(name="pending", value=texts.count(head.pending)),
+            Card(name="overdue", value=texts.count(head.overdue), bad=head.overdue > 0),
+            Card(name="lost?", value=texts.count(head.lost), bad=head.lost > 0),
+            Card(name="p50 late", value=texts.milliseconds(head.p50)),
+            Card(name="p99 late", value=texts.milliseconds(head.p99)),
+        ]
+    if figures.failures is not None:
+        total = figures.failures.total
+        found.append(Card(name="failures", value=texts.count(total), bad=total > 0))
+    return found
+
+
+def summary(figures: Figures) -> str:
+    """The headline in sentences."""
+    head = figures.headline
+    if head is None:
+        return "There is no table of messages in this folder, so that nothing is known of their delivery."
+    if not head.scheduled:
+        return "No message was scheduled yet."
+    said = f"{head.delivered:,} of {texts.counted(head.scheduled, 'message')} {_were(head.delivered)} delivered"
+    if head.delivered == 1 and head.max is not None:
+        said += f", {texts.milliseconds(head.max)} late"
+    elif head.p50 is not None and head.p99 is not None:
+        half, most = texts.milliseconds(head.p50), texts.milliseconds(head.p99)
+        said += f", half of them at most {half} late, 99 in 100 at most {most}"
+    if not head.pending:
+        return f"{said}. Nothing is pending."
+    said += f". {head.pending:,} {_are(head.pending)} pending"
+    if head.overdue:
+        said += f", {head.overdue:,} of them overdue"
+    if head.lost:
+        which = "all of these" if head.lost == head.overdue else f"{head.lost:,} of these"
+        said += f", {which} by more than {texts.span(head.grace)}: they may be lost"
+    return said + "."
+
+
+def sections(figures: Figures) -> Iterator[Section]:
+    """All parts of the report, also those of which there is nothing to show, which say so."""
+    yield _flow(figures.flow)
+    yield _lateness(figures.lateness, figures.headline)
+    if figures.flow is not None and any(one is not None for one in figures.flow.p50):
+        yield _lateness_over_time(figures.flow)
+    if any(one.p50 is not None for one in figures.targets):
+        yield _targets(figures.targets, figures.more_targets)
+    yield _skyline(figures.skyline, figures.headline)
+    yield _failures(figures.failures)
+
+
+def _flow(found: Flow | None) -> Section:
+    section = partial(Section, name="flow", title="Scheduled and delivered")
+    if found is None:
+        return section(note=_no_table("messages"))
+    if not found.scheduled:
+        return section(note="Nothing was scheduled or delivered yet.")
+    rows = [
+        (texts.moment(found.first + found.width * number), *map(texts.count, counts))
+        for number, counts in enumerate(zip(found.scheduled, found.delivered, found.waiting(), strict=True))
+    ]
+    return section(
+        note="Upwards what was scheduled, downwards what was delivered; below, what the broker held meanwhile.",
+        draw=lambda width: plots.flow(found, width=width),
+        table=Table(head=("from (UTC)", "scheduled", "delivered", "waiting"), rows=rows, numbers=3),
+    )
+
+
+def _lateness(found: Sequence[Step] | None, headline: Headline | None) -> Section:
+    section = partial(Section, name="lateness", title="Lateness")
+    if found is None or headline is None:
+        return section(note=_no_table("messages"))
+    if not found:
+        return section(note="Nothing was delivered yet.")
+    total, so_far, rows = sum(one.count for one in found), 0, []
+    for one in found:
+        so_far += one.count
+        rows.append((plots.lateness_range(one), texts.count(one.count), f"{100 * so_far / total:.3f} %"))
+    latest = texts.milliseconds(headline.max)
+    early = f"{headline.early:,}" if headline.early else "None"
+    return section(
+        note=f"From due time to delivery, on a logarithmic scale. The latest was {latest} late. {early} came early.",
+        draw=lambda width: plots.lateness(found, headline, width=width),
+        table=Table(head=("late", "messages", "so far"), rows=rows, numbers=2),
+    )
+
+
+def _lateness_over_time(found: Flow) -> Section:
+    rows = [
+        (texts.moment(found.first + found.width * number), texts.milliseconds(p50), texts.milliseconds(p99))
+        for number, (p50, p99) in enumerate(zip(found.p50, found.p99, strict=True))
+        if p50 is not None
+    ]
+    return Section(
+        name="lateness-over-time",
+        title="Lateness over time",
+        note="Half of the messages were later than the lower line, one in a hundred later than the upper one.",
+        draw=lambda width: plots.lateness_over_time(found, width=width),
+        table=Table(head=("from (UTC)", "p50", "p99"), rows=rows, numbers=2),
+    )
+
+
+def _targets(found: Sequence[Target], more: int) -> Section:
+    rows = [
+        (
+            plots.target_name(one.name),
+            *map(texts.count, (one.scheduled, one.delivered, one.overdue)),
+            *map(texts.milliseconds, (one.p50, one.p95, one.p99, one.max)),
+        )
+        for one in found
+    ]
+    left_out = f" {texts.counted(more, 'target')} with fewer {_are(more)} left out." if more else ""
+    return Section(
+        name="targets",
+        title="Lateness by target",
+        note=f"The targets of most messages.{left_out}",
+        draw=lambda width: plots.targets(found, width=width),
+        table=Table(
+            head=("target", "scheduled", "delivered", "overdue", "p50", "p95", "p99", "latest"), rows=rows, numbers=7
+        ),
+    )
+
+
+def _skyline(found: Skyline | None, headline: Headline | None) -> Section:
+    section = partial(Section, name="pending", title="Pending, by due time")
+    if found is None:
+        return section(note=_no_table("pending"))
+    if not found.buildings:
+        return section(note="Nothing is pending.")
+    rows = [
+        (
+            plots.building_name(found, one),
+            texts.moment(found.first + found.width * number),
+            *map(texts.count, (count, overdue)),
+        )
+        for one in found.buildings
+        for number, (count, overdue) in enumerate(zip(one.counts, one.overdue, strict=True))
+        if count
+    ]
+    now = None if headline is None else headline.until
+    note = "What waits for each target, at the time that it is due. The broken line is the end of the audit."
+    for number, when in ((found.earlier, "before"), (found.later, "after")):
+        if number:
+            note += f" Not shown: {texts.counted(number, 'message')} due long {when} that."
+    return section(
+        note=note,
+        draw=lambda width: plots.skyline(found, now=now, width=width),
+        table=Table(head=("target", "due from (UTC)", "pending", "overdue"), rows=rows, numbers=2),
+    )
+
+
+def _failures(found: Failures | None) -> Section:
+    section = partial(Section, name="failures", title="Failures")
+    if found is None:
+        return section(note=_no_table("failures"))
+    if not found.groups:
+        return section(note="Nothing failed.")
+    rows = [
+        (
+            plots.group_name(one),
+            one.endpoint,
+            one.text,
+            texts.moment(one.first_seen),
+            texts.moment(one.last_seen),
+            plots.trend(one),
+            texts.count(one.messages),
+            texts.count(one.count),
+        )
+        for one in found.groups
+    ]
+    left_out = (
+        f" {texts.counted(found.others, 'group')} with fewer {_are(found.others)} left out." if found.others else ""
+    )
+    return section(
+        note=f"Attempts that failed, in groups of those that are alike, each with a height of its own.{left_out}",
+        draw=lambda width: plots.failures(found, width=width),
+        table=Table(
+            head=(
+                "exception",
+                "endpoint",
+                "the newest said",
+                "first (UTC)",
+                "last (UTC)",
+                "trend",
+                "messages",
+                "failures",
+            ),
+            rows=rows,
+            numbers=2,
+            aside=False,
+            long=2,
+        ),
+    )
+
+
+def _no_table(name: str) -> str:
+    return f"There is no table {name!r} in this folder."
+
+
+def _were(number: int) -> str:
+    return "was" if number == 1 else "were"
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"

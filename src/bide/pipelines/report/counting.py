@@ -1,0 +1,181 @@
+"""Count and group the audit's tables by Spark. Every function's result is small, whatever the size of the tables."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+
+from bide.pipelines.report.scale import EPOCH
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+WAITING: Final = ("scheduled", "overdue")
+"""Outcomes of messages that were not delivered yet; all others were."""
+
+STEPS: Final = 12
+"""Ranges of lateness in a power of ten."""
+
+_ACCURACY: Final = 10_000
+"""Percentiles of all messages are exact to one rank in so many."""
+
+_GROUP_ACCURACY: Final = 1000
+"""And those of many groups to one in so many, which takes less memory for each."""
+
+_SHARES: Final = (50, 95, 99)
+
+_TEXT: Final = 240
+"""Letters of an exception's text that are shown."""
+
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def delayed(messages: DataFrame) -> DataFrame:
+    """Only those that were delayed: what endpoints tell of has others as well, which have no due time."""
+    return messages.where(F.coalesce("due", "scheduled", "delivered").isNotNull())
+
+
+def headline(messages: DataFrame) -> DataFrame:
+    """All messages in one row: counts, the first and last time in microseconds, and percentiles of lateness."""
+    return messages.agg(
+        F.count(F.lit(1)).alias("scheduled"),
+        F.count_if(~_waits()).alias("delivered"),
+        F.count_if(_waits()).alias("pending"),
+        F.count_if(F.col("outcome") == "overdue").alias("overdue"),
+        F.count_if(F.col("lateness_ms") < 0).alias("early"),
+        F.unix_micros(F.least(F.min("scheduled"), F.min("delivered"))).alias("since"),
+        F.unix_micros(F.greatest(F.max("scheduled"), F.max("delivered"))).alias("until"),
+        *_percentiles(_ACCURACY),
+    )
+
+
+def lost(messages: DataFrame, before: datetime) -> DataFrame:
+    """How many overdue messages were due before a time, in one row: ``lost``."""
+    return messages.agg(F.count_if((F.col("outcome") == "overdue") & (F.col("due") < moment(before))).alias("lost"))
+
+
+def flow(messages: DataFrame, first: datetime, width: timedelta) -> DataFrame:
+    """Messages per span, in at most two rows for each: ``span`` (its number) and ``scheduled``; or ``delivered``, with
+    percentiles of lateness."""
+    came = (
+        messages.where(F.col("scheduled").isNotNull())
+        .groupBy(_span("scheduled", first, width))
+        .agg(F.count(F.lit(1)).alias("scheduled"))
+    )
+    went = (
+        messages.where(F.col("delivered").isNotNull())
+        .groupBy(_span("delivered", first, width))
+        .agg(F.count(F.lit(1)).alias("delivered"), *_percentiles(_GROUP_ACCURACY))
+    )
+    return came.unionByName(went, allowMissingColumns=True)
+
+
+def lateness(messages: DataFrame) -> DataFrame:
+    """Delivered messages by lateness: ``step``, a range of it, and ``count``.
+
+    Step n begins at 10 ** (n / :data:`STEPS`) ms; step -1 is all below 1 ms.
+    """
+    late = F.col("lateness_ms")
+    step = F.when(late < 1, F.lit(-1)).otherwise(F.floor(F.log10(late) * STEPS))
+    return messages.where(late.isNotNull()).groupBy(step.alias("step")).agg(F.count(F.lit(1)).alias("count"))
+
+
+def targets(messages: DataFrame) -> DataFrame:
+    """One row for each target, the one with most messages first."""
+    return (
+        messages.groupBy("target")
+        .agg(
+            F.count(F.lit(1)).alias("scheduled"),
+            F.count_if(~_waits()).alias("delivered"),
+            F.count_if(F.col("outcome") == "overdue").alias("overdue"),
+            *_percentiles(_GROUP_ACCURACY),
+        )
+        .orderBy(F.desc("scheduled"), "target")
+    )
+
+
+def pending_targets(pending: DataFrame) -> DataFrame:
+    """What waits for each target, most first: ``target``, ``count``, ``overdue``."""
+    return (
+        pending.groupBy("target")
+        .agg(F.sum("count").alias("count"), F.sum("overdue").alias("overdue"))
+        .where(F.col("count") > 0)
+        .orderBy(F.desc("count"), "target")
+    )
+
+
+def pending_range(pending: DataFrame) -> DataFrame:
+    """When what waits is due, in one row, in microseconds: ``first``, ``last``, and ``low`` and ``high``, between
+    which 99 of 100 messages are."""
+    hour, count = F.unix_micros("due_hour"), F.col("count")
+    return pending.where(count > 0).agg(
+        F.min(hour).alias("first"),
+        F.max(hour).alias("last"),
+        F.percentile(hour, F.lit(0.005), count).cast("bigint").alias("low"),
+        F.percentile(hour, F.lit(0.995), count).cast("bigint").alias("high"),
+    )
+
+
+def skyline(pending: DataFrame, names: list[str], first: datetime, width: timedelta) -> DataFrame:
+    """What waits by target (null for all that are not named) and span, with ``count`` and ``overdue``."""
+    target = F.when(F.col("target").isin(names), F.col("target"))
+    return pending.groupBy(target.alias("target"), _span("due_hour", first, width)).agg(
+        F.sum("count").alias("count"), F.sum("overdue").alias("overdue")
+    )
+
+
+def failures(table: DataFrame) -> DataFrame:
+    """All failures in one row: ``total``, ``groups``, and the ``first`` and ``last`` one in microseconds."""
+    return table.agg(
+        F.sum("count").alias("total"),
+        F.count(F.lit(1)).alias("groups"),
+        F.unix_micros(F.min("first_seen")).alias("first"),
+        F.unix_micros(F.max("last_seen")).alias("last"),
+    )
+
+
+def failure_groups(table: DataFrame) -> DataFrame:
+    """The groups, most failures first, with times in microseconds."""
+    return table.select(
+        *("group", "exception", "endpoint", "count", "messages", "recent", "before"),
+        F.unix_micros("first_seen").alias("first_seen"),
+        F.unix_micros("last_seen").alias("last_seen"),
+    ).orderBy(F.desc("count"), "group", "endpoint")
+
+
+def failure_times(failed: DataFrame, groups: list[str], first: datetime, width: timedelta) -> DataFrame:
+    """Failures of these groups per span: ``group``, ``endpoint``, ``span``, ``count``, and the newest ``text``."""
+    return (
+        failed.where(F.col("group").isin(groups) & (F.col("kind") != "expired"))
+        # An endpoint tells of one again when it does not know whether the broker has heard.
+        .dropDuplicates(["message_id", "group", "endpoint", "kind", "started", "ended"])
+        .groupBy("group", "endpoint", _span("ended", first, width))
+        .agg(
+            F.count(F.lit(1)).alias("count"),
+            F.left(F.max_by("text", "ended"), F.lit(_TEXT)).alias("text"),
+        )
+        .where(F.col("span").isNotNull())
+    )
+
+
+def moment(value: datetime) -> Column:
+    """A point in time, whatever the time zone of the session is."""
+    return F.timestamp_micros(F.lit((value - EPOCH) // _MICROSECOND))
+
+
+def _span(column: str, first: datetime, width: timedelta) -> Column:
+    start, size = (first - EPOCH) // _MICROSECOND, width // _MICROSECOND
+    return F.floor((F.unix_micros(column) - F.lit(start)) / F.lit(size)).cast("int").alias("span")
+
+
+def _waits() -> Column:
+    return F.coalesce(F.col("outcome").isin(*WAITING), F.lit(False))
+
+
+def _percentiles(accuracy: int) -> list[Column]:
+    """All of them from one sketch, which is most of the work."""
+    late = F.col("lateness_ms")
+    shares = F.percentile_approx(late, [share / 100 for share in _SHARES], accuracy)
+    return [*(shares[place].alias(f"p{share}") for place, share in enumerate(_SHARES)), F.max(late).alias("max")]

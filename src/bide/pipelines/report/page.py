@@ -1,0 +1,127 @@
+"""The report as one file of HTML: no script, and nothing that has to be fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Final
+
+from bide.pipelines.report import content, texts
+from bide.pipelines.report.content import Section, Table
+from bide.pipelines.report.drawing import Role
+from bide.pipelines.report.figures import Figures
+from bide.pipelines.report.palette import DAY, NIGHT, NIGHT_PAPER, PAPER
+from bide.pipelines.report.svg import svg, text
+
+WIDE: Final = 976
+NARROW: Final = 358
+
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+"""What a browser may do for this page: whatever text a message brings along, nothing is run or fetched."""
+
+
+def page(figures: Figures, *, title: str = "Delayed delivery") -> str:
+    """The page."""
+    return "\n".join([*_lines(figures, title), ""])
+
+
+def _lines(figures: Figures, title: str) -> Iterator[str]:
+    yield "<!doctype html>"
+    yield '<html lang="en">'
+    yield "<head>"
+    yield '<meta charset="utf-8">'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield f"<title>{text(title)}</title>"
+    yield f"<style>\n{_style()}</style>"
+    yield "</head>"
+    yield "<body>"
+    yield "<header>"
+    yield f"<h1>{text(title)}</h1>"
+    yield f'<p class="faint">{text(_period(figures))}</p>'
+    yield f'<p class="lead">{text(content.summary(figures))}</p>'
+    yield "</header>"
+    yield "<main>"
+    yield '<dl class="cards">'
+    for card in content.cards(figures):
+        bad = ' class="bad"' if card.bad else ""
+        yield f"<div{bad}><dt>{text(card.name)}</dt><dd>{text(card.value)}</dd></div>"
+    yield "</dl>"
+    for section in content.sections(figures):
+        yield from _section(section)
+    yield "</main>"
+    yield f'<footer><p class="faint">Made by bide from {text(figures.folder)}. All times are UTC.</p></footer>'
+    yield "</body>"
+    yield "</html>"
+
+
+def _style() -> str:
+    colours = {"day": (PAPER, DAY), "night": (NIGHT_PAPER, NIGHT)}
+
+    def variables(when: str) -> str:
+        paper, palette = colours[when]
+        return "; ".join([f"--paper: {paper}", *(f"--{role}: {colour}" for role, colour in palette.items())])
+
+    rules = [f":root {{ {variables('day')} }}"]
+    rules.append(f"@media (prefers-color-scheme: dark) {{ :root {{ {variables('night')} }} }}")
+    for role in Role:
+        if role is not Role.POINTED:
+            rules.append(f".f-{role} {{ fill: var(--{role}) }} .s-{role} {{ stroke: var(--{role}) }}")
+            rules.append(f".a-{role} {{ fill: var(--{role}); fill-opacity: .25 }}")
+    sheet = files("bide.pipelines.report").joinpath("style.css").read_text(encoding="utf-8")
+    return "\n".join([*rules, sheet])
+
+
+def _period(figures: Figures) -> str:
+    head = figures.headline
+    if head is None or head.since is None:
+        return figures.folder
+    return f"{texts.moment(head.since)} to {texts.moment(head.until)} UTC"
+
+
+def _section(section: Section) -> Iterator[str]:
+    yield f'<section id="{section.name}" aria-labelledby="{section.name}-title">'
+    yield f'<h2 id="{section.name}-title">{text(section.title)}</h2>'
+    if section.draw is None:
+        yield f'<p class="faint">{text(section.note)}</p>'
+    else:
+        yield "<figure>"
+        yield svg(section.draw(WIDE), name=f"{section.name}-wide", classes="wide")
+        yield svg(section.draw(NARROW), name=f"{section.name}-narrow", classes="narrow")
+        yield f"<figcaption>{text(section.note)}</figcaption>"
+        yield "</figure>"
+    if section.table is not None:
+        yield from _table(section.table, section.title)
+    yield "</section>"
+
+
+def _table(table: Table, title: str) -> Iterator[str]:
+    if table.aside:
+        yield "<details><summary>The same as a table</summary>"
+    # What scrolls must be reached by the keyboard.
+    classes = "scroll" if table.aside else "scroll open"
+    yield f'<div class="{classes}" tabindex="0" role="region" aria-label="{text(title)}, table">'
+    yield "<table>"
+    yield "<thead><tr>"
+    plain = len(table.head) - table.numbers
+    for place, name in enumerate(table.head):
+        yield f'<th scope="col"{_kind(place, plain)}>{text(name)}</th>'
+    yield "</tr></thead>"
+    yield "<tbody>"
+    for row in table.rows:
+        cells = [f'<th scope="row">{text(row[0])}</th>']
+        cells += [
+            f'<td{_kind(place, plain, table.long)} data-name="{text(table.head[place])}">{text(cell)}</td>'
+            for place, cell in enumerate(row)
+            if place
+        ]
+        yield f"<tr>{''.join(cells)}</tr>"
+    yield "</tbody>"
+    yield "</table>"
+    yield "</div>"
+    if table.aside:
+        yield "</details>"
+
+
+def _kind(place: int, plain: int, long: int | None = None) -> str:
+    return ' class="number"' if place >= plain else ' class="long"' if place == long else ""

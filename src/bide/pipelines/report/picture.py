@@ -1,0 +1,40 @@
+"""The report as drawings alone, for a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from bide.pipelines.report import content, texts
+from bide.pipelines.report.drawing import Drawing, Label, Line, Mark, Role
+from bide.pipelines.report.figures import Figures
+
+WIDTH: Final = 976
+
+
+def drawings(figures: Figures, *, title: str = "Delayed delivery") -> Iterator[Drawing]:
+    """The headline, and the drawing of every section that has one, under its title."""
+    yield _head(figures, title)
+    for section in content.sections(figures):
+        heading = Label(x=0, y=26, text=section.title, size=17, bold=True)
+        rule = Line(points=((0, 0.5), (WIDTH, 0.5)), role=Role.GRID)
+        if section.draw is None:
+            note = Label(x=0, y=52, text=section.note, role=Role.FAINT, size=13)
+            yield Drawing(title=section.title, width=WIDTH, height=60, marks=(rule, heading, note))
+        else:
+            yield Drawing(title=section.title, width=WIDTH, height=30, marks=(rule, heading))
+            yield section.draw(WIDTH)
+
+
+def _head(figures: Figures, title: str) -> Drawing:
+    marks: list[Mark] = [Label(x=0, y=30, text=title, size=28, bold=True)]
+    head = figures.headline
+    if head is not None and head.since is not None:
+        period = f"{texts.moment(head.since)} to {texts.moment(head.until)} UTC"
+        marks.append(Label(x=0, y=54, text=period, role=Role.FAINT, size=13))
+    cards = content.cards(figures)
+    for number, card in enumerate(cards):
+        x = number * WIDTH / len(cards)
+        marks.append(Label(x=x, y=92, text=card.name, role=Role.FAINT, size=13))
+        marks.append(Label(x=x, y=118, text=card.value, role=Role.BAD if card.bad else Role.INK, size=20, bold=True))
+    return Drawing(title=content.summary(figures), width=WIDTH, height=130, marks=tuple(marks))

@@ -1,0 +1,311 @@
+"""What is drawn of the figures, for any width: a page for a phone is no page for a desk that was made smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import groupby
+from math import ceil, floor, log10
+from typing import Final
+
+from bide.pipelines.report import texts
+from bide.pipelines.report.axes import Frame, filled, late_axis, legend, steps, time_axis, value_axis
+from bide.pipelines.report.drawing import BOLD_LETTER, LETTER, Bar, Drawing, Label, Line, Mark, Point, Role, shortened
+from bide.pipelines.report.figures import Building, Failures, Flow, Group, Headline, Skyline, Step, Target
+from bide.pipelines.report.scale import Linear, Logarithmic, Times
+
+_LEFT: Final = 52
+_RIGHT: Final = 12
+_AXIS: Final = 38
+_NARROW: Final = 600
+
+
+def flow(found: Flow, *, width: float) -> Drawing:
+    """What came, upwards; what went, downwards; and below, how many were waiting meanwhile."""
+    half, gap, lower = (96, 40, 84) if width > _NARROW else (80, 40, 70)
+    frame = Frame(left=_LEFT, right=width - _RIGHT, top=30, bottom=30 + 2 * half)
+    times = Times(found.first, found.last, frame.left, frame.right)
+    places = [times.place(found.first + found.width * number) for number in range(len(found.scheduled) + 1)]
+    highest = max(*found.scheduled, *found.delivered, 1)
+    middle = frame.top + half
+    up, down = Linear(0, highest, middle, frame.top), Linear(0, highest, middle, frame.bottom)
+    marks: list[Mark] = [*time_axis(times, frame)]
+    for scale in (up, down):
+        marks += value_axis(scale, [one for one in scale.ticks(2) if one], frame, texts.brief)
+    marks += filled(steps([up.place(one) for one in found.scheduled], places), middle, Role.IN)
+    marks += filled(steps([down.place(one) for one in found.delivered], places), middle, Role.OUT)
+    marks.append(Line(points=((frame.left, middle), (frame.right, middle)), role=Role.FAINT))
+    marks += _flow_tips(found, places, frame)
+    every = texts.span(found.width)
+    marks += legend([("scheduled", Role.IN), ("delivered", Role.OUT)], x=frame.left, y=16)
+    marks.append(Label(x=frame.right, y=16, text=f"per {every}", role=Role.FAINT, anchor="end"))
+    top = frame.bottom + gap + 24
+    below = Frame(left=frame.left, right=frame.right, top=top, bottom=top + lower)
+    marks += _waiting(found, times, places, below)
+    return Drawing(
+        title=f"Messages scheduled and delivered per {every}, and how many were waiting",
+        width=width,
+        height=below.bottom + _AXIS,
+        marks=tuple(marks),
+    )
+
+
+def _flow_tips(found: Flow, places: Sequence[float], frame: Frame) -> Iterator[Mark]:
+    for number, (came, went) in enumerate(zip(found.scheduled, found.delivered, strict=True)):
+        if came or went:
+            start = texts.moment(found.first + found.width * number)
+            yield Bar(
+                x=places[number],
+                y=frame.top,
+                width=places[number + 1] - places[number],
+                height=frame.bottom - frame.top,
+                role=Role.POINTED,
+                tip=f"{start}: {came:,} scheduled, {went:,} delivered",
+            )
+
+
+def _waiting(found: Flow, times: Times, places: Sequence[float], frame: Frame) -> Iterator[Mark]:
+    waiting = found.waiting()
+    scale = Linear(min(0, *waiting), max(*waiting, 1), frame.bottom, frame.top)
+    yield from time_axis(times, frame)
+    yield from value_axis(scale, scale.ticks(2), frame, texts.brief)
+    yield from filled(steps([scale.place(one) for one in waiting], places), scale.place(0), Role.WAITING)
+    yield from legend([("waiting", Role.WAITING)], x=frame.left, y=frame.top - 12)
+
+
+def lateness(found: Sequence[Step], headline: Headline, *, width: float) -> Drawing:
+    """A histogram of lateness, with its percentiles."""
+    height = 250 if width > _NARROW else 230
+    frame = Frame(left=_LEFT, right=width - _RIGHT, top=48, bottom=height - _AXIS)
+    ratio = found[-1].high / max(found[-1].low, found[-1].high / 10)
+    # What is below one millisecond gets a place as wide as the others, before one.
+    low = min(one.low or one.high / ratio for one in found)
+    across = Logarithmic(low, max(found[-1].high, low * 100), frame.left, frame.right)
+    up = Linear(0, max(one.count for one in found), frame.bottom, frame.top)
+    marks: list[Mark] = [*value_axis(up, up.ticks(3), frame, texts.brief)]
+    marks += late_axis(across, frame)
+    for one in found:
+        if one.count:
+            start, end = across.place(one.low), across.place(one.high)
+            top = min(up.place(one.count), frame.bottom - 1)
+            marks.append(
+                Bar(
+                    x=start + 0.5,
+                    y=top,
+                    width=max(end - start - 1, 1),
+                    height=frame.bottom - top,
+                    role=Role.OUT,
+                    tip=f"{lateness_range(one)}: {texts.counted(one.count, 'message')}",
+                )
+            )
+    marks += _percentiles(headline, across, frame)
+    marks.append(
+        Label(x=(frame.left + frame.right) / 2, y=height - 4, text="late", role=Role.FAINT, size=11, anchor="middle")
+    )
+    return Drawing(title="How late messages were delivered", width=width, height=height, marks=tuple(marks))
+
+
+def _percentiles(headline: Headline, across: Logarithmic, frame: Frame) -> Iterator[Mark]:
+    """Lines up from the percentiles, and their names side by side where they are far enough from one another."""
+    free = frame.left
+    entries = (("p50", headline.p50), ("p95", headline.p95), ("p99", headline.p99))
+    for number, (name, value) in enumerate(entries):
+        if value is None:
+            continue
+        x = across.place(max(value, across.low))
+        text = f"{name} {texts.milliseconds(value)}"
+        room = LETTER * 12 * len(text)
+        last = sum(LETTER * 12 * len(f"{later} {texts.milliseconds(one)}") + 10 for later, one in entries[number + 1 :])
+        start = min(max(x - room / 2, free), frame.right - room - last)
+        yield Line(points=((x, frame.top - 8), (x, frame.bottom)), role=Role.MARK, width=1.5, dashed=True)
+        yield Line(points=((start + room / 2, frame.top - 22), (x, frame.top - 8)), role=Role.FAINT)
+        yield Label(x=start, y=frame.top - 28, text=text, bold=name == "p99")
+        free = start + room + 10
+
+
+def lateness_range(step: Step) -> str:
+    """Its range in words."""
+    if not step.low:
+        return f"less than {texts.milliseconds(step.high)}"
+    return f"{texts.milliseconds(step.low)} to {texts.milliseconds(step.high)}"
+
+
+def lateness_over_time(found: Flow, *, width: float) -> Drawing:
+    """Half of the messages, and one in a hundred, were later than this."""
+    height = 200
+    frame = Frame(left=_LEFT, right=width - _RIGHT, top=30, bottom=height - _AXIS)
+    times = Times(found.first, found.last, frame.left, frame.right)
+    known = [max(one, 1.0) for values in (found.p50, found.p99) for one in values if one is not None]
+    low = 10.0 ** floor(log10(min(known)))
+    high = 10.0 ** max(ceil(log10(max(known))), round(log10(low)) + 1)
+    scale = Logarithmic(low, high, frame.bottom, frame.top)
+    marks: list[Mark] = [*time_axis(times, frame), *value_axis(scale, scale.ticks(24), frame, texts.milliseconds)]
+    for values, role in ((found.p50, Role.IN), (found.p99, Role.BAD)):
+        for piece in _pieces(values):
+            outline: list[Point] = []
+            for number, value in piece:
+                start = times.place(found.first + found.width * number)
+                y = scale.place(max(value, low))
+                outline += [(start, y), (times.place(found.first + found.width * (number + 1)), y)]
+            marks.append(Line(points=tuple(outline), role=role, width=1.75))
+    marks += legend([("p50", Role.IN), ("p99", Role.BAD)], x=frame.left, y=16)
+    every = texts.span(found.width)
+    marks.append(Label(x=frame.right, y=16, text=f"per {every}", role=Role.FAINT, anchor="end"))
+    return Drawing(title=f"Lateness per {every}", width=width, height=height, marks=tuple(marks))
+
+
+def _pieces(values: Sequence[float | None]) -> Iterator[list[tuple[int, float]]]:
+    """Runs of values without a gap, with their numbers."""
+    for known, run in groupby(enumerate(values), key=lambda one: one[1] is not None):
+        if known:
+            yield [(number, value) for number, value in run if value is not None]
+
+
+def targets(found: Sequence[Target], *, width: float) -> Drawing:
+    """For each target, a line from its median lateness to its 99th percentile, and one on to the maximum."""
+    known = [
+        (one, (one.p50, one.p99, one.max))
+        for one in found
+        if one.p50 is not None and one.p99 is not None and one.max is not None
+    ]
+    row = 34
+    frame = Frame(left=16, right=width - 24, top=34, bottom=34 + row * len(known))
+    low = 10.0 ** floor(log10(max(min(values[0] for _, values in known), 1.0)))
+    high = 10.0 ** ceil(log10(max(*(values[2] for _, values in known), low * 10)))
+    across = Logarithmic(low, high, frame.left, frame.right)
+    marks: list[Mark] = [*late_axis(across, frame)]
+    for number, (one, values) in enumerate(known):
+        y = frame.top + number * row + 14
+        name = target_name(one.name)
+        p50, p99, top = (across.place(value) for value in values)
+        shown = zip(("p50", "p99", "latest"), map(texts.milliseconds, values), strict=True)
+        tip = f"{name}: {', '.join(f'{what} {value}' for what, value in shown)}"
+        marks += [
+            Label(x=frame.left, y=y, text=shortened(name, frame.right - frame.left)),
+            Line(points=((p99, y + 10), (top, y + 10)), role=Role.BAD, width=1.5),
+            Bar(x=p50, y=y + 6, width=max(p99 - p50, 2), height=8, role=Role.OUT, tip=tip),
+            Bar(x=p50 - 1, y=y + 4, width=3, height=12, role=Role.IN, tip=tip),
+            Bar(x=top - 1, y=y + 6, width=3, height=8, role=Role.BAD, tip=tip),
+        ]
+    marks += legend([("p50", Role.IN), ("to p99", Role.OUT), ("to the latest", Role.BAD)], x=frame.left, y=16)
+    return Drawing(title="Lateness by target", width=width, height=frame.bottom + 24, marks=tuple(marks))
+
+
+def skyline(found: Skyline, *, now: datetime | None, width: float) -> Drawing:
+    """What waits for each target, by the time it is due at; overdue messages in another colour.
+
+    Args:
+        now: marked where it is shown.
+    """
+    tall, gap = (72, 30) if width > _NARROW else (60, 32)
+    whole = Frame(left=_LEFT, right=width - _RIGHT, top=28, bottom=28 + len(found.buildings) * (tall + gap))
+    times = Times(found.first, found.last, whole.left, whole.right)
+    highest = max(max(max(one.counts, default=0) for one in found.buildings), 1)
+    marks: list[Mark] = [*time_axis(times, whole)]
+    marks += legend([("due later", Role.IN), ("overdue", Role.BAD)], x=whole.left, y=14)
+    marks.append(Label(x=whole.right, y=14, text=f"per {texts.span(found.width)}", role=Role.FAINT, anchor="end"))
+    if now is not None and found.first < now < found.last:
+        x = times.place(now)
+        marks.append(Line(points=((x, whole.top), (x, whole.bottom)), role=Role.MARK, width=1.25, dashed=True))
+    for number, one in enumerate(found.buildings):
+        bottom = whole.top + (number + 1) * (tall + gap)
+        frame = Frame(left=whole.left, right=whole.right, top=bottom - tall, bottom=bottom)
+        marks += _building(found, one, times, frame, highest)
+    return Drawing(
+        title=f"What waits, by target and due time, per {texts.span(found.width)}",
+        width=width,
+        height=whole.bottom + _AXIS,
+        marks=tuple(marks),
+    )
+
+
+def _building(found: Skyline, one: Building, times: Times, frame: Frame, highest: int) -> Iterator[Mark]:
+    up = Linear(0, highest, frame.bottom, frame.top)
+    yield from value_axis(up, [tick for tick in up.ticks(2) if tick], frame, texts.brief)
+    name = building_name(found, one)
+    said = f"{one.pending:,}" + (f", {one.pending_overdue:,} overdue" if one.pending_overdue else "")
+    room = frame.right - frame.left - LETTER * 12 * len(said) - 12
+    yield Label(x=frame.left, y=frame.top - 6, text=shortened(name, room, bold=True), bold=True)
+    role = Role.BAD if one.pending_overdue else Role.FAINT
+    yield Label(x=frame.right, y=frame.top - 6, text=said, role=role, anchor="end")
+    for number, (count, overdue) in enumerate(zip(one.counts, one.overdue, strict=True)):
+        if not count:
+            continue
+        start, end = (times.place(found.first + found.width * edge) for edge in (number, number + 1))
+        # The smallest one is still to be seen.
+        top = min(up.place(count), frame.bottom - 1.5)
+        base = frame.bottom - (frame.bottom - top) * overdue / count
+        tip = f"{name}, due from {texts.moment(found.first + found.width * number)}: {count:,}, {overdue:,} overdue"
+        wide = max(end - start - (1 if end - start > 3 else 0), 1)
+        if base > top:
+            yield Bar(x=start, y=top, width=wide, height=base - top, role=Role.IN, tip=tip)
+        if overdue:
+            yield Bar(x=start, y=base, width=wide, height=frame.bottom - base, role=Role.BAD, tip=tip)
+    yield Line(points=((frame.left, frame.bottom), (frame.right, frame.bottom)), role=Role.FAINT)
+
+
+def building_name(found: Skyline, one: Building) -> str:
+    """The target, or how many others."""
+    if found.others and one is found.buildings[-1]:
+        return f"{texts.counted(found.others, 'other target')}"
+    return target_name(one.name)
+
+
+def target_name(name: str) -> str:
+    """A target as people say it."""
+    kind, colon, rest = name.partition(":")
+    if colon and kind in ("q", "x"):
+        return f"{'queue' if kind == 'q' else 'exchange'} {rest}"
+    return name or "unknown"
+
+
+def failures(found: Failures, *, width: float) -> Drawing:
+    """For each group of failures, when they happened, and how often."""
+    row = 62
+    frame = Frame(left=16, right=width - 16, top=8, bottom=8 + row * len(found.groups))
+    times = Times(found.first, found.last, frame.left, frame.right)
+    marks: list[Mark] = [*time_axis(times, frame)]
+    for number, group in enumerate(found.groups):
+        top = frame.top + number * row
+        marks += _group(found, group, times, Frame(left=frame.left, right=frame.right, top=top, bottom=top + row - 6))
+    return Drawing(
+        title="Groups of failures, from the first to the last of each",
+        width=width,
+        height=frame.bottom + _AXIS,
+        marks=tuple(marks),
+    )
+
+
+def _group(found: Failures, group: Group, times: Times, frame: Frame) -> Iterator[Mark]:
+    said = f"{group.count:,}"
+    room = frame.right - frame.left - BOLD_LETTER * 13 * len(said) - 12
+    # What is before the last dot, of .NET for one, tells little and takes the room of the rest.
+    name = group_name(group).rpartition(".")[2] or group_name(group)
+    if group.endpoint:
+        name += f", {group.endpoint}"
+    yield Label(x=frame.left, y=frame.top + 14, text=shortened(name, room, bold=True), bold=True)
+    yield Label(x=frame.right, y=frame.top + 14, text=said, size=13, bold=True, anchor="end")
+    base = frame.bottom
+    yield Line(points=((frame.left, base), (frame.right, base)), role=Role.GRID)
+    first, last = times.place(group.first_seen), times.place(group.last_seen)
+    yield Line(points=((first, base), (max(last, first + 3), base)), role=Role.BAD, width=2)
+    highest = max(group.counts, default=0)
+    for number, count in enumerate(group.counts):
+        if count:
+            start, end = (times.place(found.first + found.width * edge) for edge in (number, number + 1))
+            tall = max(count / highest * (frame.bottom - frame.top - 24), 2)
+            tip = f"from {texts.moment(found.first + found.width * number)}: {texts.counted(count, 'failure')}"
+            wide = max(end - start - (1 if end - start > 3 else 0), 1)
+            yield Bar(x=start, y=base - tall, width=wide, height=tall, role=Role.BAD, tip=tip)
+
+
+def group_name(group: Group) -> str:
+    """The exception, which most groups are named after."""
+    return group.exception or group.name or "unknown"
+
+
+def trend(group: Group) -> str:
+    """What the last two hours of a group tell."""
+    if group.recent == group.before:
+        return "over" if not group.recent else f"steady, {group.recent:,}/h"
+    return f"{'rising' if group.recent > group.before else 'falling'}, {group.before:,}/h to {group.recent:,}/h"

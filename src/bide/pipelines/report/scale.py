@@ -1,0 +1,126 @@
+"""From values to places on an axis, and which values are written beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from math import ceil, floor, log10
+from typing import Final
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_NICE: Final = (1, 2, 5, 10)
+_DAY: Final = timedelta(days=1)
+_DURATIONS: Final = (
+    *(10.0**power for power in range(-3, 5)),
+    *(60_000.0, 600_000.0, 3_600_000.0, 36_000_000.0),
+    *(86_400_000.0 * 10**power for power in range(5)),
+)
+"""Durations in ms, each some ten times as long as the one before."""
+
+SPANS: Final = (
+    *(timedelta(milliseconds=number) for number in (10, 100, 200, 500)),
+    *(timedelta(seconds=number) for number in (1, 2, 5, 10, 15, 30)),
+    *(timedelta(minutes=number) for number in (1, 2, 5, 10, 15, 30)),
+    *(timedelta(hours=number) for number in (1, 2, 3, 6, 12)),
+    *(timedelta(days=number) for number in (1, 2, 7, 14, 30, 60, 91, 182, 365, 730, 1825, 3650)),
+)
+"""Usual spans of time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """An axis on which equal distances are equal differences.
+
+    Attributes:
+        low: the value at *start*.
+        high: the value at *end*; another one than *low*.
+        start: in pixels.
+        end: in pixels.
+    """
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def place(self, value: float) -> float:
+        """Where a value is, in pixels."""
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+    def ticks(self, about: int) -> list[float]:
+        """Round whole numbers, about so many and at least one beside zero."""
+        rough = (self.high - self.low) / about
+        magnitude = 10.0 ** floor(log10(rough))
+        step = max(min((nice * magnitude for nice in _NICE), key=lambda one: abs(log10(one / rough))), 1.0)
+        return [step * number for number in range(ceil(self.low / step), floor(self.high / step + 1e-9) + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Logarithmic:
+    """An axis on which equal distances are equal ratios, for durations in ms; all are over zero."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def place(self, value: float) -> float:
+        """Where a value is, in pixels; what is lower than the axis is at its beginning."""
+        share = log10(max(value, self.low) / self.low) / log10(self.high / self.low)
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self, apart: float) -> list[float]:
+        """Durations in ms that people count in, at least so many pixels apart."""
+        found: list[float] = []
+        for value in _DURATIONS:
+            far = not found or abs(self.place(value) - self.place(found[-1])) >= apart
+            if self.low * 0.999 <= value <= self.high * 1.001 and far:
+                found.append(value)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """An axis of time."""
+
+    first: datetime
+    last: datetime
+    start: float
+    end: float
+
+    def place(self, moment: datetime) -> float:
+        """Where a moment is, in pixels."""
+        return self.start + (moment - self.first) / (self.last - self.first) * (self.end - self.start)
+
+    def ticks(self, about: int) -> Iterator[tuple[datetime, str, str]]:
+        """Moments with what is written under them: the time of day, and below it the date where it is a new one."""
+        step = span_for(self.last - self.first, about)
+        date = ""
+        moment = floored(self.first, step)
+        while moment <= self.last:
+            if moment >= self.first:
+                upper, lower = _tick_text(moment, step)
+                yield moment, upper, "" if lower == date else lower
+                date = lower
+            moment += step
+
+
+def span_for(whole: timedelta, parts: int) -> timedelta:
+    """The shortest usual span of which a whole has no more than so many parts."""
+    return next((span for span in SPANS if whole / span <= parts), SPANS[-1])
+
+
+def floored(moment: datetime, span: timedelta) -> datetime:
+    """The beginning of the span that a moment lies in, counted from 1970 on in UTC."""
+    return moment - (moment - EPOCH) % span
+
+
+def _tick_text(moment: datetime, step: timedelta) -> tuple[str, str]:
+    if step >= 28 * _DAY:
+        return f"{moment:%b %Y}", ""
+    if step >= _DAY:
+        return f"{moment:%b} {moment.day}", f"{moment:%Y}"
+    if step < timedelta(seconds=1):
+        return f"{moment:%H:%M:%S}.{moment.microsecond // 100_000}", f"{moment:%b} {moment.day}"
+    return f"{moment:%H:%M:%S}" if step < timedelta(minutes=1) else f"{moment:%H:%M}", f"{moment:%b} {moment.day}"

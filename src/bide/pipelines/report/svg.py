@@ -1,0 +1,68 @@
+"""Drawings as SVG, in colours that a style sheet gives to classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from html import escape
+
+from bide.pipelines.report.drawing import Area, Bar, Drawing, Label, Line, Mark, Point
+
+
+def svg(drawing: Drawing, *, name: str, classes: str = "") -> str:
+    """A drawing as an element of an HTML page.
+
+    Args:
+        name: unique on the page.
+        classes: for the style sheet, beside those of the marks.
+    """
+    return "\n".join(_lines(drawing, name, classes))
+
+
+def _lines(drawing: Drawing, name: str, classes: str) -> Iterator[str]:
+    yield (
+        f'<svg class="{classes}" role="img" aria-labelledby="{name}" '
+        f'viewBox="0 0 {_number(drawing.width)} {_number(drawing.height)}">'
+    )
+    yield f'<title id="{name}">{text(drawing.title)}</title>'
+    for mark in drawing.marks:
+        yield _element(mark)
+    yield "</svg>"
+
+
+def _element(mark: Mark) -> str:
+    match mark:
+        case Bar():
+            start = (
+                f'<rect class="f-{mark.role}" x="{_number(mark.x)}" y="{_number(mark.y)}" '
+                f'width="{_number(mark.width)}" height="{_number(mark.height)}"'
+            )
+            return f"{start}><title>{text(mark.tip)}</title></rect>" if mark.tip else f"{start}/>"
+        case Line():
+            dashes = ' stroke-dasharray="4 3"' if mark.dashed else ""
+            return (
+                f'<polyline class="s-{mark.role}" stroke-width="{_number(mark.width)}"{dashes} '
+                f'points="{_points(mark.points)}"/>'
+            )
+        case Area():
+            return f'<polygon class="a-{mark.role}" points="{_points(mark.points)}"/>'
+        case Label():
+            weight = ' font-weight="600"' if mark.bold else ""
+            anchor = "" if mark.anchor == "start" else f' text-anchor="{mark.anchor}"'
+            return (
+                f'<text class="f-{mark.role}" x="{_number(mark.x)}" y="{_number(mark.y)}" '
+                f'font-size="{_number(mark.size)}"{weight}{anchor}>{text(mark.text)}</text>'
+            )
+
+
+def text(value: str) -> str:
+    """A text for HTML, whatever is in it: characters that it has no place for become U+FFFD."""
+    return escape("".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in value))
+
+
+def _points(points: Iterable[Point]) -> str:
+    return " ".join(f"{_number(x)},{_number(y)}" for x, y in points)
+
+
+def _number(value: float) -> str:
+    """To a tenth of a pixel, in as few letters as it takes."""
+    return f"{value:.1f}".removesuffix(".0")

@@ -1,0 +1,53 @@
+"""Numbers and times as people read them. All times are UTC."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+
+_PREFIXES: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+_MS: Final = ((86_400_000.0, "d"), (3_600_000.0, "h"), (60_000.0, "min"), (1000.0, "s"), (1.0, "ms"))
+
+
+def count(number: float) -> str:
+    """A whole number with separators."""
+    return f"{number:,.0f}"
+
+
+def brief(number: float) -> str:
+    """A number in a few letters, for an axis: ``2.5M``."""
+    for size, prefix in _PREFIXES:
+        if abs(number) >= size:
+            return f"{number / size:.3g}{prefix}"
+    return f"{number:.3g}"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """``1 message``, ``2 messages``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"
+
+
+def milliseconds(value: float | None) -> str:
+    """A duration, from its milliseconds: ``12 ms``, ``1.5 s``, ``2.1 h``; a dash for none."""
+    if value is None:
+        return "–"
+    for size, unit in _MS:
+        if abs(value) >= size:
+            number = value / size
+            return f"{number:,.0f} {unit}" if abs(number) >= 100 else f"{number:.3g} {unit}"
+    return f"{value:.1g} ms" if value else "0 ms"
+
+
+def span(value: timedelta) -> str:
+    """A usual span of time: ``5 minutes``, ``hour``."""
+    seconds = value.total_seconds()
+    for size, noun in ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
+        if seconds >= size:
+            number = seconds / size
+            return noun if number == 1 else f"{number:g} {noun}s"
+    return f"{seconds * 1000:g} ms"
+
+
+def moment(value: datetime | None) -> str:
+    """A point in time, to the second."""
+    return "–" if value is None else f"{value:%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,106 @@
+"""Figures for reports, made up."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from bide.pipelines.report.figures import Building, Failures, Figures, Flow, Group, Headline, Skyline, Step, Target
+
+NOON: Final = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+MINUTE: Final = timedelta(minutes=1)
+HOUR: Final = timedelta(hours=1)
+
+
+def headline() -> Headline:
+    return Headline(
+        scheduled=1_000_000,
+        delivered=999_000,
+        pending=1000,
+        overdue=13,
+        lost=2,
+        early=0,
+        grace=timedelta(minutes=10),
+        since=NOON,
+        until=NOON + 30 * MINUTE,
+        p50=7.5,
+        p95=21.0,
+        p99=33.25,
+        max=1500.0,
+    )
+
+
+def figures(*, queue: str = "q:orders", text: str = "no answer", exception: str = "Timeout") -> Figures:
+    """A report with all its parts."""
+    scheduled = [40_000] * 25 + [0] * 6
+    delivered = [0] * 5 + [39_960] * 25 + [0]
+    return Figures(
+        folder="/data/audit",
+        missing=[],
+        headline=headline(),
+        flow=Flow(
+            first=NOON,
+            width=MINUTE,
+            scheduled=scheduled,
+            delivered=delivered,
+            p50=[None] * 5 + [7.5] * 25 + [None],
+            p99=[None] * 5 + [33.0] * 25 + [None],
+        ),
+        lateness=[
+            Step(low=0.0, high=1.0, count=10),
+            Step(low=1.0, high=10.0, count=800_000),
+            Step(low=10.0, high=100.0, count=198_990),
+        ],
+        targets=[
+            Target(
+                name=queue, scheduled=900_000, delivered=899_500, overdue=13, p50=7.5, p95=21.0, p99=33.0, max=1500.0
+            ),
+            Target(
+                name="x:shop", scheduled=100_000, delivered=99_500, overdue=0, p50=8.0, p95=30.0, p99=40.0, max=90.0
+            ),
+        ],
+        more_targets=0,
+        skyline=Skyline(
+            first=NOON,
+            width=HOUR,
+            spans=24,
+            buildings=[
+                Building(
+                    name=queue, counts=[13, 487, *[0] * 22], overdue=[13, *[0] * 23], pending=500, pending_overdue=13
+                ),
+                Building(name="x:shop", counts=[0, 499, *[0] * 22], overdue=[0] * 24, pending=500, pending_overdue=0),
+            ],
+            others=0,
+            earlier=0,
+            later=1,
+        ),
+        failures=Failures(
+            first=NOON,
+            width=MINUTE,
+            spans=3,
+            groups=[
+                Group(
+                    name="g1",
+                    exception=exception,
+                    endpoint="payments",
+                    count=12,
+                    messages=4,
+                    first_seen=NOON,
+                    last_seen=NOON + 2 * MINUTE,
+                    recent=12,
+                    before=0,
+                    text=text,
+                    counts=[1, 0, 11],
+                )
+            ],
+            others=0,
+            total=12,
+        ),
+    )
+
+
+def _building(name: str, *, counts: list[int], overdue: list[int], pending: int) -> Building:
+    rest = [0] * 22
+    return Building(
+        name=name, counts=counts + rest, overdue=overdue + rest, pending=pending, pending_overdue=sum(overdue)
+    )

@@ -1,0 +1,382 @@
+"""``bide pipeline report``: what Spark counts in the audit's tables, against the same counted by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from datetime import datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import compute as pc
+from pyarrow import parquet
+
+from bide.cli.app import BAD_USAGE, FAILED, run
+from bide.errors import InvalidColumnError, InvalidInputError
+from bide.pipelines.report import collecting, counting, tables
+from bide.pipelines.report.counting import STEPS
+from bide.pipelines.report.figures import Figures
+from bide.pipelines.report.page import page
+from tests.spark import audit_tables
+from tests.spark.audit_tables import FIRST, LAST, message, pending_of, write, write_all
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MESSAGES: Final = 3000
+HOUR: Final = timedelta(hours=1)
+NASTY: Final = "</title><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("audit")
+    write_all(made, messages=MESSAGES)
+    return made
+
+
+@pytest.fixture(scope="module")
+def figures(spark: SparkSession, folder: Path) -> Figures:
+    return collecting.collect(spark, str(folder))
+
+
+@pytest.fixture(scope="module")
+def rows(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = parquet.read_table(folder / "messages").to_pylist()
+    return found
+
+
+def test_the_headline(figures: Figures, rows: list[dict[str, Any]]) -> None:
+    head = figures.headline
+    assert head is not None
+    late = sorted(row["lateness_ms"] for row in rows if row["delivered"])
+    assert head.scheduled == MESSAGES
+    assert head.delivered == len(late)
+    assert head.pending == MESSAGES - len(late)
+    assert head.overdue == sum(row["outcome"] == "overdue" for row in rows) > 0
+    assert head.until is not None
+    before = head.until - collecting.GRACE
+    assert head.lost == sum(row["outcome"] == "overdue" and row["due"] < before for row in rows)
+    times = [row[name] for row in rows for name in ("scheduled", "delivered") if row[name]]
+    assert (head.since, head.until) == (min(times), max(times))
+    for share, found in ((0.5, head.p50), (0.95, head.p95), (0.99, head.p99)):
+        # Exact to a rank, in so few.
+        assert found in late[int(share * len(late)) - 2 : int(share * len(late)) + 2]
+    assert head.max == late[-1]
+
+
+def test_arrivals_and_releases(figures: Figures, rows: list[dict[str, Any]]) -> None:
+    flow = figures.flow
+    assert flow is not None
+    assert flow.width == HOUR
+    assert flow.first == FIRST
+    assert len(flow.scheduled) == 72
+    for number in (0, 1, 37, 71):
+        begin, end = flow.first + HOUR * number, flow.first + HOUR * (number + 1)
+        assert flow.scheduled[number] == sum(begin <= row["scheduled"] < end for row in rows)
+        late = [row["lateness_ms"] for row in rows if row["delivered"] and begin <= row["delivered"] < end]
+        assert flow.delivered[number] == len(late)
+        assert (flow.p50[number] is None) == (not late)
+        if late:
+            assert min(late) <= (flow.p50[number] or 0) <= (flow.p99[number] or 0) <= max(late)
+    assert sum(flow.scheduled) == MESSAGES
+    assert figures.headline is not None
+    assert flow.waiting()[-1] == figures.headline.pending
+
+
+def test_lateness(figures: Figures, rows: list[dict[str, Any]]) -> None:
+    steps = figures.lateness
+    assert steps
+    assert all(one.high == other.low for one, other in pairwise(steps))
+    assert steps[1].high / steps[1].low == pytest.approx(10 ** (1 / STEPS))
+    for one in steps:
+        assert one.count == sum(
+            row["delivered"] is not None and one.low <= row["lateness_ms"] < one.high for row in rows
+        )
+
+
+def test_targets(figures: Figures, rows: list[dict[str, Any]]) -> None:
+    assert [one.name for one in figures.targets][:2] == ["q:orders", "q:reviews"]
+    for one in figures.targets:
+        own = [row for row in rows if row["target"] == one.name]
+        assert one.scheduled == len(own)
+        assert one.delivered == sum(row["delivered"] is not None for row in own)
+        assert one.overdue == sum(row["outcome"] == "overdue" for row in own)
+
+
+def test_the_skyline(figures: Figures, rows: list[dict[str, Any]]) -> None:
+    skyline, head = figures.skyline, figures.headline
+    assert skyline is not None
+    assert head is not None
+    assert sum(one.pending for one in skyline.buildings) == head.pending
+    assert sum(one.pending_overdue for one in skyline.buildings) == head.overdue
+    assert (skyline.others, skyline.earlier, skyline.later) == (0, 0, 0)
+    for one in skyline.buildings:
+        waiting = [row["due"] for row in rows if row["target"] == one.name and not row["delivered"]]
+        for number, count in enumerate(one.counts):
+            begin = skyline.first + skyline.width * number
+            assert count == sum(begin <= due < begin + skyline.width for due in waiting)
+
+
+def test_failures(figures: Figures, folder: Path) -> None:
+    failures = figures.failures
+    assert failures is not None
+    failed = parquet.read_table(folder / "failed").to_pylist()
+    assert failures.total == len(failed) == sum(one.count for one in failures.groups)
+    assert [one.exception for one in failures.groups] == ["Timeout", "KeyError", "IntegrityError", "ValidationError"]
+    for one in failures.groups:
+        own = [row["ended"] for row in failed if row["group"] == one.name]
+        assert (one.first_seen, one.last_seen) == (min(own), max(own))
+        assert sum(one.counts) == one.count == len(own)
+        for number, count in enumerate(one.counts):
+            begin = failures.first + failures.width * number
+            assert count == sum(begin <= when < begin + failures.width for when in own)
+    assert failures.groups[1].text == "'customer_id'"
+
+
+def test_the_zone_of_the_session_does_not_matter(spark: SparkSession, folder: Path, figures: Figures) -> None:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kathmandu")
+    try:
+        assert collecting.collect(spark, str(folder)) == figures
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(before))
+
+
+def test_empty_tables(spark: SparkSession, tmp_path: Path) -> None:
+    for name in audit_tables.SCHEMAS:
+        write(tmp_path, name, [])
+    found = collecting.collect(spark, str(tmp_path))
+    assert found.headline is not None
+    assert (found.headline.scheduled, found.headline.p99, found.headline.since) == (0, None, None)
+    assert found.missing == []
+    assert "<svg" not in page(found)
+    assert "Nothing failed." in page(found)
+
+
+def test_one_message(spark: SparkSession, tmp_path: Path) -> None:
+    one = message(1, target="q:orders", scheduled=FIRST, due=FIRST + HOUR, late=0.0)
+    write(tmp_path, "messages", [one])
+    found = collecting.collect(spark, str(tmp_path))
+    assert found.headline is not None
+    assert (found.headline.scheduled, found.headline.delivered, found.headline.p50) == (1, 1, 0.0)
+    assert found.lateness is not None
+    assert [step.count for step in found.lateness] == [1]
+    assert found.missing == ["pending", "failures", "failed"]
+    assert page(found).count("<svg") == 8
+
+
+def test_what_was_told_twice_counts_once(spark: SparkSession, tmp_path: Path) -> None:
+    base = {"message_id": "m", "endpoint": "e", "exception": "E", "group": "g", "started": FIRST, "ended": FIRST}
+    once = [base | {"kind": "retried", "text": "first"}, base | {"kind": "parked", "ended": LAST, "text": "last"}]
+    expired = base | {"kind": "expired", "text": "not a failure of a handler"}
+    write(tmp_path, "failed", [*once, *once, expired])
+    write(tmp_path, "failures", audit_tables.failures_of(once))
+    failures = collecting.collect(spark, str(tmp_path)).failures
+    assert failures is not None
+    (group,) = failures.groups
+    assert (group.count, sum(group.counts), group.counts[0], group.counts[-1]) == (2, 2, 1, 1)
+    assert group.text == "last"
+
+
+def test_messages_that_nobody_delayed_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
+    others = [{"message_id": str(number), "outcome": "processed", "sent": FIRST} for number in range(5)]
+    one = message(1, target="q:orders", scheduled=FIRST, due=FIRST + HOUR, late=2.0)
+    write(tmp_path, "messages", [*others, one])
+    found = collecting.collect(spark, str(tmp_path))
+    assert found.headline is not None
+    assert (found.headline.scheduled, found.headline.delivered) == (1, 1)
+    assert [one.name for one in found.targets] == ["q:orders"]
+
+
+def test_times_that_are_all_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path, "messages", [message(n, target="q:a", scheduled=LAST, due=LAST, late=0.0) for n in range(3)])
+    flow = collecting.collect(spark, str(tmp_path)).flow
+    assert flow is not None
+    assert (flow.scheduled, flow.delivered) == ([3], [3])
+
+
+def test_what_was_never_delivered_is_lost_after_a_while(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [
+        message(0, target="q:a", scheduled=FIRST, due=LAST - timedelta(seconds=10), late=0.0),
+        message(1, target="q:a", scheduled=FIRST, due=LAST - timedelta(minutes=9), late=1e9),
+        message(2, target="q:a", scheduled=FIRST, due=LAST - timedelta(minutes=11), late=1e9),
+    ]
+    write(tmp_path, "messages", rows)
+    head = collecting.collect(spark, str(tmp_path), grace=timedelta(minutes=5)).headline
+    assert head is not None
+    assert (head.overdue, head.lost) == (2, 2)
+    assert head.until == LAST - timedelta(seconds=10)
+    table = tables.read(spark, str(tmp_path))["messages"]
+    for grace, lost in ((timedelta(minutes=10), 1), (timedelta(minutes=5), 2), (timedelta(days=1), 0)):
+        assert counting.lost(table, head.until - grace).collect()[0]["lost"] == lost
+
+
+def test_a_message_due_in_years_does_not_make_the_others_small(spark: SparkSession, tmp_path: Path) -> None:
+    soon = [(f"q:{number % 9}", FIRST + HOUR * (number % 48)) for number in range(2000)]
+    rows = [message(0, target=to, scheduled=FIRST, due=LAST + (due - FIRST), late=1e12) for to, due in soon]
+    rows.append(message(1, target="q:0", scheduled=FIRST, due=LAST + timedelta(days=3000), late=1e12))
+    write(tmp_path, "pending", pending_of(rows))
+    skyline = collecting.collect(spark, str(tmp_path)).skyline
+    assert skyline is not None
+    assert skyline.width == HOUR
+    assert (skyline.earlier, skyline.later) == (0, 1)
+    assert skyline.others == 3
+    assert [one.pending for one in skyline.buildings] == [224, 223, 222, 222, 222, 222, 666]
+    assert sum(sum(one.counts) for one in skyline.buildings) == 2000
+
+
+def test_partitions_and_other_columns_are_read(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [message(number, target="q:a", scheduled=FIRST, due=FIRST + HOUR, late=5.0) for number in range(10)]
+    for day in ("2026-11-18", "2026-11-19"):
+        write(tmp_path / "messages", f"day={day}", rows, schema="messages")
+    (tmp_path / "pending").mkdir()
+    (tmp_path / "pending" / "_SUCCESS").touch()
+    found = collecting.collect(spark, str(tmp_path))
+    assert found.headline is not None
+    assert found.headline.delivered == 20
+    assert found.missing == ["pending", "failures", "failed"]
+
+
+def test_folders_that_are_none_of_the_audit(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="there is no folder"):
+        collecting.collect(spark, str(tmp_path / "none"))
+    with pytest.raises(InvalidInputError, match="has no table of the audit"):
+        collecting.collect(spark, str(tmp_path))
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        collecting.collect(spark, "ftpx://somewhere/else")
+    write(tmp_path, "messages", [], schema="failed")
+    with pytest.raises(InvalidColumnError, match="has no column target, scheduled, due, delivered"):
+        collecting.collect(spark, str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_million_messages(spark: SparkSession, tmp_path: Path) -> None:
+    million = 1_000_000
+    number = pa.array(range(million))
+    second = pc.add(pc.divide(number, 10), int(FIRST.timestamp()))
+    late = pc.subtract(number, pc.multiply(pc.divide(number, 100), 100))
+    scheduled = pc.multiply(second, 1_000_000)
+    due = pc.add(scheduled, 60_000_000)
+    delivered = pc.add(due, pc.multiply(late, 1000))
+    names = pa.array([f"q:{name}" for name in range(40)])
+    columns = {
+        "target": names.take(pc.divide(number, million // 40)),
+        **{
+            name: one.cast(pa.timestamp("us", "UTC"))
+            for name, one in (("scheduled", scheduled), ("due", due), ("delivered", delivered))
+        },
+        "lateness_ms": late.cast(pa.float64()),
+        "outcome": pa.array(["delivered"]).take(pa.array([0] * million)),
+    }
+    (tmp_path / "messages").mkdir()
+    parquet.write_table(pa.table(columns), tmp_path / "messages" / "part-0.parquet", row_group_size=100_000)
+    found = collecting.collect(spark, str(tmp_path))
+    assert found.headline is not None
+    assert found.flow is not None
+    assert found.lateness is not None
+    assert (found.headline.scheduled, found.headline.delivered, found.headline.pending) == (million, million, 0)
+    assert found.headline.p50 == pytest.approx(49.5, abs=1)
+    assert found.headline.p99 == pytest.approx(98.5, abs=1)
+    assert sum(found.flow.scheduled) == sum(found.flow.delivered) == million
+    assert sum(one.count for one in found.lateness) == million
+    assert (len(found.targets), found.more_targets) == (10, 30)
+    assert len(page(found)) < 300_000
+
+
+def test_the_command(spark: SparkSession, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, png = tmp_path / "report.html", tmp_path / "report.png"
+    assert run(["pipeline", "report", str(folder), "--out", str(out), "--png", str(png), "--title", "Night & day"]) == 0
+    said = capsys.readouterr().out
+    assert f" of {MESSAGES:,} messages were delivered" in said.splitlines()[0]
+    assert said.splitlines()[1] == "599 attempts failed, in 4 groups"
+    assert said.splitlines()[-1] == f"report: {out} and {png}"
+    assert "<h1>Night &amp; day</h1>" in out.read_text(encoding="utf-8")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["report.html", "report.png"]
+    with Image.open(png) as picture:
+        assert picture.format == "PNG"
+
+
+def test_the_example_of_the_documentation(
+    spark: SparkSession, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "pipeline-report.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "audit").symlink_to(folder)
+    exec(compile(example, "pipeline-report.md", "exec"), {"spark": spark})
+    assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<section") == 6
+
+
+def test_the_summary_as_json(
+    spark: SparkSession, folder: Path, figures: Figures, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "report.html"
+    assert run(["pipeline", "report", str(folder), "--out", str(out), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    head = figures.headline
+    assert head is not None
+    assert (said["scheduled"], said["overdue"], said["p99_ms"]) == (head.scheduled, head.overdue, head.p99)
+    assert datetime.fromisoformat(said["until"]) == head.until
+    assert (said["failures"], said["failure_groups"], said["missing"], said["png"]) == (599, 4, [], None)
+    assert said["report"] == str(out)
+    assert out.exists()
+
+
+def test_texts_of_messages_end_as_texts(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [message(number, target=f"q:{NASTY}", scheduled=FIRST, due=LAST + HOUR, late=5.0) for number in range(3)]
+    rows.append(message(3, target=f"q:{NASTY}", scheduled=FIRST, due=FIRST + HOUR, late=5.0))
+    write(tmp_path, "messages", rows)
+    write(tmp_path, "pending", pending_of(rows))
+    failed: dict[str, object] = dict.fromkeys(("message_id", "endpoint", "exception", "text", "group"), NASTY)
+    failed |= {"kind": "parked", "started": FIRST, "ended": FIRST}
+    write(tmp_path, "failed", [failed])
+    write(tmp_path, "failures", audit_tables.failures_of([failed]))
+    html = page(collecting.collect(spark, str(tmp_path)))
+    assert "&lt;script&gt;alert(1)" in html
+    assert "<script" not in html
+    assert "<img" not in html
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["none"], BAD_USAGE, "there is no folder none"),
+        (["."], BAD_USAGE, "has no table of the audit"),
+        ([".", "--out", "nowhere/report.html"], BAD_USAGE, "nowhere/report.html cannot be written"),
+        ([".", "--lost-after", "soon"], BAD_USAGE, "'soon'"),
+        (["broken"], FAILED, "Spark: "),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken" / "messages").mkdir(parents=True)
+    (tmp_path / "broken" / "messages" / "part-0.parquet").write_bytes(b"no parquet at all")
+    assert run(["pipeline", "report", *arguments]) == code
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_picture_needs_pillow(
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "bide.pipelines.report.png", raising=False)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert run(["pipeline", "report", str(folder), "--png", os.devnull]) == BAD_USAGE
+    assert "bide[report]" in capsys.readouterr().err

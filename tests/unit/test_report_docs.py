@@ -1,0 +1,39 @@
+"""The page of the report in the documentation names what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from bide.cli.pipeline_report import _summary, report
+from bide.pipelines.report.content import sections
+from bide.pipelines.report.tables import COLUMNS
+from tests.reports import figures
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "pipeline-report.md").read_text(encoding="utf-8")
+
+
+def test_every_option_is_there() -> None:
+    for option in report.params:
+        name = option.opts[0]
+        assert f"`{'DIR' if name == 'folder' else name}" in PAGE
+
+
+def test_every_part_and_every_table_is_there() -> None:
+    for section in sections(figures()):
+        assert f"\n| {section.title} |" in PAGE
+    for name in COLUMNS:
+        assert f"`{name}`" in PAGE
+
+
+def test_every_field_of_the_summary_is_there() -> None:
+    for name in (*_summary(figures()), "report", "png", "seconds"):
+        assert f"`{name}`" in PAGE
+
+
+def test_the_pictures_are_there_and_light() -> None:
+    names = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", PAGE)
+    assert len(names) == 2
+    for name in names:
+        assert 10_000 < (DOCS / name).stat().st_size < 300_000

@@ -1,0 +1,277 @@
+"""The report's page and picture, of figures that are made up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Final
+
+import pytest
+from PIL import Image
+
+from bide.pipelines.report import content, picture, plots, png
+from bide.pipelines.report.drawing import Area, Bar, Drawing, Label, Line, Mark, Role
+from bide.pipelines.report.figures import Building, Failures, Figures, Flow, Skyline, Step
+from bide.pipelines.report.page import NARROW, WIDE, page
+from bide.pipelines.report.palette import DAY, NIGHT, NIGHT_PAPER, PAPER
+from tests.reports import MINUTE, NOON, figures, headline
+
+NASTY: Final = "</title></style><script>alert('x')</script><img src=http://example.org/?a=1&b onerror=\"x\">\x00\u202e"
+VOID: Final = ("meta",)
+ALLOWED: Final = frozenset(
+    [
+        *("html", "head", "meta", "title", "style", "body", "header", "main", "footer", "h1", "h2", "p"),
+        *("dl", "div", "dt", "dd", "section", "figure", "figcaption", "details", "summary"),
+        *("svg", "rect", "polyline", "polygon", "text", "table", "thead", "tbody", "tr", "th", "td"),
+    ]
+)
+
+
+class Reader(HTMLParser):
+    """Refuses what is not closed in order, and collects the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.names: set[str] = set()
+        self.ids: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.said: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.said.append(data)
+
+
+def read(html: str) -> Reader:
+    reader = Reader()
+    reader.feed(html)
+    reader.close()
+    assert not reader.open
+    return reader
+
+
+def drawings(found: Figures) -> list[Drawing]:
+    return [section.draw(width) for section in content.sections(found) if section.draw for width in (WIDE, NARROW)]
+
+
+def test_the_page_is_sound_and_names_no_host() -> None:
+    html = page(figures())
+    reader = read(html)
+    assert reader.names <= ALLOWED
+    assert len(set(reader.ids)) == len(reader.ids)
+    assert not {name for name, _ in reader.attributes} & {"src", "href", "style", "onload", "onclick"}
+    assert "http:" not in html
+    assert "https:" not in html
+    assert "url(" not in html
+    assert "@import" not in html
+
+
+def test_every_drawing_has_a_title_and_a_table() -> None:
+    html = page(figures())
+    reader = read(html)
+    for name in (value for key, value in reader.attributes if key == "aria-labelledby"):
+        assert name in reader.ids
+    sections = html.split("<section")[1:]
+    assert len(sections) == 6
+    for section in sections:
+        assert section.count("<svg") == 2
+        assert section.count("<table>") == 1
+
+
+def test_the_headline_is_told_in_figures_and_in_words() -> None:
+    found = figures()
+    assert [(card.name, card.value, card.bad) for card in content.cards(found)] == [
+        ("scheduled", "1,000,000", False),
+        ("delivered", "999,000", False),
+        ("pending", "1,000", False),
+        ("overdue", "13", True),
+        ("lost?", "2", True),
+        ("p50 late", "7.5 ms", False),
+        ("p99 late", "33.2 ms", False),
+        ("failures", "12", True),
+    ]
+    assert content.summary(found) == (
+        "999,000 of 1,000,000 messages were delivered, half of them at most 7.5 ms late, 99 in 100 at most 33.2 ms. "
+        "1,000 are pending, 13 of them overdue, 2 of these by more than 10 minutes: they may be lost."
+    )
+
+
+def test_texts_of_messages_stay_texts() -> None:
+    html = page(figures(queue=f"q:{NASTY}", text=NASTY, exception=NASTY), title=NASTY)
+    reader = read(html)
+    assert reader.names <= ALLOWED
+    assert "script" not in reader.names
+    shown = NASTY.replace("\x00", "\ufffd").replace("\u202e", "\ufffd")
+    assert shown in reader.said
+    assert [value for name, value in reader.attributes if name == "aria-label" and "script" in value] == []
+
+
+def test_drawings_stay_within_their_edges() -> None:
+    for drawing in drawings(figures(queue="q:" + "long" * 80, exception="W" * 300)):
+        for mark in drawing.marks:
+            points = _corners(mark)
+            for x, y in points:
+                assert -0.5 <= x <= drawing.width + 0.5, mark
+                assert -0.5 <= y <= drawing.height + 0.5, mark
+
+
+def test_heights_are_in_proportion() -> None:
+    drawing = plots.lateness([Step(low=1, high=2, count=50), Step(low=2, high=4, count=100)], headline(), width=900)
+    low, high = (mark for mark in drawing.marks if isinstance(mark, Bar))
+    assert high.height == pytest.approx(2 * low.height)
+    assert low.y + low.height == high.y + high.height
+    assert low.tip == "1 ms to 2 ms: 50 messages"
+
+
+def test_the_smallest_number_is_still_to_be_seen() -> None:
+    found = figures().skyline
+    assert found is not None
+    buildings = [replace(one, counts=[1, 1_000_000, *[0] * 22], overdue=[0] * 24) for one in found.buildings]
+    drawing = plots.skyline(replace(found, buildings=buildings), now=None, width=900)
+    assert all(mark.height >= 1 and mark.width >= 1 for mark in drawing.marks if isinstance(mark, Bar))
+
+
+@pytest.mark.parametrize(("overdue", "colours"), [(0, ["in"]), (4, ["in", "bad"]), (10, ["bad"])])
+def test_overdue_messages_are_a_part_of_their_bar(overdue: int, colours: list[str]) -> None:
+    found = figures().skyline
+    assert found is not None
+    one = Building(name="q:a", counts=[10], overdue=[overdue], pending=10, pending_overdue=overdue)
+    drawing = plots.skyline(replace(found, spans=1, buildings=[one]), now=None, width=900)
+    bars = [mark for mark in drawing.marks if isinstance(mark, Bar) and mark.tip]
+    assert [str(bar.role) for bar in bars] == colours
+    assert sum(bar.height for bar in bars) == pytest.approx(72)
+
+
+def test_one_message_makes_a_report() -> None:
+    one = replace(headline(), scheduled=1, delivered=1, pending=0, overdue=0, lost=0, until=NOON, p50=0.0, p95=0.0)
+    one = replace(one, p99=0.0, max=0.0)
+    flow = Flow(first=NOON, width=MINUTE / 60, scheduled=[1], delivered=[1], p50=[0.0], p99=[0.0])
+    found = Figures(folder="x", missing=[], headline=one, flow=flow, lateness=[Step(low=0.0, high=1.0, count=1)])
+    read(page(found))
+    assert content.summary(found) == ("1 of 1 message was delivered, 0 ms late. Nothing is pending.")
+
+
+def test_empty_tables_say_so() -> None:
+    nothing = replace(headline(), scheduled=0, delivered=0, pending=0, overdue=0, lost=0, since=None, until=None)
+    nothing = replace(nothing, p50=None, p95=None, p99=None, max=None)
+    found = Figures(
+        folder="x",
+        missing=[],
+        headline=nothing,
+        flow=Flow(first=NOON, width=MINUTE, scheduled=[], delivered=[], p50=[], p99=[]),
+        lateness=[],
+        skyline=replace(_skyline(), buildings=[], spans=0),
+        failures=replace(_failures(), groups=[], total=0),
+    )
+    html = page(found)
+    read(html)
+    assert "<svg" not in html
+    for said in ("Nothing was scheduled or delivered yet.", "Nothing is pending.", "Nothing failed."):
+        assert said in html
+
+
+def test_missing_tables_are_named() -> None:
+    html = page(Figures(folder="x", missing=["messages", "pending", "failures", "failed"]))
+    read(html)
+    for name in ("messages", "pending", "failures"):
+        assert f"There is no table &#x27;{name}&#x27; in this folder." in html
+
+
+@pytest.mark.parametrize(
+    ("recent", "before", "text"),
+    [(0, 0, "over"), (5, 5, "steady, 5/h"), (9, 1200, "falling, 1,200/h to 9/h"), (2, 1, "rising, 1/h to 2/h")],
+)
+def test_a_trend_is_told_in_words(recent: int, before: int, text: str) -> None:
+    group = _failures().groups[0]
+    assert plots.trend(replace(group, recent=recent, before=before)) == text
+
+
+def test_the_picture_has_all_drawings(tmp_path: Path) -> None:
+    found = figures(queue=f"q:{NASTY}", exception="Zeitüberschreitung")
+    png.write(list(picture.drawings(found)), tmp_path / "report.png")
+    with Image.open(tmp_path / "report.png") as image:
+        image.load()
+        assert image.format == "PNG"
+        assert image.width == 2 * (picture.WIDTH + 2 * 16)
+        colours = image.convert("RGB").getcolors(1 << 24)
+    assert colours is not None
+    counts = {_rgb(colour): count for count, colour in colours}
+    assert counts[255, 255, 255] > image.width * image.height / 2
+    for role in (Role.IN, Role.OUT, Role.BAD):
+        # Of the shades that the picture was given, one is as good as the same.
+        wanted = _rgb(bytes.fromhex(DAY[role][1:]))
+        assert any(all(abs(a - b) <= 3 for a, b in zip(one, wanted, strict=True)) for one in counts), role
+
+
+def test_the_picture_is_drawn_without_any_font_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(png, "_FONTS", {False: (), True: ()})
+    png._font.cache_clear()
+    try:
+        png.write(list(picture.drawings(figures())), tmp_path / "report.png")
+    finally:
+        png._font.cache_clear()
+    assert (tmp_path / "report.png").stat().st_size > 10_000
+
+
+def test_colours_are_told_apart_from_the_paper() -> None:
+    """At least 3 to 1, as the accessibility guidelines of the web ask for, and 4.5 to 1 for texts."""
+    for paper, palette in ((PAPER, DAY), (NIGHT_PAPER, NIGHT)):
+        for role, colour in palette.items():
+            wanted = 0 if role is Role.GRID else 4.5 if role in (Role.INK, Role.FAINT, Role.BAD) else 2.7
+            assert _contrast(colour, paper) >= wanted, role
+
+
+def _corners(mark: Mark) -> Sequence[tuple[float, float]]:
+    match mark:
+        case Bar():
+            return [(mark.x, mark.y), (mark.x + mark.width, mark.y + mark.height)]
+        case Line() | Area():
+            return mark.points
+        case Label():
+            return [(mark.x, mark.y)]
+
+
+def _contrast(one: str, other: str) -> float:
+    lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _rgb(value: object) -> tuple[int, int, int]:
+    assert isinstance(value, tuple | bytes)
+    red, green, blue = value
+    return int(red), int(green), int(blue)
+
+
+def _luminance(colour: str) -> float:
+    parts = (int(part, 16) / 255 for part in re.findall("..", colour[1:]))
+    red, green, blue = (one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _skyline() -> Skyline:
+    found = figures().skyline
+    assert found is not None
+    return found
+
+
+def _failures() -> Failures:
+    found = figures().failures
+    assert found is not None
+    return found

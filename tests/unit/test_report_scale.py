@@ -1,0 +1,127 @@
+"""Axes of the report: places, and what is written beside them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bide.pipelines.report import texts
+from bide.pipelines.report.scale import SPANS, Linear, Logarithmic, Times, floored, span_for
+
+NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("high", "about", "ticks"),
+    [
+        (1, 4, [0, 1]),
+        (7, 4, [0, 2, 4, 6]),
+        (10, 2, [0, 5, 10]),
+        (4012, 2, [0, 2000, 4000]),
+        (1_234_567, 3, [0, 500_000, 1_000_000]),
+    ],
+)
+def test_ticks_are_round_numbers(high: float, about: int, ticks: list[float]) -> None:
+    assert Linear(0, high, 100, 0).ticks(about) == ticks
+
+
+@given(st.floats(1, 1e12), st.integers(2, 8))
+def test_ticks_are_on_the_axis_and_about_as_many_as_wanted(high: float, about: int) -> None:
+    axis = Linear(0, high, 200, 20)
+    ticks = axis.ticks(about)
+    assert 2 <= len(ticks) <= 1.6 * about + 1
+    assert all(19.9 <= axis.place(one) <= 200.1 for one in ticks)
+
+
+def test_durations_are_those_that_people_count_in() -> None:
+    axis = Logarithmic(1, 1e8, 0, 1000)
+    shown = [texts.milliseconds(one) for one in axis.ticks(20)]
+    assert shown == ["1 ms", "10 ms", "100 ms", "1 s", "10 s", "1 min", "10 min", "1 h", "10 h", "1 d"]
+    assert axis.place(1) == 0
+    assert axis.place(1e8) == 1000
+    assert axis.place(-5) == 0
+
+
+@given(st.floats(1e-3, 1e3), st.floats(1.1, 1e9), st.floats(1, 300))
+def test_durations_are_as_far_apart_as_they_must(low: float, ratio: float, apart: float) -> None:
+    axis = Logarithmic(low, low * ratio, 50, 900)
+    places = [axis.place(one) for one in axis.ticks(apart)]
+    assert all(later - earlier >= apart for earlier, later in pairwise(places))
+    assert all(49 <= one <= 901 for one in places)
+
+
+def test_a_date_is_written_where_it_is_a_new_one() -> None:
+    times = Times(NOON, NOON + timedelta(days=1), 0, 700)
+    assert [(upper, lower) for _, upper, lower in times.ticks(5)] == [
+        ("12:00", "Nov 21"),
+        ("18:00", ""),
+        ("00:00", "Nov 22"),
+        ("06:00", ""),
+        ("12:00", ""),
+    ]
+
+
+@given(st.timedeltas(timedelta(milliseconds=10), timedelta(days=3650)), st.integers(2, 12))
+def test_moments_are_on_the_axis(whole: timedelta, about: int) -> None:
+    times = Times(NOON, NOON + whole, 10, 800)
+    places = [times.place(moment) for moment, _, _ in times.ticks(about)]
+    assert len(places) <= about + 1
+    assert all(10 <= one <= 800 for one in places)
+    assert places == sorted(places)
+
+
+@given(st.timedeltas(timedelta(0), timedelta(days=4000)), st.integers(1, 200))
+def test_a_whole_has_no_more_spans_than_wanted(whole: timedelta, parts: int) -> None:
+    span = span_for(whole, parts)
+    assert whole / span <= parts or span == SPANS[-1]
+    assert span == SPANS[0] or whole / SPANS[SPANS.index(span) - 1] > parts
+
+
+@given(st.timedeltas(timedelta(days=-20_000), timedelta(days=20_000)), st.sampled_from(SPANS))
+def test_spans_begin_before_what_lies_in_them(from_noon: timedelta, span: timedelta) -> None:
+    moment = NOON + from_noon
+    assert timedelta(0) <= moment - floored(moment, span) < span
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0.0, "0 ms"),
+        (0.04, "0.04 ms"),
+        (8.387, "8.39 ms"),
+        (135.2, "135 ms"),
+        (999.4, "999 ms"),
+        (1000.0, "1 s"),
+        (90_000.0, "1.5 min"),
+        (-2500.0, "-2.5 s"),
+        (86_400_000.0 * 3199, "3,199 d"),
+    ],
+)
+def test_durations_are_short_texts(value: float | None, text: str) -> None:
+    assert texts.milliseconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0"), (0.5, "0.5"), (999, "999"), (1000, "1k"), (2_500_000, "2.5M"), (3e9, "3G")]
+)
+def test_numbers_on_an_axis_are_brief(number: float, text: str) -> None:
+    assert texts.brief(number) == text
+
+
+@pytest.mark.parametrize(
+    ("span", "text"),
+    [
+        (timedelta(milliseconds=200), "200 ms"),
+        (timedelta(seconds=1), "second"),
+        (timedelta(minutes=15), "15 minutes"),
+        (timedelta(hours=1), "hour"),
+        (timedelta(days=7), "7 days"),
+    ],
+)
+def test_spans_are_said_in_words(span: timedelta, text: str) -> None:
+    assert texts.span(span) == text
