@@ -1,0 +1,206 @@
+"""``bide pipeline plan``: held to a simulation of each message by itself, and to a real broker."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import bide
+from bide.delay.units import digits_of
+from bide.pipelines.plan.flows import flows_of
+from bide.pipelines.plan.ladder import Ladder
+from bide.pipelines.plan.stays import Timeline
+from bide.pipelines.plan.workload import Columns, of_flows, of_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NOW = 1_795_240_800_000  # 2026-11-21 06:00 UTC, a whole hour
+CLOCK = Ladder.of(bide.Clock())
+CASCADE = Ladder.of(bide.NServiceBus())
+SPARKING = settings(
+    max_examples=3,
+    deadline=None,
+    derandomize=True,
+    # Spark takes seconds for each: the first example that fails has to do.
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """``n`` messages in a queue: they enter evenly from ``enter`` on, for ``width``, and stay as long each."""
+
+    level: str
+    digit: int
+    enter: float
+    stay: float
+    n: float
+    size: float
+    width: float = 0.0
+
+    def entered(self, after: float, time: float) -> float:
+        """How many have entered (or left, with ``after`` = the stay) before a time."""
+        begun = time - self.enter - after
+        if not self.width:
+            return self.n * (begun > 0)
+        return self.n * min(max(begun / self.width, 0.0), 1.0)
+
+    def area(self, after: float, time: float) -> float:
+        """The integral of the same."""
+        begun = max(time - self.enter - after, 0.0)
+        if not self.width:
+            return self.n * begun
+        over = max(begun - self.width, 0.0)
+        return self.n / self.width * (begun * begun - over * over) / 2
+
+    def held(self, start: float, end: float) -> float:
+        """The mean from one time to another."""
+        areas = [self.area(after, end) - self.area(after, start) for after in (0.0, self.stay)]
+        return (areas[0] - areas[1]) / (end - start)
+
+
+def simulated(layout: str, sent: int, delay: int) -> Iterator[tuple[str, int, int, int]]:
+    """Level, digit, entry and exit of one message, from what defines the layouts."""
+    at = sent
+    if layout == "clock":
+        for level, digit in digits_of(timedelta(milliseconds=-(-delay // 10) * 10)):
+            wait = digit * level.unit // timedelta(milliseconds=1)
+            if digit:
+                yield level.letter, digit, at, at + wait
+            at += wait
+    else:
+        for place, bit in enumerate(f"{-(-delay // 1000):028b}"):
+            wait = int(bit) * 1000 << (27 - place)
+            if wait:
+                yield f"{27 - place:02}", 1, at, at + wait
+            at += wait
+
+
+def pulses(layout: str, messages: Iterable[tuple[float, int, float, float, float]]) -> list[Pulse]:
+    return [
+        Pulse(level, digit, enter, leave - enter, n, size, width)
+        for sent, delay, n, size, width in messages
+        for level, digit, enter, leave in simulated(layout, int(sent), delay)
+    ]
+
+
+def check(found: Timeline, expected: list[Pulse]) -> None:
+    """Compare every figure of every level, queue and span."""
+    every, tick = (span // timedelta(milliseconds=1) for span in (found.every, found.tick))
+    by_level: defaultdict[str, list[Pulse]] = defaultdict(list)
+    by_queue: defaultdict[tuple[str, int], list[Pulse]] = defaultdict(list)
+    for one in expected:
+        by_level[one.level].append(one)
+        by_level["all"].append(one)
+        by_queue[one.level, one.digit].append(one)
+    rows = found.levels().selectExpr("*", "unix_millis(at) as ms").collect()
+    seen: defaultdict[str, float] = defaultdict(float)
+    waited: defaultdict[str, float] = defaultdict(float)
+    for row in rows:
+        start = row["ms"]
+        here = _near(by_level[row["level"]], start, start + every)
+        ticks = _ticks_of_change(here, start, start + every, tick)
+        held = [sum(one.held(at, at + tick) for one in here) for at in ticks]
+        load = [sum(one.held(at, at + tick) * one.size for one in here) for at in ticks]
+        left = [_left(here, at, at + tick) for at in ticks]
+        for name, value in {
+            "held": sum(one.held(start, start + every) for one in here),
+            "held_peak": max(held),
+            "bytes": sum(one.held(start, start + every) * one.size for one in here),
+            "bytes_peak": max(load),
+            "hops": _left(here, start, start + every),
+            "hops_peak": max(left) / tick * 1000,
+        }.items():
+            assert row[name] == pytest.approx(value, rel=1e-6, abs=1e-4), (name, row)
+        seen[row["level"]] += row["hops"]
+        waited[row["level"]] += row["held"] * every
+    assert waited == pytest.approx({level: sum(one.n * one.stay for one in here) for level, here in by_level.items()})
+    assert seen == pytest.approx({level: sum(one.n for one in here) for level, here in by_level.items()}, abs=1e-3)
+    for row in found.queues().selectExpr("*", "unix_millis(at) as ms", "unix_millis(peak_at) as peak_ms").collect():
+        start = row["ms"]
+        here = _near(by_queue[row["level"], row["digit"]], start, start + every)
+        left = [_left(here, at, at + tick) for at in _ticks_of_change(here, start, start + every, tick)]
+        assert row["released"] == pytest.approx(_left(here, start, start + every), rel=1e-6, abs=1e-4)
+        assert row["peak"] == pytest.approx(max(left) / tick * 1000, rel=1e-6, abs=1e-4)
+        at_peak = _left(here, row["peak_ms"], row["peak_ms"] + tick) / tick * 1000
+        assert at_peak == pytest.approx(row["peak"], rel=1e-6, abs=1e-4)
+    found.close()
+
+
+def _near(pulses: list[Pulse], start: int, end: int) -> list[Pulse]:
+    return [one for one in pulses if one.enter < end and start <= one.enter + one.stay + one.width]
+
+
+def _left(pulses: list[Pulse], start: float, end: float) -> float:
+    # A message that leaves at the very beginning of a span leaves in it.
+    return sum(one.entered(one.stay, end - 1e-6) - one.entered(one.stay, start - 1e-6) for one in pulses)
+
+
+def _ticks_of_change(pulses: list[Pulse], start: int, end: int, tick: int) -> list[int]:
+    """The ticks of a span in which something happens, those beside them, and the first and the last."""
+    times = {time + width for one in pulses for time in (one.enter, one.enter + one.stay) for width in (0, one.width)}
+    near = {int(time // tick) * tick + beside for time in times for beside in (-tick, 0, tick)}
+    return sorted({at for at in near if start <= at < end} | {start, end - tick})
+
+
+delays = st.one_of(
+    st.integers(1, 3_000),
+    st.integers(1, 200_000),
+    st.integers(1, 40).map(lambda minutes: minutes * 60_000),
+    st.integers(0, 300_000_000),
+)
+tables = st.lists(
+    st.tuples(st.integers(0, 7_200_000), delays, st.integers(1, 5), st.integers(0, 9_000)), min_size=1, max_size=12
+)
+ticks = st.sampled_from([(21_600, 1.0), (3_600, 60.0), (43_200, 0.25)])
+
+
+@SPARKING
+@given(rows=tables, spans=ticks)
+def test_a_table_against_each_message_by_itself(spark: SparkSession, rows: list[Any], spans: tuple[int, float]) -> None:
+    table = spark.createDataFrame(
+        [(NOW + sent, delay, n, size) for sent, delay, n, size in rows], "at long, delay long, n int, size int"
+    ).selectExpr("timestamp_millis(at) as at", "delay", "n", "size")
+    columns = Columns(at="at", delay="delay", size="size", count="n")
+    workload = of_table(table, columns, grain=timedelta(milliseconds=1))
+    assert workload.messages == sum(n for _, _, n, _ in rows)
+    every = timedelta(seconds=spans[0])
+    for ladder, layout in ((CLOCK, "clock"), (CASCADE, "nservicebus")):
+        found = Timeline(workload, ladder, every=every, tick=timedelta(seconds=spans[1]))
+        check(found, pulses(layout, [(NOW + sent, delay, n, size, 0.0) for sent, delay, n, size in rows]))
+
+
+def test_flows_against_the_integral_of_each_of_their_delays(spark: SparkSession) -> None:
+    flows = flows_of(
+        [
+            {"rate": "36000/h", "delay": "1h30m0.37s", "start": "2026-11-21T06:10:00.25Z", "for": "45m", "size": 1000},
+            {"rate": "0.5/s", "delay": {"1m..61s": 3, "0s": 1}, "start": "2026-11-21T05:30:00Z", "for": "2h",
+             "profile": [0, 1, 0, 2, 3, 1, 5, 1, 0, 0, 1, 1]},
+        ]
+    )  # fmt: skip
+    workload = of_flows(spark, flows, tick=timedelta(seconds=1))
+    expected = []
+    for flow in flows:
+        changes = flow.changes()
+        rate = 0.0
+        for (at, change), (end, _) in pairwise(changes):
+            rate += change
+            for point in range(flow.points):
+                delay = flow.shortest + point * 10
+                n = rate * (end - at) / 1000 / flow.points
+                expected.append((at, delay, n, flow.size, end - at))
+    assert workload.messages == pytest.approx(sum(n for _, _, n, _, _ in expected))
+    assert workload.undelayed == pytest.approx(sum(n for _, delay, n, _, _ in expected if not delay))
+    check(Timeline(workload, CLOCK, every=timedelta(minutes=20)), pulses("clock", expected))
+    whole_minutes = Timeline(workload, CASCADE, every=timedelta(hours=1), tick=timedelta(seconds=1))
+    check(whole_minutes, pulses("nservicebus", expected))
