@@ -15,6 +15,7 @@ from bide.cli.delay import delay
 from bide.cli.demo import demo
 from bide.cli.errors import errors
 from bide.cli.pipeline import pipeline
+from bide.cli.pipeline_plan import plan
 from bide.cli.receive import receive
 from bide.cli.relay import relay
 from bide.cli.send import send
@@ -45,6 +46,7 @@ def cli() -> None:
 
 for _command in (demo, broker, delay, tap, send, receive, relay, errors, topology, pipeline, bench):
     cli.add_command(_command)
+pipeline.add_command(plan)
 
 
 def run(arguments: Sequence[str]) -> int:

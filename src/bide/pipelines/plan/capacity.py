@@ -94,7 +94,7 @@ class Judgement:
         what: ``hops/s``, ``release/s``, ``disk`` or ``memory``.
         wanted: the largest value in the plan.
         capacity: what there is; None if that is not known.
-        lanes: queues per digit that are enough for ``release/s``; else None.
+        lanes: queues per digit that are enough for ``release/s``, where there can be several; else None.
     """
 
     what: str
@@ -116,7 +116,7 @@ class Judgement:
 
 
 def judge(
-    capacity: Capacity, *, hops: float, release: float, messages: float, bytes: float, lanes: int = 1
+    capacity: Capacity, *, hops: float, release: float, messages: float, bytes: float, lanes: int | None
 ) -> list[Judgement]:
     """Hold the largest figures of a plan against a capacity.
 
@@ -125,12 +125,12 @@ def judge(
         release: the most that the queues of one digit release in a second.
         messages: the most that are held.
         bytes: of bodies, the most that are held.
-        lanes: queues per digit, which share its messages evenly.
+        lanes: queues per digit, which share its messages evenly; None where there can be but one.
     """
-    enough = max(-int(-release // (TIGHT * capacity.release)), 1)
+    enough = None if lanes is None else max(-int(-release // (TIGHT * capacity.release)), 1)
     return [
         Judgement(what="hops/s", wanted=hops, capacity=capacity.hops),
-        Judgement(what="release/s", wanted=release / lanes, capacity=capacity.release, lanes=enough),
+        Judgement(what="release/s", wanted=release / (lanes or 1), capacity=capacity.release, lanes=enough),
         Judgement(what="disk", wanted=bytes + messages * capacity.disk_each, capacity=capacity.disk),
         Judgement(what="memory", wanted=messages * capacity.memory_each, capacity=capacity.memory),
     ]

@@ -60,14 +60,14 @@ class Ladder:
         name: of the layout.
         resolution: delays are rounded up to a multiple of it; milliseconds.
         longest: the longest delay; milliseconds.
-        lanes: queues that share the messages of a digit evenly.
+        lanes: queues that share the messages of a digit evenly; None where a digit can have but one.
     """
 
     name: str
     rungs: tuple[Rung, ...]
     resolution: int
     longest: int
-    lanes: int = 1
+    lanes: int | None = None
 
     @classmethod
     def of(cls, infrastructure: DelayInfrastructure) -> Ladder:
@@ -88,7 +88,7 @@ class Ladder:
                     )
                     for level in LEVELS
                 )
-                lanes = infrastructure.lanes
+                lanes: int | None = infrastructure.lanes
             case NServiceBus():
                 cascade = infrastructure.cascade
                 rungs = tuple(
@@ -101,7 +101,7 @@ class Ladder:
                     )
                     for level in reversed(range(cascade.levels))
                 )
-                lanes = 1
+                lanes = None
             case _:
                 raise InvalidInputError(
                     f"the layout {infrastructure.name!r} cannot be planned for: clock and nservicebus can"

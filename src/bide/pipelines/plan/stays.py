@@ -96,7 +96,7 @@ class Timeline:
             self.moves.unpersist()
 
     def levels(self) -> DataFrame:
-        """A row for each level and span with messages in it, and for the level ``all``.
+        """A row for each level and span with messages in it, and for the level ``all``, in no order.
 
         ``level``, ``at`` (when the span begins), ``held`` (mean) and ``held_peak``, ``bytes`` and ``bytes_peak`` (of
         bodies), ``hops`` (messages that left the level), ``hops_per_second`` (mean) and ``hops_peak`` (per second, in
@@ -147,18 +147,14 @@ class Timeline:
             (F.max(most) / seconds).alias("hops_peak"),
         ]
         found = spans.groupBy("level", F.expr(f"(tick + {self._origin}) div {span}").alias("span")).agg(*figures)
-        return (
-            found.where((F.col("held_peak") > _NOTHING) | (F.col("hops") > _NOTHING))
-            .select(
-                F.when(F.col("level") < 0, F.lit(ALL)).otherwise(self._level_name).alias("level"),
-                self._at("span"),
-                *(F.greatest(one, F.lit(0.0)).alias(one) for one in found.columns[2:]),
-            )
-            .orderBy("at", "level")
+        return found.where((F.col("held_peak") > _NOTHING) | (F.col("hops") > _NOTHING)).select(
+            F.when(F.col("level") < 0, F.lit(ALL)).otherwise(self._level_name).alias("level"),
+            self._at("span"),
+            *(F.greatest(one, F.lit(0.0)).alias(one) for one in found.columns[2:]),
         )
 
     def queues(self) -> DataFrame:
-        """A row for each queue and span in which it releases messages.
+        """A row for each queue and span in which it releases messages, in no order.
 
         ``level``, ``digit``, ``at``, ``released`` (messages), ``peak`` (released per second, in the tick with most),
         ``peak_at`` (when that tick begins). Of a queue with lanes, all of them together.
@@ -189,17 +185,13 @@ class Timeline:
             (F.max(most) / seconds).alias("peak"),
             F.min_by(when, F.struct(-F.round(most, 9), when)).alias("peak_tick"),
         )
-        return (
-            found.where(F.col("released") > _NOTHING)
-            .select(
-                self._level_name.alias("level"),
-                "digit",
-                self._at("span"),
-                "released",
-                "peak",
-                F.timestamp_millis((F.col("peak_tick") + self._origin) * tick).alias("peak_at"),
-            )
-            .orderBy("at", "level", "digit")
+        return found.where(F.col("released") > _NOTHING).select(
+            self._level_name.alias("level"),
+            "digit",
+            self._at("span"),
+            "released",
+            "peak",
+            F.timestamp_millis((F.col("peak_tick") + self._origin) * tick).alias("peak_at"),
         )
 
     @property
