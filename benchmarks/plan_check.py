@@ -158,13 +158,12 @@ async def run(
         deadline = last + 120
         asking = await Connection.open(BrokerUrl.parse(url))
         async with await asking.channel() as channel:
-            while time.time() < deadline:
-                found = await channel.declare_queue(Queue.quorum(TARGET), passive=True)
-                if found.message_count == len(table):
-                    break
+            found = await channel.declare_queue(Queue.quorum(TARGET), passive=True)
+            while found.message_count != len(table):
+                if time.time() > deadline:
+                    raise SystemExit(f"{found.message_count} of {len(table)} messages have arrived at {deadline}")
                 await asyncio.sleep(1)
-            else:
-                raise SystemExit(f"{found.message_count} of {len(table)} messages have arrived at {deadline}")
+                found = await channel.declare_queue(Queue.quorum(TARGET), passive=True)
         await asking.close()
     over.set()
     return await watching
@@ -295,13 +294,21 @@ def main() -> None:
             "seconds": arguments.seconds,
             "planned_in_seconds": round(took, 1),
             "levels": [asdict(one) for one in found],
-            "samples": [
-                {"at": one.at, "disk": one.disk, "measured": one.held,
-                 "planned": {level: round(_at(plan[level], one.at / 1000), 1) for level in plan}}
-                for one in samples
-            ],
-        }  # fmt: skip
-        arguments.result.write_text(json.dumps(facts, indent=1) + "\n")
+        }
+        lines = ",\n  ".join(
+            json.dumps(
+                {
+                    "at": one.at,
+                    "disk": one.disk,
+                    "measured": one.held,
+                    "planned": {level: round(_at(plan[level], one.at / 1000), 1) for level in plan},
+                }
+            )
+            for one in samples
+        )
+        # A line for each sample.
+        text = json.dumps(facts, indent=1).removesuffix("\n}")
+        arguments.result.write_text(f'{text},\n "samples": [\n  {lines}\n ]\n}}\n')
 
 
 if __name__ == "__main__":

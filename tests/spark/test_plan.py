@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import random
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from benchmarks.plan_check import compare, planned, prepare
+from benchmarks.plan_check import run as publish_and_watch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import bide
+from bide.cli.app import run
 from bide.delay.units import digits_of
+from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
 from bide.pipelines.plan.flows import flows_of
 from bide.pipelines.plan.ladder import Ladder
 from bide.pipelines.plan.stays import Timeline
 from bide.pipelines.plan.workload import Columns, of_flows, of_table
+from tests.broker.conftest import SMALL_CLOCK, clock_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+__all__ = ["clock_url"]
 
 NOW = 1_795_240_800_000  # 2026-11-21 06:00 UTC, a whole hour
 CLOCK = Ladder.of(bide.Clock())
@@ -204,3 +216,116 @@ def test_flows_against_the_integral_of_each_of_their_delays(spark: SparkSession)
     check(Timeline(workload, CLOCK, every=timedelta(minutes=20)), pulses("clock", expected))
     whole_minutes = Timeline(workload, CASCADE, every=timedelta(hours=1), tick=timedelta(seconds=1))
     check(whole_minutes, pulses("nservicebus", expected))
+
+
+def test_kinds_of_columns(spark: SparkSession) -> None:
+    """A delay as an interval, as milliseconds, or as a due time."""
+    table = spark.sql(
+        """select timestamp'2026-11-21 06:00:00.004' as at, interval '0 00:01:02.0305' day to second as delay,
+                  62030.5 as millis, '2026-11-21 06:01:02.034Z' as due, 2 as n
+           union all select timestamp'2026-11-21 06:00:07', interval '0' second, 0, '2026-11-21 05:00:00Z', 3"""
+    )
+    for columns in (
+        Columns(at="at", delay="delay", count="n"),
+        Columns(at="at", delay="millis", count="n"),
+        Columns(at="at", due="due", count="n"),
+    ):
+        workload = of_table(table, columns)
+        assert (workload.messages, workload.undelayed, workload.bytes) == (5, 3, 1_000)
+        delay = 62_031 if columns.delay else 62_030
+        assert [(row["at"], row["delay"], row["n"]) for row in workload.classes.collect()] == [(NOW, delay, 2)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "said"),
+    [
+        (Columns(at="when", delay="delay"), InvalidColumnError, "no column 'when': there are at, delay, n"),
+        (Columns(at="delay", delay="delay"), InvalidColumnError, "'delay' is int, which is no time"),
+        (Columns(at="at", delay="at"), InvalidColumnError, "'at' is string, which is no delay"),
+        (Columns(at="at", delay="delay", count="at"), InvalidColumnError, "'at' is string, which is no number"),
+        (Columns(at="at", delay="delay", count="n"), InvalidRowError, "2 of 3 rows have no time"),
+        (Columns(at="at"), InvalidInputError, "the column with the delay, or the one with the due time"),
+    ],
+)
+def test_tables_that_cannot_be_planned_for(
+    spark: SparkSession, columns: Columns, error: type[Exception], said: str
+) -> None:
+    rows = [("2026-11-21 06:00:00", 5, 1), ("soon", 5, 1), ("2026-11-21 06:00:00", 5, -1)]
+    with pytest.raises(error, match=said):
+        of_table(spark.createDataFrame(rows, "at string, delay int, n int"), columns)
+
+
+def test_what_a_layout_cannot_hold(spark: SparkSession) -> None:
+    table = spark.sql("select current_timestamp() as at, 400000000000 as delay")
+    workload = of_table(table, Columns(at="at", delay="delay"))
+    with pytest.raises(InvalidInputError, match=r"4629 days.* and nservicebus holds 3106 days"):
+        Timeline(workload, CASCADE)
+    with pytest.raises(InvalidInputError, match="no multiple of the tick"):
+        Timeline(workload, CLOCK, every=timedelta(seconds=90), tick=timedelta(minutes=1))
+    with pytest.raises(InvalidInputError, match="no rows"):
+        of_table(table.where("delay < 0"), Columns(at="at", delay="delay"))
+
+
+def test_the_command(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flows = tmp_path / "flows.toml"
+    flows.write_text('[[flow]]\nrate = "100/s"\ndelay = { "5m" = 1, "2h" = 1 }\nsize = 1000\n')
+    out = tmp_path / "plan"
+    command = ["pipeline", "plan", "--flows", str(flows), "--for", "1h", "--disk", "1G", "--release", "40"]
+    assert run([*command, "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["messages"] == pytest.approx(360_000)
+    clock, cascade = found["layouts"]
+    levels = {one["level"]: one for one in clock["levels"]}
+    # 50/s that stay five minutes, and 50/s that stay two hours and come for one.
+    assert levels["m"]["held_peak"] == pytest.approx(50 * 300)
+    assert levels["h"]["held_peak"] == pytest.approx(50 * 3600)
+    assert levels["h"]["release_queue"] == "bide.v1.h2"
+    assert levels["all"]["hops"] == pytest.approx(360_000)
+    assert {one["what"]: one["verdict"] for one in clock["verdicts"]} == {
+        "hops/s": "fits",
+        "release/s": "too much",
+        "disk": "fits",
+        "memory": "not judged",
+    }
+    # 300 s are 100101100 in binary, 7,200 s are 1110000100000.
+    assert {one["level"]: round(one["hops"]) for one in cascade["levels"]} == {
+        **dict.fromkeys(("12", "11", "10", "03", "02"), 180_000),
+        "08": 180_000,
+        "05": 360_000,
+        "all": 7 * 180_000 + 180_000,
+    }
+    written = spark.read.parquet(f"{out}/clock/levels")
+    assert written.where("level = 'all'").selectExpr("sum(hops)").first()[0] == pytest.approx(360_000)  # type: ignore[index]
+    assert run([*command, "--layout", "clock"]) == 0
+    text = capsys.readouterr().out
+    assert "360,000 messages, 360.0 MB of bodies" in text
+    assert "release/s: 50 of 40, 125%: too much; 2 lanes are enough" in text
+    for wrong, said in (
+        (["--rate", "5/s"], "--rate and --delay go together"),
+        ([], "name the workload"),
+        (["--rate", "5/fortnight", "--delay", "1s"], "'5/fortnight' cannot be read"),
+        (["--flows", __file__], "cannot be read"),
+    ):
+        assert run(["pipeline", "plan", *wrong]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_the_plan_against_a_broker(spark: SparkSession, clock_url: str) -> None:
+    """20,000 messages in ten seconds: what each level holds all along, as measured and as planned."""
+    chance = random.Random(11)
+    table = [
+        (number // 2, chance.randint(1, 12) * 1000 + (number % 2) * chance.randint(1, 19) * 50)
+        for number in range(20_000)
+    ]
+    asyncio.run(prepare(clock_url, SMALL_CLOCK))
+    start = time.time() + 1
+    samples = asyncio.run(publish_and_watch(clock_url, SMALL_CLOCK, table, start, every=0.5))
+    compared = {one.level: one for one in compare(samples, planned(spark, SMALL_CLOCK, table, start))}
+    assert set(compared) == {"s", "c"}
+    assert compared["s"].samples > 20
+    assert compared["s"].peak > 5_000
+    assert compared["s"].off < 0.05
+    # Half a second each: what it takes to get from queue to queue weighs more.
+    assert compared["c"].mean == pytest.approx(compared["c"].planned_mean, rel=0.2)
