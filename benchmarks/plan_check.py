@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 BODY = b"x" * 200
 TARGET = "plan-check"
+
+Plan = Mapping[str, Mapping[int, float]]
+"""Messages held by level and second since the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +97,13 @@ def table_of(messages: int, seconds: float, longest_minutes: int, chance: random
     return found
 
 
-async def letters(table: Sequence[tuple[int, int]], start: float) -> AsyncIterator[bide.Letter]:
-    """The messages of a table, each at its time."""
+async def letters(table: Sequence[tuple[int, int]], start: float, sent_at: list[int]) -> AsyncIterator[bide.Letter]:
+    """The messages of a table, each at its time or as soon as the broker lets it; and when that was."""
     for sent, delay in table:
         pause = start + sent / 1000 - time.time()
         if pause > 0.001:
             await asyncio.sleep(pause)
+        sent_at.append(int((time.time() - start) * 1000))
         yield bide.Letter(BODY, to=TARGET, delay=timedelta(milliseconds=delay))
 
 
@@ -146,12 +150,17 @@ async def run(
     *,
     every: float = 1.0,
     folder: Path | None = None,
-) -> list[Sample]:
-    """Publish a table and watch the queues until all of it has arrived."""
+) -> tuple[list[Sample], list[tuple[int, int]]]:
+    """Publish a table and watch the queues until all of it has arrived.
+
+    Returns:
+        what was seen, and the table with the times at which messages were sent indeed.
+    """
+    sent_at: list[int] = []
     over = asyncio.Event()
     watching = asyncio.create_task(sample(url, clock, over, every, folder))
     async with bide.connect(url, infrastructure=clock) as client:
-        report = await client.publish_many(letters(table, start))
+        report = await client.publish_many(letters(table, start, sent_at), window=1_000)
         behind = time.time() - start - table[-1][0] / 1000
         print(f"{report}; the last one {behind:.1f} s after its time", file=sys.stderr, flush=True)
         last = start + max(sent + delay for sent, delay in table) / 1000
@@ -166,7 +175,7 @@ async def run(
                 found = await channel.declare_queue(Queue.quorum(TARGET), passive=True)
         await asking.close()
     over.set()
-    return await watching
+    return await watching, [(at, delay) for at, (_, delay) in zip(sent_at, table, strict=True)]
 
 
 async def prepare(url: str, clock: bide.Clock) -> None:
@@ -180,11 +189,11 @@ async def prepare(url: str, clock: bide.Clock) -> None:
         await client.bind(TARGET)
 
 
-def planned(spark: SparkSession, clock: bide.Clock, table: Sequence[tuple[int, int]], start: float) -> Any:
-    """Messages held by level and second, as the plan has it."""
+def planned(spark: SparkSession, clock: bide.Clock, table: Sequence[tuple[int, int]]) -> Plan:
+    """Messages held by level and second since the start, as the plan has it."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "table.parquet")
-        at = pa.array([int(start * 1000) + sent for sent, _ in table], pa.timestamp("ms", "UTC"))
+        at = pa.array([sent for sent, _ in table], pa.timestamp("ms", "UTC"))
         pq.write_table(pa.table({"at": at, "delay": pa.array([delay for _, delay in table], pa.int64())}), path)
         workload = of_table(spark.read.parquet(path), Columns(at="at", delay="delay"))
         timeline = Timeline(workload, Ladder.of(clock), every=timedelta(seconds=1))
@@ -196,13 +205,14 @@ def planned(spark: SparkSession, clock: bide.Clock, table: Sequence[tuple[int, i
     return found
 
 
-def compare(samples: Sequence[Sample], plan: Any) -> list[Compared]:
-    """Level by level."""
+def compare(samples: Sequence[Sample], plan: Plan, start: float) -> list[Compared]:
+    """Level by level, from the start on."""
+    samples = [one for one in samples if one.at >= start * 1000]
     found = []
     for level in [one.letter for one in LEVELS]:
         if level not in plan:
             continue
-        pairs = [(one.held.get(level, 0), _at(plan[level], one.at / 1000)) for one in samples]
+        pairs = [(one.held.get(level, 0), _at(plan[level], one.at / 1000 - start)) for one in samples]
         means = [sum(values) / len(pairs) for values in zip(*pairs, strict=True)]
         peaks = [max(values) for values in zip(*pairs, strict=True)]
         by_window: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
@@ -227,7 +237,7 @@ def compare(samples: Sequence[Sample], plan: Any) -> list[Compared]:
     return found
 
 
-def _at(seconds: dict[int, float], at: float) -> float:
+def _at(seconds: Mapping[int, float], at: float) -> float:
     """What is held at a time, between the means of the seconds around it."""
     below = int(at - 0.5)
     share = at - 0.5 - below
@@ -270,45 +280,43 @@ def main() -> None:
             broker = stack.enter_context(LocalBroker.start(ephemeral=True, chroot=arguments.chroot))
             url, release, folder = broker.url, broker.release, broker.folder
         asyncio.run(prepare(url, clock))
-        # Time enough to plan before the first message is sent: it is a prediction.
-        start = float(int(time.time()) + 30 + arguments.messages // 20_000)
         began = time.monotonic()
-        plan = planned(spark, clock, table, start)
+        plan = planned(spark, clock, table)
         took = time.monotonic() - began
         print(f"planned in {took:.1f} s", file=sys.stderr, flush=True)
-        spark.stop()
-        if time.time() > start:
-            raise SystemExit("planning took longer than was left for it")
-        samples = asyncio.run(run(url, clock, table, start, every=arguments.every, folder=folder))
-    found = compare([one for one in samples if one.at >= start * 1000], plan)
-    for one in found:
-        print(
-            f"level {one.level}: mean {one.mean:,.0f}, planned {one.planned_mean:,.0f}; most {one.peak:,.0f}, planned "
-            f"{one.planned_peak:,.0f}; off by {one.off:.2%} on average, {one.worst:.2%} of the most at worst"
-        )
+        start = time.time() + 2
+        samples, as_sent = asyncio.run(run(url, clock, table, start, every=arguments.every, folder=folder))
+    by_plan = {"as planned": plan, "as sent": planned(spark, clock, as_sent)}
+    spark.stop()
+    found = {name: compare(samples, one, start) for name, one in by_plan.items()}
+    for name, levels in found.items():
+        for one in levels:
+            print(
+                f"{name}, level {one.level}: mean {one.mean:,.0f}, planned {one.planned_mean:,.0f}; "
+                f"most {one.peak:,.0f}, planned {one.planned_peak:,.0f}; "
+                f"off by {one.off:.2%}, at worst {one.worst:.2%} of the most"
+            )
     if arguments.result is not None:
         facts = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "rabbitmq": release,
             "messages": arguments.messages,
             "seconds": arguments.seconds,
+            "longest_minutes": arguments.longest,
             "planned_in_seconds": round(took, 1),
-            "levels": [asdict(one) for one in found],
+            "last_sent_late_seconds": (as_sent[-1][0] - table[-1][0]) / 1000,
+            "levels": {name: [asdict(one) for one in levels] for name, levels in found.items()},
         }
-        lines = ",\n  ".join(
-            json.dumps(
-                {
-                    "at": one.at,
-                    "disk": one.disk,
-                    "measured": one.held,
-                    "planned": {level: round(_at(plan[level], one.at / 1000), 1) for level in plan},
-                }
-            )
-            for one in samples
-        )
+        lines = ",\n  ".join(json.dumps(_sampled(one, by_plan, start)) for one in samples)
         # A line for each sample.
         text = json.dumps(facts, indent=1).removesuffix("\n}")
         arguments.result.write_text(f'{text},\n "samples": [\n  {lines}\n ]\n}}\n')
+
+
+def _sampled(one: Sample, by_plan: Mapping[str, Plan], start: float) -> dict[str, Any]:
+    at = one.at / 1000 - start
+    plans = {name: {level: round(_at(held, at), 1) for level, held in plan.items()} for name, plan in by_plan.items()}
+    return {"at": round(at, 3), "disk": one.disk, "measured": one.held, **plans}
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -321,11 +323,26 @@ def test_the_plan_against_a_broker(spark: SparkSession, clock_url: str) -> None:
     ]
     asyncio.run(prepare(clock_url, SMALL_CLOCK))
     start = time.time() + 1
-    samples = asyncio.run(publish_and_watch(clock_url, SMALL_CLOCK, table, start, every=0.5))
-    compared = {one.level: one for one in compare(samples, planned(spark, SMALL_CLOCK, table, start))}
+    samples, as_sent = asyncio.run(publish_and_watch(clock_url, SMALL_CLOCK, table, start, every=0.5))
+    compared = {one.level: one for one in compare(samples, planned(spark, SMALL_CLOCK, as_sent), start)}
     assert set(compared) == {"s", "c"}
     assert compared["s"].samples > 20
     assert compared["s"].peak > 5_000
     assert compared["s"].off < 0.05
     # Half a second each: what it takes to get from queue to queue weighs more.
     assert compared["c"].mean == pytest.approx(compared["c"].planned_mean, rel=0.2)
+
+
+def test_the_example_of_the_docs(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "pipeline-plan.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    rows = spark.sql(
+        "select timestamp'2026-11-21 06:00:00' as sent, timestamp'2026-11-21 08:05:00' as due, 100 as bytes"
+    )
+    exec(compile(example, "pipeline-plan.md", "exec"), {"rows": rows})
+    shown = capsys.readouterr().out
+    assert shown.count("|  all|") == 9, "nine quarters of an hour"
+    assert "|    m|    5|" in shown
+    (told,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    flows = flows_of(tomllib.loads(told)["flow"])
+    assert sum(one.messages for one in flows) == pytest.approx(1e9)
