@@ -314,6 +314,20 @@ def test_the_command(
         assert said in capsys.readouterr().err
 
 
+def test_the_command_with_a_table(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = spark.sql("select timestamp'2026-11-21 06:00:00' as sent, id * 60000 as delay, 7 as many from range(2)")
+    table.write.parquet(str(tmp_path / "table.parquet"))
+    table.where("delay = 0").write.json(str(tmp_path / "undelayed.json"))
+    command = ["pipeline", "plan", "--layout", "clock", "--at-column", "sent", "--delay-column", "delay"]
+    assert run([*command, str(tmp_path / "table.parquet"), "--count-column", "many"]) == 0
+    shown = capsys.readouterr().out
+    assert "14 messages, 2.8 kB of bodies" in shown
+    assert "7 of them are not delayed" in shown
+    assert re.search(r"^  m +7 +1.4 kB +7 +7 +7  bide.v1.m1 at 11-21 06:01:00$", shown, re.M), shown
+    assert run([*command, str(tmp_path / "undelayed.json")]) == 0
+    assert "clock: no message waits" in capsys.readouterr().out
+
+
 def test_the_plan_against_a_broker(spark: SparkSession, clock_url: str) -> None:
     """20,000 messages in ten seconds: what each level holds all along, as measured and as planned."""
     chance = random.Random(11)
