@@ -16,6 +16,7 @@ from bide.cli.demo import demo
 from bide.cli.errors import errors
 from bide.cli.pipeline import pipeline
 from bide.cli.pipeline_audit import audit
+from bide.cli.pipeline_plan import plan
 from bide.cli.pipeline_report import report
 from bide.cli.receive import receive
 from bide.cli.relay import relay
@@ -47,8 +48,8 @@ def cli() -> None:
 
 for _command in (demo, broker, delay, tap, send, receive, relay, errors, topology, pipeline, bench):
     cli.add_command(_command)
-pipeline.add_command(audit)
-pipeline.add_command(report)
+for _pipeline in (audit, report, plan):
+    pipeline.add_command(_pipeline)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
-_FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
+FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
 
 
 @click.group()
@@ -46,7 +46,7 @@ def spark_options(command: _Decorated) -> _Decorated:
 
     @wraps(command)
     def wrapper(*args: Any, master: str | None, spark_conf: tuple[str, ...], time_zone: str, **kwargs: Any) -> Any:
-        configuration = _pairs("--spark-conf", spark_conf)
+        configuration = pairs_of("--spark-conf", spark_conf)
 
         def open_session(name: str, *, quiet: bool) -> Any:
             from bide.pipelines.session import session
@@ -69,7 +69,7 @@ def spark_options(command: _Decorated) -> _Decorated:
 
 @pipeline.command()
 @click.argument("source")
-@click.option("--format", type=click.Choice(_FORMATS), help="What SOURCE is. [default: what its suffix tells]")
+@click.option("--format", type=click.Choice(FORMATS), help="What SOURCE is. [default: what its suffix tells]")
 @click.option("--read-option", "read_options", multiple=True, metavar="KEY=VALUE", help="For Spark's reader of it.")
 @click.option("--to", metavar="QUEUE", help="The queue that the messages go to.")
 @click.option("--exchange", metavar="NAME", help="Instead of a queue: the exchange that they go to.")
@@ -118,7 +118,7 @@ def schedule(
     from bide.pipelines.session import read, spark_errors
 
     plan = _plan(settings, **rest)
-    options = _pairs("--read-option", read_options)
+    options = pairs_of("--read-option", read_options)
     if ledger is None and not is_here and not dry_run:
         raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors reach")
     with open_session(f"bide pipeline schedule {source}", quiet=not settings.verbosity) as spark, spark_errors():
@@ -266,7 +266,12 @@ def _names(text: str | None) -> tuple[str, ...]:
     return () if text is None else tuple(one.strip() for one in text.split(",") if one.strip())
 
 
-def _pairs(option: str, pairs: tuple[str, ...]) -> Mapping[str, str]:
+def pairs_of(option: str, pairs: tuple[str, ...]) -> Mapping[str, str]:
+    """Values of an option of the form ``KEY=VALUE``.
+
+    Raises:
+        UsageError: one is not.
+    """
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

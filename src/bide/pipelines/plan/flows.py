@@ -1,0 +1,184 @@
+"""A workload told by its rates: so many messages a day, with such delays, of such a size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from bide.duration import parse_delay, parse_due_time, to_milliseconds
+from bide.errors import InvalidInputError
+
+POINTS: Final = 20_000
+"""Delays that stand for all those between two, at most."""
+
+_GRAIN: Final = 10
+_RATE: Final = re.compile(
+    r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*(?:/|per)\s*(s|min|m|h|d|second|minute|hour|day)\s*"
+)
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_KEYS: Final = frozenset({"rate", "delay", "size", "start", "for", "profile"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """Messages sent at an even rate, or at one that follows the hours of a day.
+
+    Attributes:
+        rate: messages per second, on the average of a day.
+        shortest: delay, in milliseconds.
+        longest: delay, in milliseconds. All between the two are equally likely, in steps of 10 ms, or fewer of them
+            if those are more than :data:`POINTS`.
+        size: bytes of a body.
+        first: when it begins, in milliseconds since the Unix epoch.
+        length: how long it goes on, in milliseconds.
+        profile: weights of equal parts of a day, such as 24 for its hours (UTC), of which the mean counts as *rate*.
+    """
+
+    rate: float
+    shortest: int
+    longest: int
+    size: int
+    first: int
+    length: int
+    profile: tuple[float, ...] = (1.0,)
+
+    @property
+    def points(self) -> int:
+        """How many delays stand for all."""
+        return min((self.longest - self.shortest) // _GRAIN + 1, POINTS)
+
+    @property
+    def messages(self) -> float:
+        """How many are sent in all."""
+        found, rate, since = 0.0, 0.0, self.first
+        for at, change in self.changes():
+            found += rate * (at - since) / 1000
+            rate, since = rate + change, at
+        return found
+
+    @property
+    def undelayed(self) -> float:
+        """How many of them have no delay."""
+        return self.messages / self.points if not self.shortest else 0.0
+
+    def changes(self) -> list[tuple[int, float]]:
+        """When the rate changes, in milliseconds since the Unix epoch, and by how many messages per second."""
+        part = 86_400_000 / len(self.profile)
+        mean = sum(self.profile) / len(self.profile)
+        end, at, before = self.first + self.length, self.first, 0.0
+        found = []
+        number = int(at % 86_400_000 // part)
+        while at < end:
+            now = self.rate * self.profile[number % len(self.profile)] / mean
+            if now != before:
+                found.append((at, now - before))
+            before = now
+            number += 1
+            at = self.first // 86_400_000 * 86_400_000 + round(number * part)
+        if before:
+            found.append((end, -before))
+        return found
+
+
+def parse_rate(text: str | float) -> float:
+    """Messages per second, of ``5000/s``, ``1e9/d``, ``1,000,000 per hour``, or a number.
+
+    Raises:
+        InvalidInputError: it cannot be read, or is negative.
+    """
+    if isinstance(text, bool) or not isinstance(text, str | int | float):
+        raise InvalidInputError(f"the rate {text!r} is no rate: give one such as '5000/s' or '1e9/d'")
+    if not isinstance(text, str):
+        if text < 0:
+            raise InvalidInputError(f"the rate {text} is negative")
+        return float(text)
+    found = _RATE.fullmatch(text)
+    if found is None:
+        raise InvalidInputError(f"the rate {text!r} cannot be read: give one such as '5000/s' or '1e9/d'")
+    return float(re.sub("[_,]", "", found[1])) / _SECONDS[found[2][0]]
+
+
+def flows_of(
+    specification: Sequence[Mapping[str, Any]],
+    *,
+    start: datetime = datetime(2000, 1, 1, tzinfo=UTC),
+    length: timedelta = timedelta(days=1),
+    size: int = 200,
+) -> list[Flow]:
+    """Flows as a file tells them: tables of ``rate`` and ``delay``, and of ``size``, ``start``, ``for``, ``profile``.
+
+    ``delay`` is one delay (``5m``), two with all between them (``1h..2h``), or a table of such with their weights.
+
+    Args:
+        start: of flows that do not say; likewise *length* and *size*.
+
+    Raises:
+        InvalidInputError: something is missing, unknown, or cannot be read.
+    """
+    found: list[Flow] = []
+    for number, one in enumerate(specification, 1):
+        where = f"flow {number}"
+        if not isinstance(one, Mapping):
+            raise InvalidInputError(f"{where} is {one!r}, and should be a table with rate and delay")
+        if unknown := sorted(set(one) - _KEYS):
+            raise InvalidInputError(f"{where} has {', '.join(unknown)}, which is unknown: {', '.join(sorted(_KEYS))}")
+        if missing := sorted({"rate", "delay"} - set(one)):
+            raise InvalidInputError(f"{where} has no {' and no '.join(missing)}")
+        delays = one["delay"] if isinstance(one["delay"], Mapping) else {one["delay"]: 1}
+        weights = [_weight(where, value) for value in delays.values()]
+        if not sum(weights):
+            raise InvalidInputError(f"{where} has delays whose weights add up to nothing")
+        span = parse_delay(one["for"]) if "for" in one else length
+        for text, weight in zip(delays, weights, strict=True):
+            shortest, longest = delay_range(text)
+            found.append(
+                Flow(
+                    rate=parse_rate(one["rate"]) * weight / sum(weights),
+                    shortest=shortest,
+                    longest=longest,
+                    size=_size(where, one.get("size", size)),
+                    first=to_milliseconds(parse_due_time(one["start"]) if "start" in one else start),
+                    length=span // timedelta(milliseconds=1),
+                    profile=_profile(where, one.get("profile", [1])),
+                )
+            )
+    return found
+
+
+def delay_range(text: str) -> tuple[int, int]:
+    """The shortest and the longest delay of ``5m`` or of ``1h..2h``, in milliseconds.
+
+    Raises:
+        InvalidInputError: it cannot be read, or the second is the shorter one.
+    """
+    first, dots, last = str(text).partition("..")
+    shortest = parse_delay(first)
+    longest = parse_delay(last) if dots else shortest
+    if longest < shortest:
+        raise InvalidInputError(f"the delays {text!r} end before they begin: give the shorter one first")
+    millisecond = timedelta(milliseconds=1)
+    return -(-shortest // millisecond), -(-longest // millisecond)
+
+
+def _weight(where: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise InvalidInputError(f"{where} has a weight of {value!r}: give a number, zero or more")
+    return float(value)
+
+
+def _size(where: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidInputError(f"{where} has the size {value!r}: give the bytes of a body")
+    return value
+
+
+def _profile(where: str, value: Any) -> tuple[float, ...]:
+    if not isinstance(value, list) or not 1 <= len(value) <= 1440:
+        raise InvalidInputError(f"{where} has the profile {value!r}: give a list of weights, 24 for the hours of a day")
+    weights = tuple(_weight(where, one) for one in value)
+    if not sum(weights):
+        raise InvalidInputError(f"{where} has a profile whose weights add up to nothing")
+    return weights

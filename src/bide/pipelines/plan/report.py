@@ -1,0 +1,161 @@
+"""The figures of a plan, small enough for a driver, and the judgement of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+
+from bide.pipelines.plan.capacity import Capacity, Judgement, judge
+from bide.pipelines.plan.stays import ALL, Timeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SPANS: Final = 1_000
+"""Spans that a report has figures of, at most; the tables have all."""
+
+_SPAN_FIGURES: Final = ("held", "held_peak", "bytes_peak", "hops_per_second", "hops_peak")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """All levels together in one span of time; fields as in :meth:`bide.pipelines.plan.stays.Timeline.levels`."""
+
+    at: datetime
+    held: float
+    held_peak: float
+    bytes_peak: float
+    hops_per_second: float
+    hops_peak: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelFigures:
+    """One level, or all of them, from beginning to end.
+
+    Attributes:
+        held_peak: the most messages that are held, as the mean of a tick; *held_peak_at* is the span in which.
+        bytes_peak: of bodies.
+        hops: messages that pass in all.
+        hops_peak: the most in a second.
+        release_peak: the most that the queues of one digit release in a second; None for all levels together.
+        release_queue: which one; *release_at*, when.
+    """
+
+    level: str
+    held_peak: float
+    held_peak_at: datetime
+    bytes_peak: float
+    hops: float
+    hops_peak: float
+    release_peak: float | None
+    release_queue: str | None
+    release_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A plan for one layout.
+
+    Attributes:
+        layout: its name.
+        levels: highest first, those that have messages; the last is all of them together.
+        spans: the first :data:`SPANS` of them.
+        judgements: of the largest figures.
+    """
+
+    layout: str
+    levels: tuple[LevelFigures, ...]
+    spans: tuple[Span, ...]
+    judgements: tuple[Judgement, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, times as ISO 8601."""
+        judged = [{**asdict(one), "load": one.load, "verdict": one.verdict} for one in self.judgements]
+        levels, spans = ([_plain(asdict(one)) for one in part] for part in (self.levels, self.spans))
+        return {"layout": self.layout, "levels": levels, "spans": spans, "verdicts": judged}
+
+
+def report(timeline: Timeline, capacity: Capacity, *, out: str | None = None) -> Report:
+    """Sum up a plan, and judge it.
+
+    Args:
+        out: a folder that the tables ``levels`` and ``queues`` are written to, as Parquet, in place of what is there.
+    """
+    levels, queues = timeline.levels(), timeline.queues()
+    if out is not None:
+        spark = levels.sparkSession
+        levels.write.mode("overwrite").parquet(f"{out}/levels")
+        queues.write.mode("overwrite").parquet(f"{out}/queues")
+        levels, queues = spark.read.parquet(f"{out}/levels"), spark.read.parquet(f"{out}/queues")
+    else:
+        levels = levels.persist()
+    by_level = {row["level"]: row for row in _by_level(levels).collect()}
+    releases = {row["level"]: row for row in _releases(queues).collect()}
+    spans = levels.where(F.col("level") == ALL).orderBy("at").limit(SPANS).withColumn("at", F.unix_millis("at"))
+    found = tuple(
+        Span(**{"at": _moment(row["at"]), **{name: row[name] for name in _SPAN_FIGURES}}) for row in spans.collect()
+    )
+    if out is None:
+        levels.unpersist()
+    rungs = {rung.name: rung for rung in timeline.ladder.rungs}
+    figures = []
+    for name in (*rungs, ALL):
+        if name not in by_level:
+            continue
+        row, most = by_level[name], releases.get(name)
+        figures.append(
+            LevelFigures(
+                level=name,
+                held_peak=row["held_peak"],
+                held_peak_at=_moment(row["held_peak_at"]),
+                bytes_peak=row["bytes_peak"],
+                hops=row["hops"],
+                hops_peak=row["hops_peak"],
+                release_peak=None if most is None else most["peak"],
+                release_queue=None if most is None else rungs[name].queue_of(most["digit"]),
+                release_at=None if most is None else _moment(most["peak_at"]),
+            )
+        )
+    judged: list[Judgement] = []
+    if figures:
+        whole = figures[-1]
+        judged = judge(
+            capacity,
+            hops=whole.hops_peak,
+            release=max((one.release_peak or 0.0 for one in figures), default=0.0),
+            messages=whole.held_peak,
+            bytes=whole.bytes_peak,
+            lanes=timeline.ladder.lanes,
+        )
+    return Report(layout=timeline.ladder.name, levels=tuple(figures), spans=found, judgements=tuple(judged))
+
+
+def _by_level(levels: DataFrame) -> DataFrame:
+    return levels.groupBy("level").agg(
+        F.max("held_peak").alias("held_peak"),
+        F.unix_millis(F.max_by("at", F.struct("held_peak", -F.unix_millis("at")))).alias("held_peak_at"),
+        F.max("bytes_peak").alias("bytes_peak"),
+        F.sum("hops").alias("hops"),
+        F.max("hops_peak").alias("hops_peak"),
+    )
+
+
+def _releases(queues: DataFrame) -> DataFrame:
+    order = F.struct("peak", -F.unix_millis("peak_at"))
+    return queues.groupBy("level").agg(
+        F.max("peak").alias("peak"),
+        F.max_by("digit", order).alias("digit"),
+        F.unix_millis(F.max_by("peak_at", order)).alias("peak_at"),
+    )
+
+
+def _moment(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=milliseconds)
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: one.isoformat() if isinstance(one, datetime) else one for name, one in values.items()}

@@ -1,0 +1,225 @@
+"""What is to be planned for: the messages of a table, or flows of them, as classes that are few.
+
+A class is ``n`` messages sent at the same millisecond with the same delay; or, of a flow, ``n_rate``: by how much the
+number of messages sent per tick changes at that millisecond, up where the flow begins and down where it ends. That is a
+convolution: a flow of any number of messages is two classes for each of its delays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql.types import (
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    NumericType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from bide.pipelines.plan.flows import Flow
+
+GRAIN = timedelta(milliseconds=10)
+"""Times of sending are rounded down to it: the resolution of ``Clock``."""
+
+_MILLISECOND = timedelta(milliseconds=1)
+_KINDS_OF_TIME = (TimestampType, TimestampNTZType, DateType, StringType)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Which columns of a table say what.
+
+    Attributes:
+        at: when messages are sent.
+        delay: how long they are delayed: an interval, or a number of milliseconds.
+        due: when they are due, instead of *delay*; in the past, they are not delayed.
+        size: bytes of a body; None for *constant_size*.
+        count: messages that a row stands for; None for one.
+        constant_size: bytes of every body.
+    """
+
+    at: str
+    delay: str | None = None
+    due: str | None = None
+    size: str | None = None
+    count: str | None = None
+    constant_size: int = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Classes of messages.
+
+    Attributes:
+        classes: ``at`` and ``delay`` in milliseconds, ``n``, ``n_rate``, ``bytes``, ``bytes_rate``; see above.
+        messages: how many in all.
+        undelayed: those of them that go straight to their target, and do not appear in the plan.
+        bytes: of all bodies.
+        first: when the first is sent, in milliseconds since the Unix epoch.
+        longest: delay, in milliseconds.
+        has_flows: whether any ``n_rate`` is not zero.
+    """
+
+    classes: DataFrame
+    messages: float
+    undelayed: float
+    bytes: float
+    first: int
+    longest: int
+    has_flows: bool
+
+
+def of_table(rows: DataFrame, columns: Columns, *, grain: timedelta = GRAIN) -> Workload:
+    """The workload that a table holds, read twice.
+
+    Raises:
+        InvalidColumnError: a column is not there, or cannot be used so.
+        InvalidRowError: rows without a time, a delay, a size or a count, or with one that is negative.
+        InvalidInputError: there are no rows, or both *delay* and *due* are given, or none.
+    """
+    if (columns.delay is None) == (columns.due is None):
+        raise InvalidInputError("give the column with the delay, or the one with the due time")
+    step = grain // _MILLISECOND
+    if step < 1 or grain % _MILLISECOND:
+        raise InvalidInputError(f"the grain of {grain} is no whole number of milliseconds")
+    at = _milliseconds(rows, columns.at)
+    if columns.due is not None:
+        delay = F.greatest(_milliseconds(rows, columns.due) - at, F.lit(0).cast("long"))
+    else:
+        assert columns.delay is not None
+        delay = _delay(rows, columns.delay)
+    n = F.lit(1.0) if columns.count is None else _number(rows, columns.count).cast("double")
+    size = F.lit(float(columns.constant_size)) if columns.size is None else _number(rows, columns.size).cast("double")
+    read = rows.select(at.alias("at"), delay.alias("delay"), n.alias("n"), size.alias("size"))
+    bad = "at is null or delay is null or delay < 0 or n is null or n < 0 or size is null or size < 0"
+    found = read.agg(
+        F.count(F.lit(1)).alias("rows"),
+        F.count_if(F.expr(bad)).alias("bad"),
+        F.sum("n").alias("messages"),
+        F.sum(F.when(F.col("delay") == 0, F.col("n")).otherwise(0.0)).alias("undelayed"),
+        F.sum(F.col("n") * F.col("size")).alias("bytes"),
+        F.min("at").alias("first"),
+        F.max("delay").alias("longest"),
+    ).collect()[0]
+    if not found["rows"]:
+        raise InvalidInputError("the table has no rows: there is nothing to plan for")
+    if found["bad"]:
+        raise InvalidRowError(
+            f"{found['bad']:,} of {found['rows']:,} rows have no time of sending, delay, size or count, or a negative "
+            "one: mend them, or leave them out"
+        )
+    zero = F.lit(0.0)
+    classes = (
+        read.where("delay > 0 and n > 0")
+        .groupBy(F.expr(f"at - pmod(at, {step})").alias("at"), "delay")
+        .agg(
+            F.sum("n").alias("n"),
+            zero.alias("n_rate"),
+            F.sum(F.col("n") * F.col("size")).alias("bytes"),
+            zero.alias("bytes_rate"),
+        )
+    )
+    return Workload(
+        classes=classes,
+        messages=found["messages"],
+        undelayed=found["undelayed"],
+        bytes=found["bytes"],
+        first=found["first"] // step * step,
+        longest=found["longest"],
+        has_flows=False,
+    )
+
+
+def of_flows(spark: SparkSession, flows: Sequence[Flow], *, tick: timedelta = timedelta(seconds=1)) -> Workload:
+    """The workload of flows.
+
+    Args:
+        tick: that of the :class:`bide.pipelines.plan.stays.Timeline`.
+
+    Raises:
+        InvalidInputError: there are none.
+    """
+    if not flows:
+        raise InvalidInputError("there are no flows: there is nothing to plan for")
+    parts = [_classes(spark, one, tick) for one in flows]
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole.union(part)
+    summed = [F.sum(one).alias(one) for one in ("n", "n_rate", "bytes", "bytes_rate")]
+    return Workload(
+        classes=whole.where("delay > 0").groupBy("at", "delay").agg(*summed),
+        messages=sum(one.messages for one in flows),
+        undelayed=sum(one.undelayed for one in flows),
+        bytes=sum(one.messages * one.size for one in flows),
+        first=min(one.first for one in flows),
+        longest=max(one.longest for one in flows),
+        has_flows=True,
+    )
+
+
+def _classes(spark: SparkSession, flow: Flow, tick: timedelta) -> DataFrame:
+    changes = [(at, change * tick.total_seconds()) for at, change in flow.changes()]
+    ramps = F.broadcast(spark.createDataFrame(changes, "at long, change double"))
+    delays = spark.range(flow.points).select(
+        F.expr(f"{flow.shortest} + id * {flow.longest - flow.shortest} div {max(flow.points - 1, 1)}").alias("delay")
+    )
+    rate = F.col("change") / flow.points
+    zero = F.lit(0.0)
+    return ramps.crossJoin(delays).select(
+        "at",
+        "delay",
+        zero.alias("n"),
+        rate.alias("n_rate"),
+        zero.alias("bytes"),
+        (rate * flow.size).alias("bytes_rate"),
+    )
+
+
+def _milliseconds(rows: DataFrame, name: str) -> Column:
+    kind = _type(rows, name)
+    if not isinstance(kind, _KINDS_OF_TIME):
+        raise InvalidColumnError(f"the column {name!r} is {kind.simpleString()}, which is no time")
+    return F.unix_millis(rows[_quoted(name)].try_cast("timestamp"))
+
+
+def _delay(rows: DataFrame, name: str) -> Column:
+    kind = _type(rows, name)
+    if isinstance(kind, DayTimeIntervalType):
+        # What is finer than a millisecond is rounded up: never early.
+        micros = F.unix_micros(F.timestamp_micros(F.lit(0)) + rows[_quoted(name)])
+        return F.ceil(micros / 1000).cast("long")
+    if isinstance(kind, NumericType):
+        return F.ceil(rows[_quoted(name)]).cast("long")
+    raise InvalidColumnError(
+        f"the column {name!r} is {kind.simpleString()}, which is no delay: give an interval, or a number of "
+        "milliseconds"
+    )
+
+
+def _number(rows: DataFrame, name: str) -> Column:
+    kind = _type(rows, name)
+    if not isinstance(kind, NumericType):
+        raise InvalidColumnError(f"the column {name!r} is {kind.simpleString()}, which is no number")
+    return rows[_quoted(name)]
+
+
+def _type(rows: DataFrame, name: str) -> DataType:
+    if name not in rows.columns:
+        raise InvalidColumnError(f"there is no column {name!r}: there are {', '.join(rows.columns)}")
+    return rows.schema[name].dataType
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"

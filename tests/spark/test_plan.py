@@ -1,0 +1,362 @@
+"""``bide pipeline plan``: held to a simulation of each message by itself, and to a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import time
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from benchmarks.plan_check import compare, planned, prepare
+from benchmarks.plan_check import run as publish_and_watch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import bide
+from bide.cli.app import run
+from bide.delay.units import digits_of
+from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
+from bide.pipelines.plan.flows import flows_of
+from bide.pipelines.plan.ladder import Ladder
+from bide.pipelines.plan.stays import Timeline
+from bide.pipelines.plan.workload import Columns, of_flows, of_table
+from tests.broker.conftest import SMALL_CLOCK, clock_url
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["clock_url"]
+
+NOW = 1_795_240_800_000  # 2026-11-21 06:00 UTC, a whole hour
+CLOCK = Ladder.of(bide.Clock())
+CASCADE = Ladder.of(bide.NServiceBus())
+SPARKING = settings(
+    max_examples=3,
+    deadline=None,
+    derandomize=True,
+    # Spark takes seconds for each: the first example that fails has to do.
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """``n`` messages in a queue: they enter evenly from ``enter`` on, for ``width``, and stay as long each."""
+
+    level: str
+    digit: int
+    enter: float
+    stay: float
+    n: float
+    size: float
+    width: float = 0.0
+
+    def entered(self, after: float, time: float) -> float:
+        """How many have entered (or left, with ``after`` = the stay) before a time."""
+        begun = time - self.enter - after
+        if not self.width:
+            return self.n * (begun > 0)
+        return self.n * min(max(begun / self.width, 0.0), 1.0)
+
+    def area(self, after: float, time: float) -> float:
+        """The integral of the same."""
+        begun = max(time - self.enter - after, 0.0)
+        if not self.width:
+            return self.n * begun
+        over = max(begun - self.width, 0.0)
+        return self.n / self.width * (begun * begun - over * over) / 2
+
+    def held(self, start: float, end: float) -> float:
+        """The mean from one time to another."""
+        areas = [self.area(after, end) - self.area(after, start) for after in (0.0, self.stay)]
+        return (areas[0] - areas[1]) / (end - start)
+
+
+def simulated(layout: str, sent: int, delay: int) -> Iterator[tuple[str, int, int, int]]:
+    """Level, digit, entry and exit of one message, from what defines the layouts."""
+    at = sent
+    if layout == "clock":
+        for level, digit in digits_of(timedelta(milliseconds=-(-delay // 10) * 10)):
+            wait = digit * level.unit // timedelta(milliseconds=1)
+            if digit:
+                yield level.letter, digit, at, at + wait
+            at += wait
+    else:
+        for place, bit in enumerate(f"{-(-delay // 1000):028b}"):
+            wait = int(bit) * 1000 << (27 - place)
+            if wait:
+                yield f"{27 - place:02}", 1, at, at + wait
+            at += wait
+
+
+def pulses(layout: str, messages: Iterable[tuple[float, int, float, float, float]]) -> list[Pulse]:
+    return [
+        Pulse(level, digit, enter, leave - enter, n, size, width)
+        for sent, delay, n, size, width in messages
+        for level, digit, enter, leave in simulated(layout, int(sent), delay)
+    ]
+
+
+def check(found: Timeline, expected: list[Pulse]) -> None:
+    """Compare every figure of every level, queue and span."""
+    every, tick = (span // timedelta(milliseconds=1) for span in (found.every, found.tick))
+    by_level: defaultdict[str, list[Pulse]] = defaultdict(list)
+    by_queue: defaultdict[tuple[str, int], list[Pulse]] = defaultdict(list)
+    for one in expected:
+        by_level[one.level].append(one)
+        by_level["all"].append(one)
+        by_queue[one.level, one.digit].append(one)
+    rows = found.levels().selectExpr("*", "unix_millis(at) as ms").collect()
+    seen: defaultdict[str, float] = defaultdict(float)
+    waited: defaultdict[str, float] = defaultdict(float)
+    for row in rows:
+        start = row["ms"]
+        here = _near(by_level[row["level"]], start, start + every)
+        ticks = _ticks_of_change(here, start, start + every, tick)
+        held = [sum(one.held(at, at + tick) for one in here) for at in ticks]
+        load = [sum(one.held(at, at + tick) * one.size for one in here) for at in ticks]
+        left = [_left(here, at, at + tick) for at in ticks]
+        for name, value in {
+            "held": sum(one.held(start, start + every) for one in here),
+            "held_peak": max(held),
+            "bytes": sum(one.held(start, start + every) * one.size for one in here),
+            "bytes_peak": max(load),
+            "hops": _left(here, start, start + every),
+            "hops_peak": max(left) / tick * 1000,
+        }.items():
+            assert row[name] == pytest.approx(value, rel=1e-6, abs=1e-4), (name, row)
+        seen[row["level"]] += row["hops"]
+        waited[row["level"]] += row["held"] * every
+    assert waited == pytest.approx({level: sum(one.n * one.stay for one in here) for level, here in by_level.items()})
+    assert seen == pytest.approx({level: sum(one.n for one in here) for level, here in by_level.items()}, abs=1e-3)
+    for row in found.queues().selectExpr("*", "unix_millis(at) as ms", "unix_millis(peak_at) as peak_ms").collect():
+        start = row["ms"]
+        here = _near(by_queue[row["level"], row["digit"]], start, start + every)
+        left = [_left(here, at, at + tick) for at in _ticks_of_change(here, start, start + every, tick)]
+        assert row["released"] == pytest.approx(_left(here, start, start + every), rel=1e-6, abs=1e-4)
+        assert row["peak"] == pytest.approx(max(left) / tick * 1000, rel=1e-6, abs=1e-4)
+        at_peak = _left(here, row["peak_ms"], row["peak_ms"] + tick) / tick * 1000
+        assert at_peak == pytest.approx(row["peak"], rel=1e-6, abs=1e-4)
+    found.close()
+
+
+def _near(pulses: list[Pulse], start: int, end: int) -> list[Pulse]:
+    return [one for one in pulses if one.enter < end and start <= one.enter + one.stay + one.width]
+
+
+def _left(pulses: list[Pulse], start: float, end: float) -> float:
+    # A message that leaves at the very beginning of a span leaves in it.
+    return sum(one.entered(one.stay, end - 1e-6) - one.entered(one.stay, start - 1e-6) for one in pulses)
+
+
+def _ticks_of_change(pulses: list[Pulse], start: int, end: int, tick: int) -> list[int]:
+    """The ticks of a span in which something happens, those beside them, and the first and the last."""
+    times = {time + width for one in pulses for time in (one.enter, one.enter + one.stay) for width in (0, one.width)}
+    near = {int(time // tick) * tick + beside for time in times for beside in (-tick, 0, tick)}
+    return sorted({at for at in near if start <= at < end} | {start, end - tick})
+
+
+delays = st.one_of(
+    st.integers(1, 3_000),
+    st.integers(1, 200_000),
+    st.integers(1, 40).map(lambda minutes: minutes * 60_000),
+    st.integers(0, 300_000_000),
+)
+tables = st.lists(
+    st.tuples(st.integers(0, 7_200_000), delays, st.integers(1, 5), st.integers(0, 9_000)), min_size=1, max_size=12
+)
+ticks = st.sampled_from([(21_600, 1.0), (3_600, 60.0), (43_200, 0.25)])
+
+
+@SPARKING
+@given(rows=tables, spans=ticks)
+def test_a_table_against_each_message_by_itself(spark: SparkSession, rows: list[Any], spans: tuple[int, float]) -> None:
+    table = spark.createDataFrame(
+        [(NOW + sent, delay, n, size) for sent, delay, n, size in rows], "at long, delay long, n int, size int"
+    ).selectExpr("timestamp_millis(at) as at", "delay", "n", "size")
+    columns = Columns(at="at", delay="delay", size="size", count="n")
+    workload = of_table(table, columns, grain=timedelta(milliseconds=1))
+    assert workload.messages == sum(n for _, _, n, _ in rows)
+    every = timedelta(seconds=spans[0])
+    for ladder, layout in ((CLOCK, "clock"), (CASCADE, "nservicebus")):
+        found = Timeline(workload, ladder, every=every, tick=timedelta(seconds=spans[1]))
+        check(found, pulses(layout, [(NOW + sent, delay, n, size, 0.0) for sent, delay, n, size in rows]))
+
+
+def test_flows_against_the_integral_of_each_of_their_delays(spark: SparkSession) -> None:
+    flows = flows_of(
+        [
+            {"rate": "36000/h", "delay": "1h30m0.37s", "start": "2026-11-21T06:10:00.25Z", "for": "45m", "size": 1000},
+            {"rate": "0.5/s", "delay": {"1m..61s": 3, "0s": 1}, "start": "2026-11-21T05:30:00Z", "for": "2h",
+             "profile": [0, 1, 0, 2, 3, 1, 5, 1, 0, 0, 1, 1]},
+        ]
+    )  # fmt: skip
+    workload = of_flows(spark, flows, tick=timedelta(seconds=1))
+    expected = []
+    for flow in flows:
+        changes = flow.changes()
+        rate = 0.0
+        for (at, change), (end, _) in pairwise(changes):
+            rate += change
+            for point in range(flow.points):
+                delay = flow.shortest + point * 10
+                n = rate * (end - at) / 1000 / flow.points
+                expected.append((at, delay, n, flow.size, end - at))
+    assert workload.messages == pytest.approx(sum(n for _, _, n, _, _ in expected))
+    assert workload.undelayed == pytest.approx(sum(n for _, delay, n, _, _ in expected if not delay))
+    check(Timeline(workload, CLOCK, every=timedelta(minutes=20)), pulses("clock", expected))
+    whole_minutes = Timeline(workload, CASCADE, every=timedelta(hours=1), tick=timedelta(seconds=1))
+    check(whole_minutes, pulses("nservicebus", expected))
+
+
+def test_kinds_of_columns(spark: SparkSession) -> None:
+    """A delay as an interval, as milliseconds, or as a due time."""
+    table = spark.sql(
+        """select timestamp'2026-11-21 06:00:00.004' as at, interval '0 00:01:02.0305' day to second as delay,
+                  62030.5 as millis, '2026-11-21 06:01:02.034Z' as due, 2 as n
+           union all select timestamp'2026-11-21 06:00:07', interval '0' second, 0, '2026-11-21 05:00:00Z', 3"""
+    )
+    for columns in (
+        Columns(at="at", delay="delay", count="n"),
+        Columns(at="at", delay="millis", count="n"),
+        Columns(at="at", due="due", count="n"),
+    ):
+        workload = of_table(table, columns)
+        assert (workload.messages, workload.undelayed, workload.bytes) == (5, 3, 1_000)
+        delay = 62_031 if columns.delay else 62_030
+        assert [(row["at"], row["delay"], row["n"]) for row in workload.classes.collect()] == [(NOW, delay, 2)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "said"),
+    [
+        (Columns(at="when", delay="delay"), InvalidColumnError, "no column 'when': there are at, delay, n"),
+        (Columns(at="delay", delay="delay"), InvalidColumnError, "'delay' is int, which is no time"),
+        (Columns(at="at", delay="at"), InvalidColumnError, "'at' is string, which is no delay"),
+        (Columns(at="at", delay="delay", count="at"), InvalidColumnError, "'at' is string, which is no number"),
+        (Columns(at="at", delay="delay", count="n"), InvalidRowError, "2 of 3 rows have no time"),
+        (Columns(at="at"), InvalidInputError, "the column with the delay, or the one with the due time"),
+    ],
+)
+def test_tables_that_cannot_be_planned_for(
+    spark: SparkSession, columns: Columns, error: type[Exception], said: str
+) -> None:
+    rows = [("2026-11-21 06:00:00", 5, 1), ("soon", 5, 1), ("2026-11-21 06:00:00", 5, -1)]
+    with pytest.raises(error, match=said):
+        of_table(spark.createDataFrame(rows, "at string, delay int, n int"), columns)
+
+
+def test_what_a_layout_cannot_hold(spark: SparkSession) -> None:
+    table = spark.sql("select current_timestamp() as at, 400000000000 as delay")
+    workload = of_table(table, Columns(at="at", delay="delay"))
+    with pytest.raises(InvalidInputError, match=r"4629 days.* and nservicebus holds 3106 days"):
+        Timeline(workload, CASCADE)
+    with pytest.raises(InvalidInputError, match="no multiple of the tick"):
+        Timeline(workload, CLOCK, every=timedelta(seconds=90), tick=timedelta(minutes=1))
+    with pytest.raises(InvalidInputError, match="no rows"):
+        of_table(table.where("delay < 0"), Columns(at="at", delay="delay"))
+
+
+def test_the_command(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flows = tmp_path / "flows.toml"
+    flows.write_text('[[flow]]\nrate = "100/s"\ndelay = { "5m" = 1, "2h" = 1 }\nsize = 1000\n')
+    out = tmp_path / "plan"
+    command = ["pipeline", "plan", "--flows", str(flows), "--for", "1h", "--disk", "1G", "--release", "40"]
+    assert run([*command, "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["messages"] == pytest.approx(360_000)
+    clock, cascade = found["layouts"]
+    levels = {one["level"]: one for one in clock["levels"]}
+    # 50/s that stay five minutes, and 50/s that stay two hours and come for one.
+    assert levels["m"]["held_peak"] == pytest.approx(50 * 300)
+    assert levels["h"]["held_peak"] == pytest.approx(50 * 3600)
+    assert levels["h"]["release_queue"] == "bide.v1.h2"
+    assert levels["all"]["hops"] == pytest.approx(360_000)
+    assert {one["what"]: one["verdict"] for one in clock["verdicts"]} == {
+        "hops/s": "fits",
+        "release/s": "too much",
+        "disk": "fits",
+        "memory": "not judged",
+    }
+    # 300 s are 100101100 in binary, 7,200 s are 1110000100000.
+    assert {one["level"]: round(one["hops"]) for one in cascade["levels"]} == {
+        **dict.fromkeys(("12", "11", "10", "03", "02"), 180_000),
+        "08": 180_000,
+        "05": 360_000,
+        "all": 7 * 180_000 + 180_000,
+    }
+    written = spark.read.parquet(f"{out}/clock/levels")
+    assert written.where("level = 'all'").selectExpr("sum(hops)").first()[0] == pytest.approx(360_000)  # type: ignore[index]
+    assert run([*command, "--layout", "clock"]) == 0
+    text = capsys.readouterr().out
+    assert "360,000 messages, 360.0 MB of bodies" in text
+    assert "release/s: 50 of 40, 125%: too much; 2 lanes are enough" in text
+    for wrong, said in (
+        (["--rate", "5/s"], "--rate and --delay go together"),
+        ([], "name the workload"),
+        (["--rate", "5/fortnight", "--delay", "1s"], "'5/fortnight' cannot be read"),
+        (["--flows", __file__], "cannot be read"),
+    ):
+        assert run(["pipeline", "plan", *wrong]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_the_command_with_a_table(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = spark.sql("select timestamp'2026-11-21 06:00:00' as sent, id * 60000 as delay, 7 as many from range(2)")
+    table.write.parquet(str(tmp_path / "table.parquet"))
+    table.where("delay = 0").write.json(str(tmp_path / "undelayed.json"))
+    command = ["pipeline", "plan", "--layout", "clock", "--at-column", "sent", "--delay-column", "delay"]
+    assert run([*command, str(tmp_path / "table.parquet"), "--count-column", "many"]) == 0
+    shown = capsys.readouterr().out
+    assert "14 messages, 2.8 kB of bodies" in shown
+    assert "7 of them are not delayed" in shown
+    assert re.search(r"^  m +7 +1.4 kB +7 +7 +7  bide.v1.m1 at 11-21 06:01:00$", shown, re.M), shown
+    assert run([*command, str(tmp_path / "undelayed.json")]) == 0
+    assert "clock: no message waits" in capsys.readouterr().out
+
+
+def test_the_plan_against_a_broker(spark: SparkSession, clock_url: str) -> None:
+    """20,000 messages in ten seconds: what each level holds all along, as measured and as planned."""
+    chance = random.Random(11)
+    table = [
+        (number // 2, chance.randint(1, 12) * 1000 + (number % 2) * chance.randint(1, 19) * 50)
+        for number in range(20_000)
+    ]
+    asyncio.run(prepare(clock_url, SMALL_CLOCK))
+    start = time.time() + 1
+    samples, as_sent = asyncio.run(publish_and_watch(clock_url, SMALL_CLOCK, table, start, every=0.5))
+    compared = {one.level: one for one in compare(samples, planned(spark, SMALL_CLOCK, as_sent), start)}
+    assert set(compared) == {"s", "c"}
+    assert compared["s"].samples > 20
+    assert compared["s"].peak > 5_000
+    assert compared["s"].off < 0.05
+    # Half a second each: what it takes to get from queue to queue weighs more.
+    assert compared["c"].mean == pytest.approx(compared["c"].planned_mean, rel=0.2)
+
+
+def test_the_example_of_the_docs(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "pipeline-plan.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    rows = spark.sql(
+        "select timestamp'2026-11-21 06:00:00' as sent, timestamp'2026-11-21 08:05:00' as due, 100 as bytes"
+    )
+    exec(compile(example, "pipeline-plan.md", "exec"), {"rows": rows})
+    shown = capsys.readouterr().out
+    assert shown.count("|  all|") == 9, "nine quarters of an hour"
+    assert "|    m|    5|" in shown
+    (told,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    flows = flows_of(tomllib.loads(told)["flow"])
+    assert sum(one.messages for one in flows) == pytest.approx(1e9)

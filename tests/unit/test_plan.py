@@ -1,0 +1,159 @@
+"""The arithmetic of plans: ladders, flows, capacities."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bide
+from bide.cli.pipeline_plan import size_of
+from bide.cli.plan_view import in_bytes
+from bide.delay.infrastructure import QueueTarget
+from bide.errors import InvalidDelayError, InvalidInputError
+from bide.pipelines.plan.capacity import Capacity, judge
+from bide.pipelines.plan.flows import POINTS, Flow, delay_range, flows_of, parse_rate
+from bide.pipelines.plan.ladder import Ladder
+
+DAY = 86_400_000
+LAYOUTS = (bide.Clock(), bide.NServiceBus())
+MIDNIGHT = int(datetime(2026, 11, 21, tzinfo=UTC).timestamp() * 1000)
+
+
+@pytest.mark.parametrize("infrastructure", LAYOUTS, ids=lambda one: one.name)
+@given(delay=st.one_of(st.integers(1, 100_000), st.integers(1, 268_435_455_000)))
+def test_stays_are_the_queues_that_a_message_passes(infrastructure: bide.DelayInfrastructure, delay: int) -> None:
+    ladder = Ladder.of(infrastructure)
+    stays = list(ladder.stays(0, delay))
+    steps = infrastructure.steps(timedelta(milliseconds=delay), QueueTarget("orders"))
+    waits = [(step.routed_to, step.delay // timedelta(milliseconds=1)) for step in steps if step.delay]
+    assert [(ladder.rungs[one.level].queue_of(one.digit), one.leave - one.enter) for one in stays] == waits
+    assert [one.enter for one in stays] == [0, *(one.leave for one in stays[:-1])]
+    assert stays[-1].leave == ladder.wait(delay) >= delay > ladder.wait(delay) - ladder.resolution
+
+
+@pytest.mark.parametrize("infrastructure", LAYOUTS, ids=lambda one: one.name)
+def test_units_of_a_ladder(infrastructure: bide.DelayInfrastructure) -> None:
+    """What makes digits a matter of one division and one remainder."""
+    ladder = Ladder.of(infrastructure)
+    for above, below in zip(ladder.rungs, ladder.rungs[1:], strict=False):
+        assert above.unit == below.unit * (below.highest + 1)
+    assert ladder.longest < ladder.rungs[0].unit * (ladder.rungs[0].highest + 1)
+
+
+def test_a_layout_that_has_no_ladder() -> None:
+    with pytest.raises(InvalidInputError, match="'celery' cannot be planned for: clock and nservicebus can"):
+        Ladder.of(bide.Celery())
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("5000/s", 5000), ("1e9/d", 1e9 / 86400), ("1,200 per hour", 1 / 3), ("90/min", 1.5), (2, 2), ("0/s", 0)],
+)
+def test_rates(text: str | float, rate: float) -> None:
+    assert parse_rate(text) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("text", ["5000", "", "fast", "-1/s", -1, "1/week", True, None])
+def test_bad_rates(text: str) -> None:
+    with pytest.raises(InvalidInputError, match="rate"):
+        parse_rate(text)
+
+
+def test_delays() -> None:
+    assert delay_range("5m") == (300_000, 300_000)
+    assert delay_range("1h..PT2H") == (3_600_000, 7_200_000)
+    with pytest.raises(InvalidInputError, match="end before they begin"):
+        delay_range("2h..1h")
+    with pytest.raises(InvalidDelayError):
+        delay_range("1h..")
+
+
+def test_flows_share_a_rate_by_weight() -> None:
+    flows = flows_of([{"rate": "8/s", "delay": {"1m": 3, "0s..1h": 1}, "size": 5}], length=timedelta(hours=2))
+    assert [(one.rate, one.shortest, one.longest, one.points) for one in flows] == [
+        (6, 60_000, 60_000, 1),
+        (2, 0, 3_600_000, POINTS),
+    ]
+    assert [one.messages for one in flows] == [6 * 7200, 2 * 7200]
+    assert [one.undelayed for one in flows] == [0, pytest.approx(2 * 7200 / POINTS)]
+
+
+def test_a_profile_follows_the_hours_of_the_day() -> None:
+    flow = Flow(
+        rate=10, shortest=0, longest=0, size=1, first=MIDNIGHT + DAY // 4 + 60_000, length=DAY, profile=(0, 1, 3, 0)
+    )
+    quarter = DAY // 4
+    assert flow.changes() == [
+        (MIDNIGHT + quarter + 60_000, 10.0),
+        (MIDNIGHT + 2 * quarter, 20.0),
+        (MIDNIGHT + 3 * quarter, -30.0),
+        (MIDNIGHT + 5 * quarter, 10.0),
+        (MIDNIGHT + 5 * quarter + 60_000, -10.0),
+    ]
+    assert flow.messages == pytest.approx(10 * DAY / 1000), "a whole day has the mean rate"
+
+
+@pytest.mark.parametrize(
+    ("flow", "said"),
+    [
+        ({"rate": "1/s"}, "flow 1 has no delay"),
+        ({"rate": "1/s", "delay": "1s", "sise": 1}, "flow 1 has sise, which is unknown"),
+        ({"rate": "1/s", "delay": {"1s": 0}}, "weights add up to nothing"),
+        ({"rate": "1/s", "delay": {"1s": "much"}}, "a weight of 'much'"),
+        ({"rate": "1/s", "delay": "1s", "size": -1}, "the size -1"),
+        ({"rate": "1/s", "delay": "1s", "profile": []}, "the profile"),
+        ({"rate": "1/s", "delay": "1s", "profile": [0, 0]}, "profile whose weights"),
+        ("1/s", "should be a table"),
+    ],
+)
+def test_bad_flows(flow: dict[str, object], said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        flows_of([flow])
+
+
+def test_verdicts() -> None:
+    capacity = Capacity.measured("clock", broker="3.10", prefetch=32, hops=10_000, disk=10**9)
+    found = {
+        one.what: one for one in judge(capacity, hops=7_000, release=20_000, messages=10**6, bytes=5 * 10**8, lanes=2)
+    }
+    assert {name: one.verdict for name, one in found.items()} == {
+        "hops/s": "fits",
+        "release/s": "too much",
+        "disk": "tight",
+        "memory": "not judged",
+    }
+    assert found["release/s"].wanted == 10_000, "lanes share"
+    assert found["release/s"].lanes == 4
+    (enough,) = [
+        one for one in judge(capacity, hops=0, release=20_000, messages=0, bytes=0, lanes=4) if one.what == "release/s"
+    ]
+    assert enough.verdict == "fits"
+    for values in ({"broker": "3.9"}, {"prefetch": 64}):
+        with pytest.raises(InvalidInputError, match="not measured"):
+            Capacity.measured("clock", **values)
+    with pytest.raises(InvalidInputError, match="not measured"):
+        Capacity.measured("celery")
+
+
+def test_sizes() -> None:
+    assert [size_of("--disk", text) for text in (None, "5", "200G", "1.5tb", "3 k")] == [
+        None,
+        5,
+        200 * 10**9,
+        15 * 10**11,
+        3_000,
+    ]
+    for text in ("", "G", "much", "-1G", "0", "nan", "1e30"):
+        with pytest.raises(click.UsageError, match="is no size"):
+            size_of("--disk", text)
+    assert [in_bytes(count) for count in (0, 999, 1_000, 1.2e9, 3e16)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "1.2 GB",
+        "30.0 PB",
+    ]
