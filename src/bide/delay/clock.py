@@ -33,13 +33,16 @@ from bide.delay.infrastructure import (
     QueueTarget,
     Step,
     Target,
+    address_of,
     check_name,
+    existing,
     round_up,
 )
+from bide.delay.queues import final_queue, waiting_queue
 from bide.delay.units import LEVELS, MAX_DELAY, RESOLUTION, Level, digits_of
 from bide.duration import format_delay
 from bide.errors import InvalidDelayError, InvalidNameError, InvalidTopologyError, UnsupportedTargetError
-from bide.topology import DEFAULT_EXCHANGE, Binding, Exchange, Queue, Topology
+from bide.topology import Binding, Exchange, Topology
 
 Carrier = Literal["CC", "BCC"]
 
@@ -196,7 +199,7 @@ class Clock:
                 delay=wait,
                 hops=0,
                 requires=Topology(),
-                expects=_existing(target),
+                expects=existing(target),
             )
         digits = digits_of(wait)
         padding = padding_of(target)
@@ -215,7 +218,7 @@ class Clock:
             delay=wait,
             hops=sum(1 for _, digit in digits if digit) + self._is_isolated(target),
             requires=_requirements(self, _as_bound(target)),
-            expects=_existing(target),
+            expects=existing(target),
         )
 
     def sender_headers(
@@ -280,7 +283,7 @@ class Clock:
         if not self._is_isolated(target):
             return Topology(bindings=[Binding(self.delivery_exchange, str(target)[2:], key)])
         exchange, _ = _address(target)
-        queue = _waiting_queue(self.release_queue(target), timedelta(0), exchange)
+        queue = waiting_queue(self.release_queue(target), timedelta(0), exchange)
         return Topology(queues=[queue], bindings=[Binding(self.delivery_exchange, queue.name, key)])
 
     def word_bindings(self, padding: str) -> Iterator[Binding]:
@@ -298,33 +301,17 @@ class Clock:
 
 def _address(target: Target) -> tuple[str, str]:
     """The exchange and routing key of an undelayed publish to this target, checked."""
-    if isinstance(target, QueueTarget):
-        check_name("queue", target.queue)
-        exchange, routing_key = DEFAULT_EXCHANGE, target.queue
-    else:
-        if not target.exchange:
-            raise UnsupportedTargetError(
-                "a delayed message cannot go to the default exchange: name the queue as the target (to=...)"
-            )
-        check_name("exchange", target.exchange)
-        check_name("routing key", target.routing_key, empty=True)
-        if target.type == "topic" and not target.routing_key:
-            raise UnsupportedTargetError(
-                f"the routing key for the topic exchange {target.exchange!r} is empty: a delayed message to a topic "
-                "exchange needs one of at least one word"
-            )
-        exchange, routing_key = target.exchange, target.routing_key
+    exchange, routing_key = address_of(target)
+    if isinstance(target, ExchangeTarget) and target.type == "topic" and not routing_key:
+        raise UnsupportedTargetError(
+            f"the routing key for the topic exchange {exchange!r} is empty: a delayed message to a topic "
+            "exchange needs one of at least one word"
+        )
     if is_transport_key(routing_key):
         raise InvalidNameError(
             f"{routing_key!r} is a key that bide uses between its own exchanges: choose another name or routing key"
         )
     return exchange, routing_key
-
-
-def _existing(target: Target) -> Topology:
-    if isinstance(target, QueueTarget):
-        return Topology(queues=[Queue(target.queue)])
-    return Topology([Exchange(target.exchange)])
 
 
 def _as_bound(target: Target) -> Target:
@@ -336,19 +323,6 @@ def _as_bound(target: Target) -> Target:
 
 def _shown(target: Target) -> str:
     return target.queue if isinstance(target, QueueTarget) else target.exchange
-
-
-def _waiting_queue(name: str, wait: timedelta, dead_letter_exchange: str) -> Queue:
-    return Queue.quorum(
-        name,
-        {
-            "x-message-ttl": wait // timedelta(milliseconds=1),
-            "x-dead-letter-exchange": dead_letter_exchange,
-            "x-dead-letter-strategy": "at-least-once",
-            "x-overflow": "reject-publish",
-            "x-queue-leader-locator": "balanced",
-        },
-    )
 
 
 @lru_cache(maxsize=4096)
@@ -367,7 +341,7 @@ def _topology(clock: Clock) -> Topology:
         Exchange(clock.delivery_exchange, "direct", arguments=alternate),
         Exchange(clock.released_exchange, "fanout"),
     ]
-    queues = [Queue.quorum(clock.undeliverable, {"x-overflow": "reject-publish", "x-queue-leader-locator": "balanced"})]
+    queues = [final_queue(clock.undeliverable)]
     bindings = [
         Binding(clock.undeliverable, clock.undeliverable),
         Binding(clock.released_exchange, clock.delivery_exchange, destination_type="exchange"),
@@ -382,7 +356,7 @@ def _topology(clock: Clock) -> Topology:
     for level in LEVELS:
         following = clock.level_exchange(below[level]) if level in below else clock.released_exchange
         queues += [
-            _waiting_queue(clock.digit_queue(level, digit, lane), level.unit * digit, following)
+            waiting_queue(clock.digit_queue(level, digit, lane), level.unit * digit, following)
             for digit in clock.used_digits(level)
             for lane in range(clock.lanes)
         ]

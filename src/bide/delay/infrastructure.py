@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
 
 from bide.duration import format_delay
-from bide.errors import InvalidDelayError, InvalidNameError
-from bide.topology import Topology
+from bide.errors import InvalidDelayError, InvalidNameError, UnsupportedTargetError
+from bide.topology import DEFAULT_EXCHANGE, Exchange, Queue, Topology
 
 MAX_NAME_BYTES: Final = 255
 """Longest name or routing key, in bytes: the short string of AMQP 0-9-1."""
@@ -183,6 +183,32 @@ class DelayInfrastructure(Protocol):
 
     def owns(self, name: str) -> bool:
         """Whether an exchange or queue of this name belongs to the infrastructure."""
+
+
+def address_of(target: Target) -> tuple[str, str]:
+    """The exchange and the routing key of an undelayed publish to this target, checked.
+
+    Raises:
+        InvalidNameError: the target's name or the routing key does not fit.
+        UnsupportedTargetError: the default exchange.
+    """
+    if isinstance(target, QueueTarget):
+        check_name("queue", target.queue)
+        return DEFAULT_EXCHANGE, target.queue
+    if not target.exchange:
+        raise UnsupportedTargetError(
+            "a delayed message cannot go to the default exchange: name the queue as the target (to=...)"
+        )
+    check_name("exchange", target.exchange)
+    check_name("routing key", target.routing_key, empty=True)
+    return target.exchange, target.routing_key
+
+
+def existing(target: Target) -> Topology:
+    """The target itself, as something that has to be there."""
+    if isinstance(target, QueueTarget):
+        return Topology(queues=[Queue(target.queue)])
+    return Topology([Exchange(target.exchange)])
 
 
 def round_up(delay: timedelta, resolution: timedelta, *, maximum: timedelta) -> int:

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Final
 from bide.delay.celery import Celery
 from bide.delay.clock import LAYOUT_VERSION, Clock
 from bide.delay.nservicebus import NServiceBus
+from bide.delay.queues import waiting_queue
 from bide.delay.units import LEVELS
 from bide.duration import format_delay
 from bide.errors import InvalidInputError
@@ -206,15 +207,7 @@ def _cascade_taps(cascade: Cascade) -> Taps:
 
 def _passage(stream: str) -> Topology:
     """A queue that sends on at once what it gets, with its own routing key, and the fanout exchange behind it."""
-    queue = Queue.quorum(
-        f"{stream}.passage",
-        {
-            "x-message-ttl": 0,
-            "x-dead-letter-exchange": stream,
-            _STRATEGY: _AT_LEAST_ONCE,
-            "x-overflow": "reject-publish",
-        },
-    )
+    queue = waiting_queue(f"{stream}.passage", timedelta(0), stream)
     return Topology([Exchange(stream, "fanout")], [queue], [Binding(stream, stream)])
 
 

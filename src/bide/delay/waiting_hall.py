@@ -27,16 +27,18 @@ from typing import Any, Final
 from bide.delay.infrastructure import (
     HEADER_TO,
     DelayRoute,
-    ExchangeTarget,
     QueueTarget,
     Step,
     Target,
+    address_of,
     check_name,
+    existing,
     round_up,
 )
+from bide.delay.queues import final_queue, safe_queue, waiting_queue
 from bide.duration import format_delay
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError, UnsupportedTargetError
-from bide.topology import DEFAULT_EXCHANGE, Argument, Binding, Exchange, Queue, Topology
+from bide.topology import Argument, Binding, Exchange, Topology
 
 LAYOUT_VERSION: Final = "v1"
 DEFAULT_LEVELS: Final = 20
@@ -229,7 +231,7 @@ class WaitingHall:
         """
         units = round_up(delay, self.resolution, maximum=MAX_DELAY)
         exchange, routing_key = self._address(target)
-        expects = _existing(target)
+        expects = existing(target)
         wait = units * self.resolution
         if not units:
             return DelayRoute(
@@ -255,17 +257,8 @@ class WaitingHall:
 
     def _address(self, target: Target) -> tuple[str, str]:
         """The exchange and the routing key of an undelayed publish to this target, checked."""
-        if isinstance(target, QueueTarget):
-            check_name("queue", target.queue)
-            kind, name, address = "queue", target.queue, (DEFAULT_EXCHANGE, target.queue)
-        else:
-            if not target.exchange:
-                raise UnsupportedTargetError(
-                    "a delayed message cannot go to the default exchange: name the queue as the target (to=...)"
-                )
-            check_name("exchange", target.exchange)
-            check_name("routing key", target.routing_key, empty=True)
-            kind, name, address = "exchange", target.exchange, (target.exchange, target.routing_key)
+        address = address_of(target)
+        kind, name = ("queue", target.queue) if isinstance(target, QueueTarget) else ("exchange", target.exchange)
         if self.owns(name) and (kind, name) != ("exchange", self.delivery_exchange):
             raise UnsupportedTargetError(
                 f"the {kind} {name!r} is part of the waiting hall: name a queue or exchange of your own, or the "
@@ -356,29 +349,6 @@ def _seconds(wait: timedelta) -> str:
     return f"{wait.total_seconds():.15g} s"
 
 
-def _existing(target: Target) -> Topology:
-    if isinstance(target, ExchangeTarget):
-        return Topology([Exchange(target.exchange)])
-    return Topology(queues=[Queue(target.queue)])
-
-
-def _waiting_queue(name: str, wait: timedelta, dead_letter_exchange: str) -> Queue:
-    return _safe_queue(name, {"x-message-ttl": wait // _MILLISECOND, "x-dead-letter-exchange": dead_letter_exchange})
-
-
-def _safe_queue(name: str, arguments: Mapping[str, Argument]) -> Queue:
-    """A queue that refuses rather than drops, and gives a message away only when the next queue has it."""
-    return Queue.quorum(
-        name,
-        {
-            "x-dead-letter-strategy": "at-least-once",
-            "x-overflow": "reject-publish",
-            "x-queue-leader-locator": "balanced",
-            **arguments,
-        },
-    )
-
-
 @lru_cache(maxsize=16)
 def _topology(hall: WaitingHall) -> Topology:
     alternate = {"alternate-exchange": hall.undeliverable}
@@ -397,10 +367,10 @@ def _topology(hall: WaitingHall) -> Topology:
         "x-delivery-limit": _GIVE_UP_AFTER,
     }
     queues = [
-        Queue.quorum(hall.undeliverable, {"x-overflow": "reject-publish", "x-queue-leader-locator": "balanced"}),
-        _safe_queue(hall.receiving_queue, given_up),
-        _safe_queue(hall.distributing_queue, given_up),
-        _waiting_queue(hall.meditating, hall.round, hall.check_in),
+        final_queue(hall.undeliverable),
+        safe_queue(hall.receiving_queue, given_up),
+        safe_queue(hall.distributing_queue, given_up),
+        waiting_queue(hall.meditating, hall.round, hall.check_in),
     ]
     bindings = [
         Binding(hall.undeliverable, hall.undeliverable),
@@ -412,7 +382,7 @@ def _topology(hall: WaitingHall) -> Topology:
     for level in range(hall.levels):
         name = hall.level_name(level)
         exchanges.append(Exchange(name, "topic", arguments=alternate))
-        queues.append(_waiting_queue(name, hall.resolution * (1 << level), below))
+        queues.append(waiting_queue(name, hall.resolution * (1 << level), below))
         # Counted from the end of the key, so that a level means the same whatever the number of levels.
         lower = ".*" * level
         bindings.append(Binding(name, name, f"#.1{lower}"))

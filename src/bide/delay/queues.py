@@ -1,0 +1,31 @@
+"""The quorum queues that delay infrastructures of ours consist of: what is in them is never dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Final
+
+from bide.topology import Argument, Queue
+
+_REFUSING: Final[Mapping[str, Argument]] = {"x-overflow": "reject-publish"}
+"""Dead-lettering at least once works with no other way to overflow: a full queue drops its oldest messages else."""
+
+_BALANCED: Final[Mapping[str, Argument]] = {"x-queue-leader-locator": "balanced"}
+"""Where many queues are declared by one client, their leaders would all be on its node."""
+
+
+def safe_queue(name: str, arguments: Mapping[str, Argument]) -> Queue:
+    """A queue that refuses rather than drops, and gives a dead letter away only when the next queue has it."""
+    return Queue.quorum(name, {"x-dead-letter-strategy": "at-least-once", **_REFUSING, **_BALANCED, **arguments})
+
+
+def waiting_queue(name: str, wait: timedelta, dead_letter_exchange: str) -> Queue:
+    """A queue that holds every message for the same time, and then dead-letters it with the keys that it came with."""
+    ttl = wait // timedelta(milliseconds=1)
+    return safe_queue(name, {"x-message-ttl": ttl, "x-dead-letter-exchange": dead_letter_exchange})
+
+
+def final_queue(name: str) -> Queue:
+    """A queue that holds messages until somebody takes them."""
+    return Queue.quorum(name, {**_REFUSING, **_BALANCED})
