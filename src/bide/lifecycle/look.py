@@ -16,6 +16,7 @@ from bide.amqp.url import BrokerUrl
 from bide.errors import BideError, BrokerError, TargetNotFoundError
 from bide.lifecycle.held import Held, deliveries_of
 from bide.lifecycle.renewal import Renewal
+from bide.lifecycle.streams import is_stream, stream_error
 from bide.topology import Queue
 
 log = logging.getLogger(__name__)
@@ -161,19 +162,13 @@ class Look:
             return int((await self._channel.declare_queue(Queue(self._queue), passive=True)).message_count)
 
     async def _refuse_stream(self) -> None:
-        # A stream says that it is empty, and sends only what comes from now on; but it does not know this method.
-        async with await self._connection.channel() as channel:
-            try:
-                delivery = await channel.get(self._queue)
-            except BrokerError as error:
-                if "stream" in str(error):
-                    raise BrokerError(
-                        f"{self._queue!r} is a stream: nothing can be taken out of it", reply_code=540
-                    ) from error
-                log.debug("%s cannot be asked for a single message: %s", self._queue, error)
-            else:
-                if delivery is not None:
-                    channel.nack(delivery.delivery_tag)
+        try:
+            found = await is_stream(self._connection, self._queue)
+        except BrokerError as error:
+            log.debug("%s cannot be asked for a single message: %s", self._queue, error)
+        else:
+            if found:
+                raise stream_error(self._queue)
 
     def ack(self, held: Held) -> None:
         """The queue may forget this message.

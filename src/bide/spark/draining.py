@@ -25,6 +25,7 @@ from bide.checks import whole_number
 from bide.delay.infrastructure import check_name
 from bide.duration import DelayLike, parse_delay
 from bide.errors import BideError, BrokerError, DeliveryLostError
+from bide.lifecycle.streams import is_stream, stream_error
 from bide.recoverability.failed import FailedMessage
 from bide.spark.columns import QUEUE_COLUMNS, arrow_schema, table_schema
 from bide.spark.queue_source import rows_of
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 _PATIENCE: Final = 5.0
 """Seconds to wait for messages that the broker counts."""
+
+_STREAMS_HINT: Final = "spark.read.format('rabbitmq') with the option stream reads it"
 
 _Result = TypeVar("_Result")
 
@@ -179,8 +182,8 @@ class _Holder:
             except TimeoutError:
                 if found:
                     break
-                if not waited:
-                    await self._refuse_stream()
+                if not waited and await is_stream(self._connection, self._queue):
+                    raise stream_error(self._queue, hint=_STREAMS_HINT) from None
                 waited += quiet
                 if not (ready := await self._ready()):
                     break
@@ -189,23 +192,6 @@ class _Holder:
                         f"{self._queue!r} has {ready:,} messages and gives none: another consumer has it for itself"
                     ) from None
         return found
-
-    async def _refuse_stream(self) -> None:
-        # A stream counts what it likes, and sends only what comes from now on; but it does not know this method.
-        async with await self._connection.channel() as channel:
-            try:
-                delivery = await channel.get(self._queue)
-            except BrokerError as error:
-                if "stream" in str(error):
-                    raise BrokerError(
-                        f"{self._queue!r} is a stream: nothing can be taken out of it, and "
-                        "spark.read.format('rabbitmq') with the option stream reads it",
-                        reply_code=540,
-                    ) from error
-                raise
-            if delivery is not None:
-                # It came this moment.
-                channel.nack(delivery.delivery_tag)
 
     async def _ready(self) -> int:
         counted = await self._subscription.channel.declare_queue(Queue(self._queue), passive=True)
