@@ -14,25 +14,13 @@ from uuid import uuid4
 from bide.client import Client
 from bide.duration import DelayLike
 from bide.errors import BideError, PublishInDoubtError
-from bide.message import Message
+from bide.message import KEPT_PROPERTIES, Message
 from bide.patterns.delays import ephemeral_delay
 from bide.publisher import Receipt
 from bide.topology import Exchange, Queue, Topology
 
 RETRIES_HEADER: Final = "ephemeral-retries"
 """Header with the number of times that a message was sent back to its queue."""
-
-_KEPT: Final = (
-    "message_id",
-    "correlation_id",
-    "reply_to",
-    "content_type",
-    "content_encoding",
-    "type",
-    "app_id",
-    "timestamp",
-    "persistent",
-)
 
 
 class EphemeralDelays:
@@ -111,7 +99,7 @@ class EphemeralDelays:
         """
         headers = {name: value for name, value in message.headers.items() if name not in ("CC", "BCC")}
         headers[RETRIES_HEADER] = retries_of(message) + 1
-        properties = {name: getattr(message, name) for name in _KEPT}
+        properties = {name: getattr(message, name) for name in KEPT_PROPERTIES}
         receipt = await self.send(message.body, delay=delay, to=to, headers=headers, **properties)
         await self.clear(message)
         await message.ack()

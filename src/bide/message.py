@@ -18,6 +18,19 @@ if TYPE_CHECKING:
     from bide.subscription import Subscription
 
 
+KEPT_PROPERTIES: Final = (
+    "message_id",
+    "correlation_id",
+    "reply_to",
+    "content_type",
+    "content_encoding",
+    "type",
+    "app_id",
+    "timestamp",
+    "persistent",
+)
+"""What a message that is sent on keeps of the one that was received, by the names of attributes and of arguments."""
+
 _DIGITS: Final = re.compile(r"[0-9]{1,13}")
 
 

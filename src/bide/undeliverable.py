@@ -12,7 +12,7 @@ from bide.client import Client
 from bide.delay.arrival import OWN_PREFIX
 from bide.delay.infrastructure import HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_TO
 from bide.errors import InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
-from bide.message import Message
+from bide.message import KEPT_PROPERTIES, Message
 from bide.outgoing import Outgoing
 
 QUIET: Final = 1.0
@@ -21,19 +21,7 @@ QUIET: Final = 1.0
 PREFETCH: Final = 10_000
 """So many messages may stay in the queue, at most, for the rest to be reached."""
 
-_PROPERTIES: Final = (
-    "message_id",
-    "correlation_id",
-    "reply_to",
-    "content_type",
-    "content_encoding",
-    "type",
-    "app_id",
-    "timestamp",
-    "persistent",
-    "priority",
-    "expiration",
-)
+_PROPERTIES: Final = (*KEPT_PROPERTIES, "priority", "expiration")
 
 _RENEWED: Final = frozenset({HEADER_TO, HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY})
 """Headers that are written anew."""
