@@ -105,6 +105,11 @@ class AckSender:
         elif self._handle is None:
             self._handle = self._loop.call_later(ACK_DELAY, self.flush)
 
+    def settled(self, delivery_tag: int, *, multiple: bool = False) -> None:
+        """A delivery, or all up to it, was just settled by a frame that was not sent from here."""
+        self.acks.settled(delivery_tag, multiple=multiple)
+        self.sent_at = self._loop.time()
+
     def flush(self) -> None:
         """Send what waits."""
         if self._handle is not None:

@@ -300,8 +300,7 @@ class Channel:
 
     def _settle(self, delivery_tag: int, method: int, how: bytes, *, multiple: bool = False) -> None:
         self._send(codec.method(codec.BASIC_CLASS, method, codec.long_long(delivery_tag), how))
-        self._acks.acks.settled(delivery_tag, multiple=multiple)
-        self._acks.sent_at = self.connection.loop.time()
+        self._acks.settled(delivery_tag, multiple=multiple)
 
     def _send(self, payload: bytes) -> None:
         if self.closed_with is not None:
