@@ -11,9 +11,11 @@ import pytest
 
 import bide
 from bide.admin.apply import apply
+from bide.admin.management import ManagementApi
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.broker import LocalBroker
+from tests.support import Vhost
 
 SMALL_CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(milliseconds=50))
 """39 digit queues instead of 370: it is applied in a moment, and differs from the full one in nothing else."""
@@ -49,6 +51,21 @@ async def client(clock_url: str) -> AsyncIterator[bide.Client]:
 async def connection(clock_url: str) -> AsyncIterator[Connection]:
     """A bare connection to the same virtual host, for what the client does not do."""
     connection = await Connection.open(BrokerUrl.parse(clock_url))
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def api(vhost: Vhost) -> AsyncIterator[ManagementApi]:
+    """The management API of a virtual host of its own."""
+    async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+        yield api
+
+
+@pytest.fixture
+async def vhost_connection(vhost: Vhost) -> AsyncIterator[Connection]:
+    """A bare connection to a virtual host of its own."""
+    connection = await Connection.open(BrokerUrl.parse(vhost.url))
     yield connection
     await connection.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -47,16 +47,8 @@ CONTENT = {"mine": "1"}
 
 
 @pytest.fixture
-async def connection(vhost: Vhost) -> AsyncIterator[Connection]:
-    connection = await Connection.open(BrokerUrl.parse(vhost.url))
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-async def api(vhost: Vhost) -> AsyncIterator[ManagementApi]:
-    async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
-        yield api
+def connection(vhost_connection: Connection) -> Connection:
+    return vhost_connection
 
 
 async def read(client: bide.Client, stream: str, number: int) -> list[Message]:

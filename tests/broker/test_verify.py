@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ from bide.admin.infrastructure import install, install_guard, remove
 from bide.admin.management import ManagementApi
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
-from bide.amqp.url import BrokerUrl
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.errors import InvalidInputError, NotEmptyError
 from tests.broker.conftest import SMALL_CLOCK
@@ -27,16 +25,8 @@ NSB = bide.NServiceBus(routing="direct")
 
 
 @pytest.fixture
-async def connection(vhost: Vhost) -> AsyncIterator[Connection]:
-    connection = await Connection.open(BrokerUrl.parse(vhost.url))
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-async def api(vhost: Vhost) -> AsyncIterator[ManagementApi]:
-    async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
-        yield api
+def connection(vhost_connection: Connection) -> Connection:
+    return vhost_connection
 
 
 async def found(

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Final
 
 import pytest
 import trustme
@@ -62,7 +63,7 @@ class Frail:
 
 
 def certified(rabbitmq: Rabbitmq, folder: Path) -> trustme.CA:
-    """An authority and a broker's certificate of it, in a folder: ``ca.pem``, ``cert.pem``, ``key.pem``."""
+    """An authority, with a broker's certificate of it in a folder: ``ca.pem``, ``cert.pem``, ``key.pem``."""
     authority = trustme.CA(key_type=trustme.KeyType.RSA)
     certificate = authority.issue_cert("localhost", "127.0.0.1", key_type=trustme.KeyType.RSA)
     # A broker in a root folder of its own sees its files there, while what checks the configuration sees them here.
@@ -74,17 +75,16 @@ def certified(rabbitmq: Rabbitmq, folder: Path) -> trustme.CA:
     return authority
 
 
-@pytest.fixture(scope="session")
-def frail(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frail]:
-    """A broker of their own for the tests that mistreat one."""
-    folder = tmp_path_factory.mktemp("tls")
-    authority = certified(rabbitmq, folder)
+def free_port() -> int:
+    """A port of the loopback interface that nothing listens on at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        tls_port = int(probe.getsockname()[1])
-    config = f"""
-        max_message_size = {BODY_LIMIT}
-        listeners.ssl.local = 127.0.0.1:{tls_port}
+        return int(probe.getsockname()[1])
+
+
+def tls_settings(folder: Path) -> str:
+    """The lines of a broker's configuration for a certificate of :func:`certified`, and for logins by certificate."""
+    return f"""
         ssl_options.cacertfile = {folder}/ca.pem
         ssl_options.certfile = {folder}/cert.pem
         ssl_options.keyfile = {folder}/key.pem
@@ -94,6 +94,21 @@ def frail(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Itera
         auth_mechanisms.1 = PLAIN
         auth_mechanisms.2 = EXTERNAL
     """
-    plugins = (*PLUGINS, "rabbitmq_auth_mechanism_ssl")
-    with rabbitmq.start(ephemeral=True, plugins=plugins, extra_config=config) as broker:
+
+
+TLS_PLUGINS: Final = (*PLUGINS, "rabbitmq_auth_mechanism_ssl")
+
+
+@pytest.fixture(scope="session")
+def frail(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frail]:
+    """A broker of their own for the tests that mistreat one."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority = certified(rabbitmq, folder)
+    tls_port = free_port()
+    config = f"""
+        max_message_size = {BODY_LIMIT}
+        listeners.ssl.local = 127.0.0.1:{tls_port}
+        {tls_settings(folder)}
+    """
+    with rabbitmq.start(ephemeral=True, plugins=TLS_PLUGINS, extra_config=config) as broker:
         yield Frail(broker=broker, tls_port=tls_port, authority=authority, folder=folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from bide.errors import (
     VirtualHostError,
 )
 from tests.broker.receiving import eventually, fresh
+from tests.faults.conftest import BODY_LIMIT, Frail
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,52 +34,11 @@ if TYPE_CHECKING:
     from tests.support import Rabbitmq
 
 CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(seconds=1))
-LIMIT = 100_000
 
 
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA(key_type=trustme.KeyType.RSA)
-
-
-@pytest.fixture(scope="module")
-def tls_port() -> int:
-    """A free port; asked of the system, so that another process is unlikely to take it meanwhile."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@pytest.fixture(scope="module")
-def own_broker(
-    rabbitmq: Rabbitmq, authority: trustme.CA, tls_port: int, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LocalBroker]:
-    """A broker that these tests may mistreat, with TLS and a low limit for messages."""
-    certificate = authority.issue_cert("localhost", "127.0.0.1", key_type=trustme.KeyType.RSA)
-    folder = tmp_path_factory.mktemp("tls")
-    places = [folder]
-    if rabbitmq.chroot is not None:
-        # A broker in a root folder of its own sees its files there.
-        places.append(rabbitmq.chroot / folder.relative_to("/"))
-    for place in places:
-        place.mkdir(parents=True, exist_ok=True)
-        authority.cert_pem.write_to_path(str(place / "ca.pem"))
-        certificate.cert_chain_pems[0].write_to_path(str(place / "cert.pem"))
-        certificate.private_key_pem.write_to_path(str(place / "key.pem"))
-    config = "\n".join(
-        (
-            f"max_message_size = {LIMIT}",
-            f"listeners.ssl.default = 127.0.0.1:{tls_port}",
-            f"ssl_options.cacertfile = {folder}/ca.pem",
-            f"ssl_options.certfile = {folder}/cert.pem",
-            f"ssl_options.keyfile = {folder}/key.pem",
-            "ssl_options.verify = verify_none",
-        )
-    )
-    with rabbitmq.start(ephemeral=True, extra_config=config) as broker:
-        yield broker
+@pytest.fixture
+def own_broker(frail: Frail) -> LocalBroker:
+    return frail.broker
 
 
 async def prepared(client: bide.Client) -> str:
@@ -117,15 +76,15 @@ async def test_a_body_over_the_brokers_limit(own_broker: LocalBroker) -> None:
         await client.publish(b"", to=queue, delay="1s")
         results = await asyncio.gather(
             *(client.publish(b"small", to=queue, delay="1s", message_id=f"s{number}") for number in range(50)),
-            client.publish(b"x" * (LIMIT + 1), to=queue, delay="1s", message_id="large"),
+            client.publish(b"x" * (BODY_LIMIT + 1), to=queue, delay="1s", message_id="large"),
             *(client.publish(b"small", to=queue, delay="1s", message_id=f"t{number}") for number in range(50)),
             return_exceptions=True,
         )
         failed = [one for one in results if isinstance(one, BaseException)]
         assert [type(one) for one in failed] == [MessageTooLargeError]
-        assert f"{LIMIT + 1} bytes" in str(failed[0])
-        assert f"limit is {LIMIT}" in str(failed[0])
-        await client.publish(b"x" * LIMIT, to=queue)
+        assert f"{BODY_LIMIT + 1} bytes" in str(failed[0])
+        assert f"limit is {BODY_LIMIT}" in str(failed[0])
+        await client.publish(b"x" * BODY_LIMIT, to=queue)
 
 
 async def test_an_alarm_makes_publishers_wait(own_broker: LocalBroker) -> None:
@@ -192,23 +151,23 @@ async def test_a_user_who_may_not_declare_write_or_read(own_broker: LocalBroker)
             await anext(client.consume(queue))
 
 
-async def test_tls(own_broker: LocalBroker, authority: trustme.CA, tls_port: int, tmp_path: Path) -> None:
-    url = BrokerUrl.parse(own_broker.url)
+async def test_tls(frail: Frail, tmp_path: Path) -> None:
+    url = BrokerUrl.parse(frail.broker.url)
     plain_port = url.hosts[0][1]
     right, wrong = tmp_path / "right.pem", tmp_path / "wrong.pem"
-    authority.cert_pem.write_to_path(str(right))
+    frail.authority.cert_pem.write_to_path(str(right))
     trustme.CA().cert_pem.write_to_path(str(wrong))
     login = f"bide:{url.password}@127.0.0.1"
-    connection = await Connection.open(BrokerUrl.parse(f"amqps://{login}:{tls_port}/?cafile={right}"))
+    connection = await Connection.open(BrokerUrl.parse(f"amqps://{login}:{frail.tls_port}/?cafile={right}"))
     assert connection.is_open
     await connection.close()
     with pytest.raises(TlsError, match=r"not to be trusted .*cafile"):
-        await Connection.open(BrokerUrl.parse(f"amqps://{login}:{tls_port}/?cafile={wrong}"))
+        await Connection.open(BrokerUrl.parse(f"amqps://{login}:{frail.tls_port}/?cafile={wrong}"))
     with pytest.raises(BrokerUnreachableError) as caught:
         await Connection.open(BrokerUrl.parse(f"amqps://{login}:{plain_port}/?cafile={right}"))
     assert str(url.password) not in str(caught.value)
     with pytest.raises(BrokerUnreachableError, match="amqps://"):
-        await Connection.open(BrokerUrl.parse(f"amqp://{login}:{tls_port}/?timeout=5"))
+        await Connection.open(BrokerUrl.parse(f"amqp://{login}:{frail.tls_port}/?timeout=5"))
 
 
 async def test_a_broker_below_3_10_is_refused(own_broker: LocalBroker) -> None:

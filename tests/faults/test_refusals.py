@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -22,7 +21,7 @@ from bide.errors import (
     UnsupportedBrokerError,
 )
 from tests.broker.receiving import fresh, receive
-from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail
+from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail, free_port
 from tests.faults.proxy import Proxy
 from tests.support import Rabbitmq, Vhost
 
@@ -43,9 +42,7 @@ async def opening(url: str) -> str:
 
 
 async def test_nobody_listens() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     said = await opening(f"amqp://guest:secret@127.0.0.1:{port}/")
     assert said.startswith("BrokerUnreachableError ")
     assert f"127.0.0.1:{port}" in said
@@ -85,9 +82,7 @@ async def test_somebody_else_answers() -> None:
 
 
 async def test_the_second_host_answers(vhost: Vhost) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        dead = f"127.0.0.1:{probe.getsockname()[1]}"
+    dead = f"127.0.0.1:{free_port()}"
     alive = address(vhost)
     async with bide.connect(vhost.url.replace(alive, f"{dead},{alive}")) as client:
         assert await client.release() >= (3, 10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,11 @@ import trustme
 
 import bide
 from bide.broker import LocalBroker
-from bide.broker.configuration import PLUGINS
 from bide.broker.installation import numbers
 from bide.errors import AuthenticationError, BrokerUnreachableError, TlsError
 from bide.stream.amqp10 import sections
 from bide.stream.log import Address, OffsetRange, StreamLogs, read_range
-from tests.faults.conftest import certified
+from tests.faults.conftest import TLS_PLUGINS, certified, free_port, tls_settings
 from tests.support import Rabbitmq, stream_port
 
 
@@ -42,22 +40,9 @@ class Secured:
 def secured(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("stream-tls")
     authority = certified(rabbitmq, folder)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    config = f"""
-        stream.listeners.ssl.local = 127.0.0.1:{port}
-        ssl_options.cacertfile = {folder}/ca.pem
-        ssl_options.certfile = {folder}/cert.pem
-        ssl_options.keyfile = {folder}/key.pem
-        ssl_options.verify = verify_peer
-        ssl_options.fail_if_no_peer_cert = false
-        ssl_cert_login_from = common_name
-        auth_mechanisms.1 = PLAIN
-        auth_mechanisms.2 = EXTERNAL
-    """
-    plugins = (*PLUGINS, "rabbitmq_auth_mechanism_ssl")
-    with rabbitmq.start(ephemeral=True, plugins=plugins, extra_config=config) as broker:
+    port = free_port()
+    config = f"stream.listeners.ssl.local = 127.0.0.1:{port}\n{tls_settings(folder)}"
+    with rabbitmq.start(ephemeral=True, plugins=TLS_PLUGINS, extra_config=config) as broker:
         yield Secured(broker=broker, port=port, authority=authority, folder=folder)
 
 
