@@ -21,7 +21,7 @@ from bide.recoverability.report import Report
 from bide.topology import Binding, Exchange, Queue
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.endpoints import Recorder, running
-from tests.broker.receiving import fresh, receive
+from tests.broker.receiving import eventually, fresh, receive
 from tests.support import Vhost
 
 
@@ -219,8 +219,11 @@ async def test_an_archive_forgets(client: bide.Client) -> None:
     await queue.archive(Selection(), keep="1s")
     archive = ErrorQueue(client, queue.archive_queue)
     assert await archive.count() == 1
-    await asyncio.sleep(1.2)
-    assert await archive.count() == 0
+
+    async def is_empty() -> bool:
+        return await archive.count() == 0
+
+    await eventually(is_empty)
     with pytest.raises(InvalidInputError, match="1 s"):
         await queue.archive(Selection(), keep="10ms")
 

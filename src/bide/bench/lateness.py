@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import statistics
+import struct
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -26,6 +27,7 @@ from bide.message import Message
 CLOCK: Final = "Clock"
 CASCADE: Final = "binary cascade"
 HUNDREDTHS: Final = "Clock, to 10 ms"
+UNDELAYED: Final = "no delay"
 CELERY: Final = "Celery"
 DRAMATIQ: Final = "dramatiq"
 
@@ -38,6 +40,8 @@ _PREFETCH: Final = 1_000
 _BODY: Final = 200
 _GRACE: Final = 60.0
 """Seconds after the last due time in which messages may still come."""
+
+_CALLED_AT: Final = struct.Struct("!d")
 
 _ONE_IN: Final = 100
 """Part of the messages whose headers are measured."""
@@ -55,11 +59,11 @@ def _cases(plan: Plan) -> Sequence[Case]:
             (CLOCK, "clock", 1_000),
             (CASCADE, "cascade", 1_000),
             (HUNDREDTHS, "clock", 10),
+            (UNDELAYED, "clock", 0),
         ):
             work = "bide.bench.lateness:bide"
-            cases.append(
-                Case(name=name, setting=setting, work=work, options={**options, "layout": layout, "step": step})
-            )
+            own = {"layout": layout, "step": step, "longest": longest if step else 0}
+            cases.append(Case(name=name, setting=setting, work=work, options={**options, **own}))
         for name, work, package in (
             (CELERY, "bide.bench.rivals.celery:lateness", "celery"),
             (DRAMATIQ, "bide.bench.rivals.dramatiq:lateness", "dramatiq"),
@@ -76,7 +80,8 @@ LATENESS: Final = Measurement(
     about=(
         f"{_BODY} bytes, published at an even rate for {_SECONDS:g} s, with delays of 1 to {LONGEST} whole seconds at "
         "random, to a quorum queue that is consumed meanwhile; late is what lies between the due time and the "
-        "receipt. The binary cascade is the layout of NServiceBus, with the same client. Celery and dramatiq are "
+        "receipt. The binary cascade is the layout of NServiceBus, with the same client. Without a delay, the messages "
+        "go straight to the queue: nothing that delays can be faster, or cheaper. Celery and dramatiq are "
         "measured end to end, from the call to the start of the task, with a sender for every 250/s and a worker on "
         "all cores, up to the highest rate that they sustain. Broker CPU is that of the node from the first publish "
         "to the last receipt, everything included."
@@ -104,7 +109,7 @@ async def bide(job: Job) -> Answer:
         meter = Meter(job.pid)
         publishing = asyncio.create_task(publish_steadily(client, job))
         expected = round(job.options["rate"] * job.options["seconds"])
-        receiver = Receiver()
+        receiver = Receiver(delayed=job.options["step"] > 0)
         try:
             async with asyncio.timeout(job.options["seconds"] + job.options["longest"] + _GRACE):
                 async for message in messages:
@@ -132,12 +137,16 @@ async def bide(job: Job) -> Answer:
 class Receiver:
     """Takes down what there is to know about messages.
 
+    Args:
+        delayed: whether they say when they were due; else their bodies begin with the time of the call.
+
     Attributes:
         milliseconds: how late each message was.
         header_bytes: the size of the headers of some of them, as JSON.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, delayed: bool = True) -> None:
+        self._delayed = delayed
         self.milliseconds: list[float] = []
         self.header_bytes: list[int] = []
 
@@ -148,22 +157,27 @@ class Receiver:
 
     def take(self, message: Message) -> None:
         """Look at a message."""
-        late = message.lateness
-        assert late is not None
         if self.count % _ONE_IN == 0:
-            self.header_bytes.append(len(json.dumps(dict(message.raw.values["headers"]), default=str)))
-        self.milliseconds.append(late / timedelta(milliseconds=1))
+            self.header_bytes.append(len(json.dumps(dict(message.raw.values.get("headers") or {}), default=str)))
+        if self._delayed:
+            late = message.lateness
+            assert late is not None
+            self.milliseconds.append(late / timedelta(milliseconds=1))
+        else:
+            (called_at,) = _CALLED_AT.unpack_from(message.body)
+            self.milliseconds.append((message.received_at.timestamp() - called_at) * 1_000)
 
 
 async def publish_steadily(client: Client, job: Job) -> float:
     """Publish at the rate of the job, delays at random; return the messages per second that were confirmed."""
     chance = random.Random(1)  # noqa: S311 (the same for every contestant)
     step = timedelta(milliseconds=job.options["step"])
-    most = timedelta(seconds=job.options["longest"]) // step
-    least = timedelta(seconds=1) // step
-    body, sending, sent = bytes(_BODY), set[asyncio.Task[Any]](), 0
+    most = timedelta(seconds=job.options["longest"]) // step if step else 0
+    least = timedelta(seconds=1) // step if step else 0
+    sending, sent = set[asyncio.Task[Any]](), 0
     start = time.perf_counter()
     async for _ in paced_async(job.options["rate"], job.options["seconds"]):
+        body = _CALLED_AT.pack(time.time()).ljust(_BODY, b"\0")
         task = asyncio.create_task(client.publish(body, to=TARGET, delay=chance.randint(least, most) * step))
         sending.add(task)
         task.add_done_callback(sending.discard)
