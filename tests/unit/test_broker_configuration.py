@@ -41,7 +41,10 @@ def test_what_the_caller_adds_comes_last() -> None:
 
 
 def test_erlang_files_are_terms() -> None:
-    assert advanced_config(dead_letter_prefetch=7) == "[{rabbit, [{dead_letter_worker_consumer_prefetch, 7}]}].\n"
+    assert advanced_config(dead_letter_prefetch=7) == (
+        "[{rabbit, [{dead_letter_worker_consumer_prefetch, 7}, "
+        "{dead_letter_worker_publisher_confirm_timeout, 20000}]}].\n"
+    )
     assert enabled_plugins(["rabbitmq_management", "rabbitmq_stream"]) == "[rabbitmq_management,rabbitmq_stream].\n"
 
 

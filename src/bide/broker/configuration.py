@@ -25,6 +25,10 @@ PLUGINS = (MANAGEMENT_PLUGIN, STREAM_PLUGIN, "rabbitmq_consistent_hash_exchange"
 _FIRST_PORT, _LAST_PORT = 20_000, 32_767
 
 
+_RETRY_MS = 20_000
+"""A target that has not confirmed a dead letter for so long gets it twice: long enough for a busy queue."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
     """The loopback ports of a broker."""
@@ -100,9 +104,13 @@ def advanced_config(*, dead_letter_prefetch: int) -> str:
     """Return ``advanced.config``, for what ``rabbitmq.conf`` has no key for.
 
     The dead-letter worker of a quorum queue has 32 messages under way by default, which holds a delay queue that
-    releases many at once down to some 8,000 a second.
+    releases many at once down to some 8,000 a second. It waits 180 s before it sends a message again that no queue
+    took, as happens to those that fall due while the broker starts.
     """
-    return f"[{{rabbit, [{{dead_letter_worker_consumer_prefetch, {dead_letter_prefetch}}}]}}].\n"
+    return (
+        f"[{{rabbit, [{{dead_letter_worker_consumer_prefetch, {dead_letter_prefetch}}}, "
+        f"{{dead_letter_worker_publisher_confirm_timeout, {_RETRY_MS}}}]}}].\n"
+    )
 
 
 def enabled_plugins(plugins: Iterable[str]) -> str:
