@@ -20,7 +20,7 @@ from pathlib import Path
 import bide
 import bide.spark
 from bide.broker import LocalBroker
-from bide.bulk_sync import BulkPublisher
+from bide.bulk.sync import BulkPublisher
 
 BODY = "x" * 200
 

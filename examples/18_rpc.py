@@ -16,8 +16,7 @@ import asyncio
 import bide
 from bide.errors import ReplyTimeoutError
 from bide.patterns.rpc import rpc
-from bide.rpc import Caller, Replies
-from bide.rpc_server import serve
+from bide.rpc import Caller, Replies, serve
 
 WAYS: tuple[Replies, ...] = ("direct", "instance", "ephemeral")
 

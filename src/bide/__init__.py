@@ -20,8 +20,8 @@ from bide.sync import SyncClient, connect_sync
 from bide.topology import Binding, Exchange, Queue, Topology
 
 if typing.TYPE_CHECKING:
-    from bide.bulk import BulkPublish
-    from bide.bulk_sync import BulkPublisher
+    from bide.bulk.publish import BulkPublish
+    from bide.bulk.sync import BulkPublisher
     from bide.endpoint import Endpoint, EventStream, Observer
     from bide.letter import Letter
     from bide.outcome import Outcome, Report
@@ -33,8 +33,8 @@ if typing.TYPE_CHECKING:
 
 # What a script that only sends has no use for is imported when it is asked for.
 _LATER: typing.Final = {
-    "BulkPublish": "bide.bulk",
-    "BulkPublisher": "bide.bulk_sync",
+    "BulkPublish": "bide.bulk.publish",
+    "BulkPublisher": "bide.bulk.sync",
     "Endpoint": "bide.endpoint",
     "EventStream": "bide.endpoint",
     "Observer": "bide.endpoint",

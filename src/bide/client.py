@@ -25,7 +25,7 @@ from bide.publisher import OnLost, Publisher, Receipt, checked_on_lost
 from bide.topology import Queue, Topology
 
 if TYPE_CHECKING:
-    from bide.bulk import BulkPublish
+    from bide.bulk.publish import BulkPublish
 
 Stamp = Callable[[Outgoing], AbstractContextManager[Mapping[str, Any]]]
 """Entered before a message is sent, and left when the broker has it, or with the error. It gives headers to add; the
@@ -195,8 +195,8 @@ class Client:
             BrokerError: the broker cannot be reached, or refuses.
         """
         # Only here: "import bide" should not pay for what not everybody uses.
-        from bide.bulk import BulkPublish
-        from bide.bulk_run import Run
+        from bide.bulk.publish import BulkPublish
+        from bide.bulk.run import Run
 
         publisher = self._publisher
         run = Run(

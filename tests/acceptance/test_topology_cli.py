@@ -9,7 +9,7 @@ import pytest
 
 import bide
 from bide.patterns.catalogue import PATTERNS, find_pattern
-from bide.rendering import from_definitions, graphviz, mermaid
+from bide.topology.rendering import from_definitions, graphviz, mermaid
 from tests.acceptance.test_cli import Program
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import bide
-from bide.bulk import BulkPublish
+from bide.bulk.publish import BulkPublish
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.errors import (
     BulkPublishError,
@@ -300,7 +300,7 @@ async def test_memory_stays_flat(client: bide.Client, queue: str) -> None:
 async def test_bytes_in_flight_are_limited_too(
     client: bide.Client, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bide.bulk_run.MAX_BYTES", 100_000)
+    monkeypatch.setattr("bide.bulk.run.MAX_BYTES", 100_000)
     taken = known = most = 0
 
     def letters() -> Iterator[Letter]:

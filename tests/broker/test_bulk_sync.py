@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import bide
-from bide.bulk_sync import BulkPublisher
+from bide.bulk.sync import BulkPublisher
 from bide.errors import BulkPublishError, ClosedError, InvalidInputError
 from bide.letter import Letter
 from tests.broker.conftest import SMALL_CLOCK
@@ -37,7 +37,7 @@ def received(url: str, queue: str, number: int) -> list[bide.Message]:
 
 def test_everything_arrives_in_order(clock_url: str, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several batches, and the end of the block sends the rest."""
-    monkeypatch.setattr("bide.bulk_sync._BATCH", 300)
+    monkeypatch.setattr("bide.bulk.sync._BATCH", 300)
     with BulkPublisher(clock_url) as publisher:
         for number in range(1_000):
             publisher.put(Letter(str(number), to=queue))

@@ -27,8 +27,8 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.celery import Celery
 from bide.errors import DeclarationMismatchError
-from bide.rendering import from_definitions
 from bide.topology import Binding, Queue, Topology
+from bide.topology.rendering import from_definitions
 from tests.broker import celery_app
 from tests.broker.celery_app import EXCHANGE, PLAIN, REPORTS, ROUTING_KEY, TASK, WORK
 from tests.broker.receiving import receive

@@ -17,9 +17,9 @@ from bide.admin.apply import apply
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.broker.management import Management
-from bide.rendering import definitions, from_definitions
-from bide.routing import Model
 from bide.topology import Binding, Exchange, Queue, Topology
+from bide.topology.rendering import definitions, from_definitions
+from bide.topology.routing import Model
 
 if TYPE_CHECKING:
     from pathlib import Path

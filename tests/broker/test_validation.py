@@ -10,9 +10,9 @@ import pytest
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.errors import BrokerError
-from bide.queue_arguments import QUEUE_TYPES, RULES
 from bide.topology import Binding, Exchange, Queue, Topology
-from bide.validation import problems
+from bide.topology.queue_arguments import QUEUE_TYPES, RULES
+from bide.topology.validation import problems
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

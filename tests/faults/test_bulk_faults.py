@@ -18,8 +18,8 @@ import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.amqp.writer import WRITE_BUFFER
-from bide.bulk import BulkPublish
-from bide.bulk_sync import BulkPublisher
+from bide.bulk.publish import BulkPublish
+from bide.bulk.sync import BulkPublisher
 from bide.errors import (
     BulkInDoubtError,
     ClosedError,

@@ -18,9 +18,9 @@ from bide.delay.cascade import Policy, foreign_suffix_bindings, original_key, sp
 from bide.delay.celery import Celery
 from bide.delay.infrastructure import ExchangeTarget, QueueTarget
 from bide.delay.nservicebus import NServiceBus
-from bide.exchange_types import topic_matches
-from bide.routing import Arrival, Model
 from bide.topology import Binding, Exchange, Topology
+from bide.topology.exchange_types import topic_matches
+from bide.topology.routing import Arrival, Model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

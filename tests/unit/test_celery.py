@@ -13,8 +13,8 @@ from bide.delay.cascade import foreign_suffix_bindings, original_key, split_key
 from bide.delay.celery import Celery
 from bide.delay.infrastructure import ExchangeTarget, QueueTarget
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError, UnsupportedTargetError
-from bide.routing import Model
 from bide.topology import Binding, Exchange, Queue, Topology
+from bide.topology.routing import Model
 
 if TYPE_CHECKING:
     from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, Target

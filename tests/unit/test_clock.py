@@ -14,7 +14,7 @@ from bide.delay.infrastructure import ExchangeTarget, QueueTarget, Target
 from bide.delay.units import LEVELS, MAX_DELAY
 from bide.errors import InvalidDelayError, InvalidNameError, UnsupportedTargetError
 from bide.topology import Binding, Exchange, Queue, Topology
-from bide.validation import problems
+from bide.topology.validation import problems
 
 DAY = timedelta(days=1)
 SECOND = timedelta(seconds=1)

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from bide.delay.clock import Clock
 from bide.delay.infrastructure import ExchangeTarget, QueueTarget, Target
-from bide.routing import Model
 from bide.topology import Binding, Exchange, Queue, Topology
+from bide.topology.routing import Model
 
 SECOND = timedelta(seconds=1)
 

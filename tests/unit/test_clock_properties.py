@@ -19,9 +19,9 @@ from bide.delay.clock import Clock
 from bide.delay.clock_keys import is_transport_key
 from bide.delay.infrastructure import DelayRoute, ExchangeTarget, QueueTarget, Target
 from bide.delay.units import LEVELS, MAX_DELAY
-from bide.exchange_types import topic_matches
-from bide.routing import Arrival, Model
 from bide.topology import Binding, Exchange, Queue, Topology
+from bide.topology.exchange_types import topic_matches
+from bide.topology.routing import Arrival, Model
 
 Carrier = Literal["CC", "BCC"]
 

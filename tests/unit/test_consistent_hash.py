@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bide.consistent_hash import bucket, phash2
 from bide.errors import UnsupportedTargetError
-from bide.exchange_types import RoutedMessage, binding_table
 from bide.topology import Binding, Exchange
+from bide.topology.consistent_hash import bucket, phash2
+from bide.topology.exchange_types import RoutedMessage, binding_table
 
 HASHES = {
     "": 13_708_901,

@@ -12,10 +12,10 @@ import pytest
 import bide
 from bide.errors import InvalidInputError, InvalidTopologyError
 from bide.patterns.event_bus import EventBusQueue, event_bus
-from bide.rendering import mermaid
-from bide.routing import Model
 from bide.topology import Binding, Exchange, Queue
-from bide.validation import problems, validate
+from bide.topology.rendering import mermaid
+from bide.topology.routing import Model
+from bide.topology.validation import problems, validate
 
 
 def queue(topology: bide.Topology, name: str) -> Queue:

@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bide.errors import InvalidInputError, UnsupportedTargetError
-from bide.exchange_types import topic_matches
-from bide.routing import Model
 from bide.topology import Binding, Exchange, Queue, Topology
+from bide.topology.exchange_types import topic_matches
+from bide.topology.routing import Model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

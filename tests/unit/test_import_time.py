@@ -24,7 +24,14 @@ print(json.dumps({"seconds": seconds, "modules": sorted(set(sys.modules) - befor
 
 HEAVY = (
     # of ours, or of our faces
-    *("bide.cli", "bide.demo", "bide.broker", "bide.admin.management", "bide.rendering", "bide.routing"),
+    *(
+        "bide.cli",
+        "bide.demo",
+        "bide.broker",
+        "bide.admin.management",
+        "bide.topology.rendering",
+        "bide.topology.routing",
+    ),
     *("click", "rich", "httpx2", "httpcore2", "anyio"),
     # of the extras, or of other systems
     *("prometheus_client", "opentelemetry", "wsgiref"),

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.errors import AccessRefusedError, InvalidTopologyError, TargetNotFoundError
-from bide.itinerary import Itinerary, plan
 from bide.patterns.catalogue import find_pattern
-from bide.routing import Model
 from bide.topology import Binding, DestinationType, Exchange, Queue, Topology
+from bide.topology.itinerary import Itinerary, plan
+from bide.topology.routing import Model
 
 
 def reasons(itinerary: Itinerary) -> dict[str, str]:

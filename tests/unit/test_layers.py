@@ -30,11 +30,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "testing": ("testing", "pytest_plugin"),
     "observability": ("metrics", "tracing"),
     "client": (
-        *("", "bulk", "bulk_run", "bulk_source", "bulk_sync", "client", "consumer", "encoder", "letter"),
+        *("", "bulk", "client", "consumer", "encoder", "letter"),
         *("link", "message", "publisher", "session", "subscription", "sync", "outcome", "undeliverable"),
         "relay",
         *("endpoint", "event_bus", "lifecycle"),
-        *("delayed_message", "ephemeral", "partitions", "rpc", "rpc_server", "rpc_sync", "wire_tap"),
+        *("delayed_message", "ephemeral", "partitions", "rpc", "wire_tap"),
     ),
     "admin": ("admin", "broker"),
     "stream": ("stream",),
@@ -43,21 +43,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "memory": ("memory",),
     "patterns": ("patterns",),
     "delay": ("delay", "layouts", "outgoing"),
-    "topology": (
-        *(
-            "checks",
-            "consistent_hash",
-            "dead_letters",
-            "duration",
-            "exchange_types",
-            "itinerary",
-            "queue_arguments",
-            "rendering",
-            "routing",
-            "topology",
-        ),
-        "validation",
-    ),
+    "topology": ("checks", "duration", "topology"),
     "errors": ("errors",),
 }
 """Layers from the top down, each with its modules and packages. The empty name is the package itself."""

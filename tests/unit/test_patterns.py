@@ -11,10 +11,10 @@ from bide.patterns import alternates, broadcast, conventions, delays, partitions
 from bide.patterns.building import references
 from bide.patterns.catalogue import PATTERNS, Pattern, find_pattern
 from bide.patterns.options import header_value, options_of
-from bide.rendering import definitions, from_definitions, graphviz, mermaid
-from bide.routing import route, travel
 from bide.topology import Topology
-from bide.validation import problems
+from bide.topology.rendering import definitions, from_definitions, graphviz, mermaid
+from bide.topology.routing import route, travel
+from bide.topology.validation import problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

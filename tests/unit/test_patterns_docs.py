@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bide.patterns.catalogue import PATTERNS, Pattern
-from bide.rendering import mermaid
+from bide.topology.rendering import mermaid
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "patterns.md").read_text()

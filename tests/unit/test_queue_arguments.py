@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bide.queue_arguments import RULES
 from bide.topology import Queue, Topology
-from bide.validation import problems
+from bide.topology.queue_arguments import RULES
+from bide.topology.validation import problems
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bide.queue_arguments import Release
     from bide.topology import Argument
+    from bide.topology.queue_arguments import Release
 
 DEAD_LETTERS: dict[str, Argument] = {"x-dead-letter-exchange": "amq.fanout"}
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.errors import InvalidTopologyError
-from bide.rendering import COLLAPSE_FROM, definitions, from_definitions, graphviz, mermaid, picture
 from bide.topology import Binding, DestinationType, Exchange, Queue, Topology
+from bide.topology.rendering import COLLAPSE_FROM, definitions, from_definitions, graphviz, mermaid, picture
 
 if TYPE_CHECKING:
     from bide.topology import Argument

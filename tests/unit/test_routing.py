@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.errors import AccessRefusedError, InvalidTopologyError, TargetNotFoundError
-from bide.exchange_types import topic_matches
-from bide.routing import Arrival, Model, Routed, route, travel
 from bide.topology import Binding, DestinationType, Exchange, Queue, Topology
+from bide.topology.exchange_types import topic_matches
+from bide.topology.routing import Arrival, Model, Routed, route, travel
 
 if TYPE_CHECKING:
     from bide.topology import Argument

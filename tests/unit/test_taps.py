@@ -20,9 +20,9 @@ from bide.delay.taps import Retention, Taps, find_taps, taps_of
 from bide.delay.units import LEVELS, MAX_DELAY
 from bide.delay.waiting_hall import WaitingHall
 from bide.errors import InvalidInputError
-from bide.routing import Arrival, Model
 from bide.topology import Binding, Exchange, Queue, Topology
-from bide.validation import validate
+from bide.topology.routing import Arrival, Model
+from bide.topology.validation import validate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.errors import InvalidTopologyError
-from bide.queue_arguments import RULES
 from bide.topology import Binding, Exchange, Queue, Topology
-from bide.validation import EXCHANGE_TYPES, MATCH_MODES, problems, validate
+from bide.topology.queue_arguments import RULES
+from bide.topology.validation import EXCHANGE_TYPES, MATCH_MODES, problems, validate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bide.queue_arguments import Release
     from bide.topology import Argument
+    from bide.topology.queue_arguments import Release
 
 
 def of_exchange(exchange: Exchange, release: Release | None = None) -> list[str]:

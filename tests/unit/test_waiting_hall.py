@@ -17,9 +17,9 @@ from bide.delay.infrastructure import DelayInfrastructure, ExchangeTarget, Queue
 from bide.delay.passing import LONGEST_PAUSE, Onward, Passing
 from bide.delay.waiting_hall import MAX_DELAY, WaitingHall
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError, UnsupportedTargetError
-from bide.routing import Model
 from bide.topology import Binding, Exchange, Queue, Topology
-from bide.validation import validate
+from bide.topology.routing import Model
+from bide.topology.validation import validate
 
 SECOND = timedelta(seconds=1)
 MILLISECOND = timedelta(milliseconds=1)

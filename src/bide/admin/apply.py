@@ -183,7 +183,7 @@ async def apply(
             the connection broke. The message ends with what had been declared by then.
     """
     # Only here, because it brings a model of the routing with it, which "import bide" should not pay for.
-    from bide.validation import validate
+    from bide.topology.validation import validate
 
     validate(topology, external=frozenset(external))
     done: list[Exchange | Queue | Binding] = []

@@ -112,7 +112,7 @@ def _with_topology(pattern: Pattern, work: Callable[..., int | None]) -> Callabl
 @click.option("--definitions", "form", flag_value="definitions", help="Print definitions for RabbitMQ, as JSON.")
 def _show(pattern: Pattern, made: Topology, *, form: str | None) -> None:
     from bide.cli.topology_view import topology_lines
-    from bide.rendering import definitions, graphviz, mermaid
+    from bide.topology.rendering import definitions, graphviz, mermaid
 
     match form:
         case "mermaid":
@@ -266,7 +266,7 @@ def explain(
     Nothing is sent. Name one place to look: --pattern, --definitions or --from-broker.
     """
     from bide.cli.topology_view import itinerary_lines
-    from bide.itinerary import plan
+    from bide.topology.itinerary import plan
 
     if sum((pattern_text is not None, file is not None, from_broker)) != 1:
         raise click.UsageError("name one place to look: --pattern, --definitions or --from-broker")
@@ -331,7 +331,7 @@ def _pattern_topology(text: str) -> Topology:
 
 
 def _definitions(file: BinaryIO, vhost: str | None) -> Topology:
-    from bide.rendering import from_definitions
+    from bide.topology.rendering import from_definitions
 
     try:
         document = json.load(file)

@@ -11,9 +11,9 @@ _MANY: Final = 20
 
 if TYPE_CHECKING:
     from bide.admin.live_topology import Comparison
-    from bide.itinerary import Itinerary, Look
     from bide.patterns.catalogue import Pattern
     from bide.topology import Binding, Exchange, Queue, Topology
+    from bide.topology.itinerary import Itinerary, Look
 
 
 def pattern_lines(patterns: tuple[Pattern, ...]) -> Iterator[str]:

@@ -301,7 +301,7 @@ def foreign_suffix_bindings(bindings: Iterable[Binding], addresses: Iterable[str
         addresses: further addresses that exist, such as the names of endpoints that are not bound at present.
     """
     # Only here, because nothing else that "import bide" brings in needs a model of the routing.
-    from bide.exchange_types import RoutedMessage, binding_table
+    from bide.topology.exchange_types import RoutedMessage, binding_table
 
     bindings = list(bindings)
     takers: dict[str, set[str]] = {address: {address} for address in addresses}

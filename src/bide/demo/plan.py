@@ -124,7 +124,7 @@ def _topology(prefix: str) -> Topology:
 def _messages(
     prefix: str, topology: Topology, count: int, pause: timedelta, longest: timedelta, generator: random.Random
 ) -> Iterator[Planned]:
-    from bide.routing import Model
+    from bide.topology.routing import Model
 
     model = Model(topology)
     targets: list[tuple[Target, frozenset[str]]] = [

@@ -6,8 +6,8 @@ from typing import Final
 
 from bide.memory.exchange import TYPES
 from bide.memory.refusal import inequivalent, locked, not_modelled, precondition_failed
-from bide.queue_arguments import QUEUE_TYPES, RULES, Release, argument_refusals
 from bide.topology import Exchange, Queue
+from bide.topology.queue_arguments import QUEUE_TYPES, RULES, Release, argument_refusals
 
 _NOT_MODELLED: Final = {
     "x-consumer-timeout": "the acknowledgement timeout (x-consumer-timeout)",

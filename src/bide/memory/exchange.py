@@ -6,10 +6,10 @@ from collections.abc import Collection
 from typing import Final
 
 from bide.errors import UnsupportedTargetError
-from bide.exchange_types import BindingTable, Destination, binding_table
 from bide.memory.message import StoredMessage
 from bide.memory.refusal import not_modelled, precondition_failed
 from bide.topology import Binding, Exchange
+from bide.topology.exchange_types import BindingTable, Destination, binding_table
 
 TYPES: Final = frozenset({"direct", "fanout", "topic", "headers", "x-consistent-hash"})
 

@@ -19,8 +19,8 @@ from bide.memory.queue import BrokerQueue, Release
 from bide.memory.quorum import QuorumQueue
 from bide.memory.refusal import access_refused, locked, not_found, precondition_failed
 from bide.memory.stream import StreamQueue
-from bide.routing import PREDECLARED
 from bide.topology import DEFAULT_EXCHANGE, Binding, Exchange, Queue
+from bide.topology.routing import PREDECLARED
 
 DEFAULT_PREFETCH: Final = 32
 """Dead letters that an at-least-once queue has under way at a time; RabbitMQ's default."""

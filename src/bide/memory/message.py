@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
-from bide.exchange_types import RoutedMessage
+from bide.topology.exchange_types import RoutedMessage
 
 Reason = Literal["rejected", "expired", "maxlen", "delivery_limit"]
 

@@ -11,7 +11,7 @@ from bide.delay.infrastructure import check_name
 from bide.duration import DelayLike, format_delay, parse_delay
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError
 from bide.topology import Argument, Queue, Topology
-from bide.validation import validate
+from bide.topology.validation import validate
 
 QUEUE_TYPES: Final = ("quorum", "classic")
 

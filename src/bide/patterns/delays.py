@@ -14,7 +14,7 @@ from bide.duration import DelayLike, parse_delay
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError
 from bide.patterns.building import distinct, finished, keys_of, make_queue, milliseconds, one_of
 from bide.topology import DEFAULT_EXCHANGE, Argument, Binding, Exchange, Topology
-from bide.validation import EXCHANGE_TYPES
+from bide.topology.validation import EXCHANGE_TYPES
 
 if TYPE_CHECKING:
     from bide.delay.infrastructure import DelayInfrastructure

@@ -11,7 +11,7 @@ from bide.delay.infrastructure import check_name
 from bide.duration import DelayLike, format_delay, parse_delay
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError
 from bide.topology import Argument, Arguments, Binding, Exchange, Queue, Topology
-from bide.validation import validate
+from bide.topology.validation import validate
 
 EXCHANGE_TYPES: Final = ("topic", "direct")
 """Types of exchange that route by a queue's name."""

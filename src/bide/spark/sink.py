@@ -21,8 +21,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import Row, StructType
 
-from bide.bulk import KEPT_FAILURES
-from bide.bulk_sync import BulkPublisher
+from bide.bulk.publish import KEPT_FAILURES
+from bide.bulk.sync import BulkPublisher
 from bide.errors import BulkPublishError, InvalidOptionError, InvalidRowError
 from bide.outcome import Report
 from bide.spark.options import Options

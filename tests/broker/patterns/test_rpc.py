@@ -27,8 +27,8 @@ from bide.errors import (
 )
 from bide.patterns.rpc import rpc
 from bide.rpc import Caller, Replies
-from bide.rpc_server import serve
-from bide.rpc_sync import SyncCaller
+from bide.rpc.server import serve
+from bide.rpc.sync import SyncCaller
 from bide.topology import Binding, Exchange, Topology
 from tests.broker.receiving import eventually, ready, receive
 from tests.faults.cutting import Proxy

@@ -16,8 +16,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bide.errors import AccessRefusedError, InvalidTopologyError, TargetNotFoundError
-from bide.exchange_types import BindingTable, Destination, RoutedMessage, binding_table
 from bide.topology import DEFAULT_EXCHANGE, Argument, Binding, Exchange, Queue, Topology
+from bide.topology.exchange_types import BindingTable, Destination, RoutedMessage, binding_table
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

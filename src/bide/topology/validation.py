@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from bide.dead_letters import endless_retries
 from bide.errors import InvalidTopologyError
-from bide.queue_arguments import QUEUE_TYPES, RULES, argument_problems
-from bide.routing import PREDECLARED, describe
 from bide.topology import DEFAULT_EXCHANGE, PREDECLARED_EXCHANGES
+from bide.topology.dead_letters import endless_retries
+from bide.topology.queue_arguments import QUEUE_TYPES, RULES, argument_problems
+from bide.topology.routing import PREDECLARED, describe
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from bide.queue_arguments import Release
     from bide.topology import Argument, Binding, Exchange, Queue, Topology
+    from bide.topology.queue_arguments import Release
 
 MAX_NAME_BYTES: Final = 255
 """Longest name, type or key: a short string of AMQP 0-9-1."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bide.duration import format_delay
 from bide.errors import InvalidTopologyError
-from bide.routing import PREDECLARED
 from bide.topology import Binding, Exchange, Queue, Topology
+from bide.topology.routing import PREDECLARED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,7 @@
 """A topology: exchanges, queues and bindings as plain, immutable data.
 
-Nothing here talks to a broker. What a topology may contain is checked by :mod:`bide.validation`, drawn by
-:mod:`bide.rendering`, and put on a broker by :mod:`bide.admin.apply`.
+Nothing here talks to a broker. What a topology may contain is checked by :mod:`bide.topology.validation`, drawn by
+:mod:`bide.topology.rendering`, and put on a broker by :mod:`bide.admin.apply`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The synchronous face of :mod:`bide.rpc`: calls that block.
+"""The synchronous face of :mod:`bide.rpc.caller`: calls that block.
 
 ``with SyncCaller(client) as prices: reply = prices.call("apples", to="prices", timeout="2s")``
 """
@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from bide.duration import DelayLike
 from bide.message import Message
-from bide.rpc import Caller, Replies
+from bide.rpc.caller import Caller, Replies
 from bide.sync import SyncClient
 
 

@@ -2,7 +2,7 @@
 
 Pure, and each exchange's bindings are indexed once, so that tens of thousands of messages can be run through
 thousands of bindings. Which exchange comes next, and what happens to a message that nothing matches, is
-:mod:`bide.routing`.
+:mod:`bide.topology.routing`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from bide.consistent_hash import bucket
 from bide.errors import InvalidInputError, UnsupportedTargetError
 from bide.topology import Binding, DestinationType, Exchange
+from bide.topology.consistent_hash import bucket
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

@@ -11,7 +11,7 @@ from bide.checks import whole_number
 from bide.client import Client
 from bide.errors import BideError, DeliveryLostError, InvalidInputError, UnroutableError
 from bide.message import Message
-from bide.rpc import ERROR_HEADER
+from bide.rpc.caller import ERROR_HEADER
 
 log = logging.getLogger(__name__)
 

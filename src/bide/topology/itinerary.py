@@ -1,4 +1,4 @@
-"""Where a message would go, exchange by exchange, and why not elsewhere: the routing of :mod:`bide.routing`, in words.
+"""Where a message would go, exchange by exchange, and why not elsewhere: :mod:`bide.topology.routing` in words.
 
 Whether a binding matches is decided by the very rules that the model routes by; here it only says why.
 """
@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from bide.duration import format_delay
 from bide.errors import InvalidTopologyError, UnsupportedTargetError
-from bide.exchange_types import RoutedMessage, binding_table
-from bide.routing import PREDECLARED, Model
 from bide.topology import DEFAULT_EXCHANGE, Binding, DestinationType, Exchange, Topology
+from bide.topology.exchange_types import RoutedMessage, binding_table
+from bide.topology.routing import PREDECLARED, Model
 
 CHOOSERS: Final[Mapping[str, str]] = {
     "x-consistent-hash": "by the hash of",

@@ -11,7 +11,7 @@ from typing import Any, Final
 from bide.amqp import faults
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Unconfirmed
-from bide.bulk_source import NOTHING, Source, source_of
+from bide.bulk.source import NOTHING, Source, source_of
 from bide.duration import sending_time
 from bide.errors import (
     BideError,

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from bide.amqp.url import BrokerUrl
-from bide.bulk import KEPT_FAILURES
+from bide.bulk.publish import KEPT_FAILURES
 from bide.checks import whole_number
 from bide.client import connect
 from bide.delay.infrastructure import DelayInfrastructure

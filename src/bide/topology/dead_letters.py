@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bide.errors import BideError
-from bide.routing import Model
 from bide.topology import Queue, Topology
+from bide.topology.routing import Model
 
 
 def endless_retries(topology: Topology) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Generator
 from contextlib import aclosing
 from typing import Final, Self
 
-from bide.bulk_run import Parcel, Run
+from bide.bulk.run import Parcel, Run
 from bide.errors import ClosedError
 from bide.outcome import Outcome, Report, Tally, not_taken
 
