@@ -1,12 +1,9 @@
 #!/bin/sh
 # Make sure that there is a Java for Spark (17 or newer), with the system's package manager where that is allowed.
 set -eu
-LC_ALL=C
-export LC_ALL
-
-say() { echo "java: $*" >&2; }
-die() { say "$*"; exit 1; }
+what=java
 otherwise='or set JAVA_HOME to the folder of one'
+. "$(dirname "$0")/packages.sh"
 
 # What Spark starts: the one of JAVA_HOME, else the first in PATH. A macOS without Java has a java that only says so.
 java=java
@@ -20,27 +17,12 @@ if [ -n "${JAVA_HOME:-}" ]; then
 fi
 missing="Spark needs Java 17 or newer, and ${found:+this one is }${found:-none is here}"
 
-if ! command -v apt-get >/dev/null; then
-    case $(uname -s) in
-    Darwin) die "$missing: run 'brew install openjdk@17' and put it in the PATH, $otherwise" ;;
-    *) die "$missing: install it, $otherwise" ;;
-    esac
-fi
-if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null && sudo -n true 2>/dev/null && exec sudo -n sh "$0"
-    die "$missing: run 'sudo sh $0' once, $otherwise"
-fi
-
-log=$(mktemp "${TMPDIR:-/tmp}/bide-apt.XXXXXX")
-apt() { DEBIAN_FRONTEND=noninteractive apt-get -q -y "$@" </dev/null >>"$log" 2>&1; }
-apt update || true # an unreachable third-party source does not matter; a missing package shows below
+need_packages "$missing" openjdk@17 ' and put it in the PATH'
+update_packages
 # Releases of Debian have one or two of these.
 for package in openjdk-17-jre-headless openjdk-21-jre-headless openjdk-25-jre-headless; do
     [ -n "$(apt-cache -q madison "$package" 2>/dev/null)" ] || continue
-    say "installing $package with apt-get"
-    apt install --no-install-recommends "$package" ||
-        die "apt-get could not install $package, see $log ('$(tail -n 1 "$log")'): mend that, $otherwise"
-    rm -f "$log"
+    install_packages "$package"
     found=$(release || true)
     [ "${found:-0}" -ge 17 ] || die "$package is installed, but java is still ${found:-missing}: put it first in the PATH, $otherwise"
     exit 0

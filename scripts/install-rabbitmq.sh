@@ -4,12 +4,9 @@
 # bide runs a private broker of its own from the installed files. The package would also enable and start
 # a system-wide one that listens on every interface: this script sees to it that an installation made here starts none.
 set -eu
-LC_ALL=C
-export LC_ALL
-
-say() { echo "rabbitmq: $*" >&2; }
-die() { say "$*"; exit 1; }
+what=rabbitmq
 otherwise='or set BIDE_RABBITMQ_HOME to the folder of an unpacked one, or, for the demo, BIDE_URL to a broker elsewhere'
+. "$(dirname "$0")/packages.sh"
 
 # The same places as bide.broker.installation looks at.
 found() {
@@ -24,16 +21,7 @@ if [ -n "${BIDE_URL:-}" ] || found; then
     exit 0
 fi
 
-if ! command -v apt-get >/dev/null; then
-    case $(uname -s) in
-    Darwin) die "RabbitMQ is missing: run 'brew install rabbitmq', $otherwise" ;;
-    *) die "RabbitMQ is missing: install RabbitMQ 3.10 or newer, $otherwise" ;;
-    esac
-fi
-if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null && sudo -n true 2>/dev/null && exec sudo -n sh "$0"
-    die "RabbitMQ is missing: run 'sudo sh $0' once, $otherwise"
-fi
+need_packages 'RabbitMQ 3.10 or newer is missing' rabbitmq ''
 
 # Packages that carry a service, and whether they were here before: only what this script brings is switched off.
 epmd_was_here=no
@@ -61,13 +49,8 @@ if [ ! -e "$policy" ]; then
     chmod 755 "$policy"
 fi
 
-say "installing rabbitmq-server with apt-get"
-log=$(mktemp "${TMPDIR:-/tmp}/bide-apt.XXXXXX")
-apt() { DEBIAN_FRONTEND=noninteractive apt-get -q -y "$@" </dev/null >>"$log" 2>&1; }
-apt update || true # an unreachable third-party source does not matter; a missing package shows below
-apt install --no-install-recommends rabbitmq-server ||
-    die "apt-get could not install rabbitmq-server, see $log ('$(tail -n 1 "$log")'): mend that, $otherwise"
-rm -f "$log"
+update_packages
+install_packages rabbitmq-server
 
 services=rabbitmq-server.service
 [ "$epmd_was_here" = yes ] || services="$services epmd.service epmd.socket"
