@@ -9,6 +9,7 @@ import statistics
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, Final
 
@@ -96,42 +97,47 @@ def infrastructure_of(layout: str) -> DelayInfrastructure:
     return Clock() if layout == "clock" else NServiceBus(routing="direct")
 
 
-async def bide(job: Job) -> Answer:
-    """Publish and consume with bide, by any of its infrastructures."""
+async def bide(job: Job, *, around: AbstractAsyncContextManager[Any] | None = None) -> Answer:
+    """Publish and consume with bide, by any of its infrastructures.
+
+    Args:
+        around: entered before the first message is published, left after the last was received.
+    """
     infrastructure = infrastructure_of(job.options["layout"])
     await prepare(job.url, infrastructure)
+    expected = round(job.options["rate"] * job.options["seconds"])
+    receiver = Receiver(delayed=job.options["step"] > 0)
     async with (
         connect(job.url, infrastructure=infrastructure) as client,
         client.consume(TARGET, prefetch=_PREFETCH) as messages,
     ):
         await client.publish(b"", to=TARGET, delay=infrastructure.resolution)
         await (await anext(messages)).ack()
-        meter = Meter(job.pid)
-        publishing = asyncio.create_task(publish_steadily(client, job))
-        expected = round(job.options["rate"] * job.options["seconds"])
-        receiver = Receiver(delayed=job.options["step"] > 0)
-        try:
-            async with asyncio.timeout(job.options["seconds"] + job.options["longest"] + _GRACE):
-                async for message in messages:
-                    receiver.take(message)
-                    await message.ack()
-                    if receiver.count == expected:
-                        break
-        except TimeoutError:
-            pass  # the count tells
-        sent_per_second = await publishing
-        cost = meter.read(expected)
-        values = lateness(
-            receiver.milliseconds, expected=expected, sent_per_second=sent_per_second, rate=job.options["rate"]
-        )
-        return Answer(
-            values={
-                **values,
-                "client_cpu": cost["client_cpu"],
-                "broker_cpu": cost["broker_cpu"],
-                "header_bytes": statistics.fmean(receiver.header_bytes),
-            }
-        )
+        async with around or nullcontext():
+            meter = Meter(job.pid)
+            publishing = asyncio.create_task(publish_steadily(client, job))
+            try:
+                async with asyncio.timeout(job.options["seconds"] + job.options["longest"] + _GRACE):
+                    async for message in messages:
+                        receiver.take(message)
+                        await message.ack()
+                        if receiver.count == expected:
+                            break
+            except TimeoutError:
+                pass  # the count tells
+            sent_per_second = await publishing
+            cost = meter.read(expected)
+    values = lateness(
+        receiver.milliseconds, expected=expected, sent_per_second=sent_per_second, rate=job.options["rate"]
+    )
+    return Answer(
+        values={
+            **values,
+            "client_cpu": cost["client_cpu"],
+            "broker_cpu": cost["broker_cpu"],
+            "header_bytes": statistics.fmean(receiver.header_bytes),
+        }
+    )
 
 
 class Receiver:

@@ -13,10 +13,15 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _MICROSECONDS: Final = 1e6
 
 
+def processor_times(pid: int) -> tuple[float, float]:
+    """Processor time that a process has used, in user mode and in system mode, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) / _TICKS, int(fields[12]) / _TICKS
+
+
 def processor_seconds(pid: int) -> float:
     """Processor time that a process has used, in user and system mode."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    return sum(processor_times(pid))
 
 
 def resident_bytes(pid: int | None = None) -> int:

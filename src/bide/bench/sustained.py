@@ -6,9 +6,10 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from math import log2
 from typing import Final
 
@@ -69,7 +70,8 @@ SUSTAINED: Final = Measurement(
 )
 
 
-def _infrastructure(layout: str, bits: int) -> DelayInfrastructure:
+def infrastructure_of(layout: str, bits: int) -> DelayInfrastructure:
+    """What is compared: ``clock`` or ``cascade``, both in units of 10 ms."""
     if layout == "cascade":
         return FineCascade(levels=bits)
     return Clock(max_delay=timedelta(seconds=60) - _UNIT)
@@ -132,7 +134,21 @@ class Flow:
 
 async def sustain(job: Job) -> Answer:
     """Saturate an infrastructure."""
-    infrastructure = _infrastructure(job.options["layout"], job.options["bits"])
+    async with saturated(job) as (flow, run):
+        await run(job.options["warm_up"])
+        before, meter = flow.arrived, Meter(job.pid)
+        flow.late.clear()
+        await run(job.options["seconds"])
+        values = dict(meter.read(flow.arrived - before))
+    if flow.late:
+        values["p50"] = percentile(sorted(flow.late), 50)
+    return Answer(values=values)
+
+
+@asynccontextmanager
+async def saturated(job: Job) -> AsyncGenerator[tuple[Flow, Callable[[float], Awaitable[None]]], None]:
+    """An infrastructure with more to do than it can: what goes through, and a function that lets it run for seconds."""
+    infrastructure = infrastructure_of(job.options["layout"], job.options["bits"])
     await prepare(job.url, infrastructure)
     flow = Flow(bits=job.options["bits"], allowed=job.options["first"])
     async with (
@@ -142,17 +158,12 @@ async def sustain(job: Job) -> Answer:
         endless = [
             asyncio.create_task(work) for work in (flow.publish(client), flow.receive(messages), flow.regulate())
         ]
-        await _unless_ended(endless, job.options["warm_up"])
-        before, meter = flow.arrived, Meter(job.pid)
-        flow.late.clear()
-        await _unless_ended(endless, job.options["seconds"])
-        values = dict(meter.read(flow.arrived - before))
-        for task in endless:
-            task.cancel()
-        await asyncio.gather(*endless, return_exceptions=True)
-    if flow.late:
-        values["p50"] = percentile(sorted(flow.late), 50)
-    return Answer(values=values)
+        try:
+            yield flow, partial(_unless_ended, endless)
+        finally:
+            for task in endless:
+                task.cancel()
+            await asyncio.gather(*endless, return_exceptions=True)
 
 
 async def _unless_ended(endless: Sequence[asyncio.Task[None]], seconds: float) -> None:

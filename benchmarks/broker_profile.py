@@ -1,0 +1,214 @@
+"""What a delayed message costs inside RabbitMQ: where the ratios of docs/benchmarks.md come from.
+
+``python benchmarks/broker_profile.py --rate 1500 --seconds 30`` sends messages at an even rate without a delay, through
+``Clock``, and through the binary cascade, on a fresh private broker each. It asks the node's own counters before and
+after, and prints per message: processor time in user and system mode, reductions (Erlang's unit of work) by kind of
+process, and what the log of the quorum queues had to write. ``--saturate`` does the same with as many messages as go
+through.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from bide.bench import lateness, sustained
+from bide.bench.job import Answer, Job
+from bide.bench.percentiles import percentile
+from bide.bench.processor import processor_times
+from bide.bench.stage import prepare
+from bide.broker import LocalBroker
+
+LAYOUTS: Final = {"no delay": ("clock", 0), "Clock": ("clock", 1_000), "binary cascade": ("cascade", 1_000)}
+"""Layout and step of the delays in ms, by the names of the contestants."""
+
+WARM_UP: Final = 45.0
+"""Seconds until the longest delay of :mod:`bide.bench.sustained` has passed."""
+
+KINDS: Final = {
+    "delay queue": "what holds messages back",
+    "target queue": "what they are delivered to",
+    "rabbit_fifo_dlx_worker": "what carries dead letters on",
+    "rabbit_channel": "publishers' and consumers' channels",
+    "rabbit_writer": "what writes to sockets",
+    "rabbit_reader": "what reads from sockets",
+    "ra_log_wal": "the log of all quorum queues",
+}
+"""Kinds of processes that are worth a line of their own."""
+
+_SNAPSHOT: Final = r"""
+Name = fun(P) -> case process_info(P, registered_name) of
+  {registered_name, N} -> case atom_to_list(N) of
+    "ra_log_wal" -> ra_log_wal;
+    L -> case lists:suffix("_target", L) of
+      true -> 'target queue';
+      false -> case lists:prefix("VHOST_", L) of true -> 'delay queue'; false -> other end end end;
+  _ -> case catch proc_lib:translate_initial_call(P) of {M, _, _} -> M; _ -> other end end end,
+Kinds = lists:foldl(fun(P, M) -> case process_info(P, reductions) of
+  {reductions, R} -> maps:update_with(Name(P), fun(Y) -> Y + R end, R, M); _ -> M end end, #{}, processes()),
+Log = maps:fold(fun(K, V, A) -> Part = case K of ra_log_wal -> wal; _ -> server end,
+  maps:fold(fun(F, X, B) when is_integer(X) -> maps:update_with({Part, F}, fun(Y) -> Y + X end, X, B);
+    (_, _, B) -> B end, A, V) end, #{},
+  case catch seshat:counters(ra) of C when is_map(C) -> C; _ -> ra_counters:overview() end),
+io:format("total ~p~n", [element(1, erlang:statistics(exact_reductions))]),
+[io:format("kind ~p ~p~n", [K, V]) || {K, V} <- maps:to_list(Kinds)],
+[io:format("~p ~p ~p~n", [P, F, V]) || {{P, F}, V} <- maps:to_list(Log)], ok.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What one message costs.
+
+    Attributes:
+        late_ms: the median of how late they came; without a delay, how long they took.
+        rate: messages per second.
+        user_us, system_us: processor time of the node, in microseconds.
+        reductions: in all; *by_kind* of those processes that lived all the time.
+        commands: entries of the log, which are what quorum queues agree on.
+        log_bytes: that were written to it; None where the release does not count them.
+        log_batches: writes, each with a sync to the disk.
+    """
+
+    late_ms: float
+    rate: float
+    user_us: float
+    system_us: float
+    reductions: float
+    by_kind: Mapping[str, float]
+    commands: float
+    log_bytes: float | None
+    log_batches: float
+
+
+class Node:
+    """The counters of a broker's node, read when it is entered and when it is left."""
+
+    def __init__(self, broker: LocalBroker, vhost: str) -> None:
+        assert broker.pid is not None
+        self._broker = broker
+        self._pid = broker.pid
+        self._script = _SNAPSHOT.replace("VHOST", vhost)
+        self._spent: dict[str, float] = {}
+
+    async def __aenter__(self) -> None:
+        self._spent = {name: -value for name, value in (await asyncio.to_thread(self._read)).items()}
+
+    async def __aexit__(self, *error: object) -> None:
+        for name, value in (await asyncio.to_thread(self._read)).items():
+            self._spent[name] = self._spent.get(name, 0.0) + value
+
+    def _read(self) -> dict[str, float]:
+        said = self._broker.rabbitmqctl("eval", self._script)
+        values = {line[1]: float(line[2]) for line in re.finditer(r"^(.+) (\d+)$", said, re.M)}
+        user, system = processor_times(self._pid)
+        return {**values, "user": user, "system": system}
+
+    def profile(self, answer: Answer, messages: float) -> Profile:
+        """What each of so many messages has cost."""
+        each = {name: value / messages for name, value in self._spent.items()}
+        return Profile(
+            late_ms=answer.values["p50"],
+            rate=answer.values.get("sent") or answer.values["rate"],
+            user_us=each["user"] * 1e6,
+            system_us=each["system"] * 1e6,
+            reductions=each["total"],
+            by_kind={kind: each.get(f"kind '{kind}'", each.get(f"kind {kind}", 0.0)) for kind in KINDS},
+            commands=each.get("wal writes", 0.0),
+            log_bytes=each.get("wal bytes_written"),
+            log_batches=each.get("wal batches", 0.0),
+        )
+
+
+def profile(name: str, options: argparse.Namespace) -> Profile:
+    """Measure one contestant on a broker of its own."""
+    layout, step = LAYOUTS[name]
+    with LocalBroker.start(ephemeral=True, chroot=options.root) as broker:
+        assert broker.pid is not None
+        job = Job(
+            work="",
+            options={
+                "layout": layout,
+                "step": step,
+                "rate": options.rate,
+                "seconds": options.seconds,
+                "longest": options.longest if step else 0,
+                "bits": 12,
+                "first": 100_000,
+            },
+            url=broker.add_vhost("v"),
+            pid=broker.pid,
+        )
+        return asyncio.run(saturated(broker, job) if options.saturate else steady(broker, job))
+
+
+async def steady(broker: LocalBroker, job: Job) -> Profile:
+    """Measure one contestant at an even rate."""
+    await prepare(job.url, lateness.infrastructure_of(job.options["layout"]))
+    await asyncio.sleep(5)  # what was declared a moment ago is still being written
+    node = Node(broker, "v")
+    answer = await lateness.bide(job, around=node)
+    return node.profile(answer, round(job.options["rate"] * job.options["seconds"]))
+
+
+async def saturated(broker: LocalBroker, job: Job) -> Profile:
+    """Measure one contestant that has always more to do."""
+    node = Node(broker, "v")
+    async with sustained.saturated(job) as (flow, run):
+        await run(WARM_UP)
+        async with node:
+            before, started = flow.arrived, time.perf_counter()
+            flow.late.clear()
+            await run(job.options["seconds"])
+            arrived, seconds = flow.arrived - before, time.perf_counter() - started
+        return node.profile(
+            Answer(values={"p50": percentile(sorted(flow.late), 50), "rate": arrived / seconds}), arrived
+        )
+
+
+def shown(profiles: Mapping[str, Profile]) -> str:
+    """A table in Markdown."""
+    rows = {
+        "messages/s": [f"{one.rate:,.0f}" for one in profiles.values()],
+        "p50, ms": [f"{one.late_ms:,.1f}" for one in profiles.values()],
+        "CPU in user mode, µs": [f"{one.user_us:,.0f}" for one in profiles.values()],
+        "CPU in system mode, µs": [f"{one.system_us:,.0f}" for one in profiles.values()],
+        "entries of the log": [f"{one.commands:.2f}" for one in profiles.values()],
+        "bytes of the log": ["" if one.log_bytes is None else f"{one.log_bytes:,.0f}" for one in profiles.values()],
+        "writes and syncs of the log": [f"{one.log_batches:.2f}" for one in profiles.values()],
+        "reductions": [f"{one.reductions:,.0f}" for one in profiles.values()],
+        **{
+            f"of these, {kind}: {about}": [f"{one.by_kind[kind]:,.0f}" for one in profiles.values()]
+            for kind, about in KINDS.items()
+        },
+    }
+    lines = [f"| per message | {' | '.join(profiles)} |", "|---" * (len(profiles) + 1) + "|"]
+    return "\n".join([*lines, *(f"| {title} | {' | '.join(cells)} |" for title, cells in rows.items())])
+
+
+def main() -> None:
+    """Read the command line, measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=1_500, help="messages/s (default 1500)")
+    parser.add_argument("--seconds", type=float, default=30, help="of sending (default 30)")
+    parser.add_argument("--longest", type=int, default=60, help="longest delay in s; the shortest is one (default 60)")
+    parser.add_argument("--saturate", action="store_true", help="send as much as goes through, in units of 10 ms")
+    parser.add_argument("--root", type=Path, help="run the RabbitMQ of the system in this folder (Linux, as root)")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file too")
+    options = parser.parse_args()
+    names = [name for name in LAYOUTS if not options.saturate or name != "no delay"]
+    profiles = {name: profile(name, options) for name in names}
+    print(shown(profiles))
+    if options.json is not None:
+        options.json.write_text(json.dumps({name: asdict(one) for name, one in profiles.items()}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
