@@ -20,9 +20,10 @@ TITLE: Final = "bide demo"
 _MARK: Final = ".bide-demo"
 _TABLES: Final = "tables"
 _CONFIGURATION: Final = {
-    # So few rows are counted before their queries would be compiled.
+    # So few rows are counted before their queries would be compiled, and by a few tasks.
     "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.shuffle.partitions": "4",
+    "spark.default.parallelism": "2",
+    "spark.sql.shuffle.partitions": "2",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
