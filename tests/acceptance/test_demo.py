@@ -102,15 +102,16 @@ def test_without_java_it_ends_after_the_first_part(demo: Demo, tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_ended_in_the_middle_of_the_audit_it_leaves_nothing_on_the_broker(demo: Demo) -> None:
     process = demo.start("--messages", "50", "--longest", "500ms")
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 120
     while not (demo.into / "tables" / "_checkpoint").exists():
         assert process.poll() is None, "it ended before it could be told to"
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGTERM)
-    said, complaints = process.communicate(timeout=60)
+    said, complaints = process.communicate(timeout=90)
     assert process.returncode == 128 + signal.SIGTERM, complaints
     assert "Traceback" not in complaints
     assert "queues and" in said
