@@ -11,8 +11,9 @@ BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptan
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: setup ## watch delayed messages arrive on time, on a RabbitMQ that bide starts (or the one of BIDE_URL)
+demo: setup ## watch delayed messages arrive on time, on a RabbitMQ that bide starts (or yours), and draw a report
 	@scripts/install-rabbitmq.sh
+	@scripts/install-java.sh || true # it says what to do; without, the demo ends before its report
 	@.venv/bin/bide demo
 
 test: lint rabbitmq java browser ## lint, type-check, and run every test on the installed RabbitMQ
@@ -64,5 +65,5 @@ rabbitmq: # the tests run on a private broker, whatever BIDE_URL says
 	@env -u BIDE_URL scripts/install-rabbitmq.sh
 
 clean: ## remove everything that make made, but the broker roots in the user's cache
-	@rm -rf .venv .lock-venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	@rm -rf .venv .lock-venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bide-demo
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -210,17 +210,6 @@ def test_failures_of_the_broker(program: Program) -> None:
     assert "no virtual host 'nowhere'" in program.fails(1, "send", "x", "--to", "q", BIDE_URL=elsewhere)
 
 
-def test_the_demonstration_on_a_broker_of_ones_own(program: Program) -> None:
-    done = program.run("demo", "--messages", "300", "--longest", "2s", "--json")
-    figures = json.loads(done.stdout)
-    assert done.returncode == 0, done.stderr.decode()
-    assert (figures["published"], figures["lost"], figures["early"], figures["misrouted"]) == (300, 0, 0, 0)
-    assert figures["delivered"] == figures["expected"] > 300
-    assert 0 <= figures["lateness_ms"]["p50"] < 5000
-    report = json.loads(program.run("delay", "verify", "--json").stdout)
-    assert not report["ok"]  # nothing of it was left behind
-
-
 def commands(command: click.Command, name: str = "bide") -> list[tuple[str, click.Command]]:
     found = [(name, command)]
     if isinstance(command, click.Group):

@@ -112,8 +112,10 @@ def test_rounds_follow_what_happens(audited: Audited) -> None:
     """Scheduled, delivered, and dealt with by an endpoint, with a round after each."""
 
     async def schedule(client: bide.Client) -> None:
-        publish = client.publish
-        await asyncio.gather(*(publish(b"1", to="orders", delay="4s", message_id=f"m-{one}") for one in range(150)))
+        def publish(number: int) -> Awaitable[Any]:
+            return client.publish(b"1", to="orders", delay="4s", message_id=f"m-{number}", type="Remind")
+
+        await asyncio.gather(*map(publish, range(150)))
 
     with_client(audited.url, SMALL_CLOCK, schedule)
     second = audited.run()
@@ -137,6 +139,8 @@ def test_rounds_follow_what_happens(audited: Audited) -> None:
     later = rows.pop("later")
     assert (later["delivered"], later["attempts"], later["critical_ms"]) == (None, 0, None)
     assert {name for name, row in rows.items() if row["attempts"] == 2} == {"m-7", "m-8"}
+    assert {row["type"] for row in rows.values()} == {"Remind"}
+    assert {row["type"] for row in audited.table("delivered").collect() if row["message_id"] in rows} == {"Remind"}
     assert rows["m-7"]["outcome"] == "parked"
     for row in rows.values():
         assert row["scheduled"] < row["due"] <= row["delivered"]

@@ -77,11 +77,11 @@ def test_what_messages_of_each_system_tell(spark: SparkSession) -> None:
         spark,
         native("clock", due=30, headers={"bide-to": "x:shop"}, routing_key="order.created", exchange="bide.v1.in.s"),
         {"routing_key": digits(70) + ".tasks", "headers": task},
-        {"routing_key": digits(9) + ".billing.orders", "headers": net},
+        {"routing_key": digits(9) + ".billing.orders", "headers": net, "type": ""},
         {"message_id": "other", "routing_key": digits(9) + ".orders", "headers": {"NServiceBus.DeliverAt": "soon"}},
         {"message_id": "word-x", "routing_key": digits(5) + ".~x:a%2Eb.order.created"},
         {"message_id": "word-q", "routing_key": digits(1 << 27) + ".~q:a%2Eb%25"},
-        native("again", due=86_400, headers={"bide-retries": "2", "bide-first-due": str(ms(-5))}),
+        native("again", due=86_400, type="Shop.Reminder", headers={"bide-retries": "2", "bide-first-due": str(ms(-5))}),
         native("odd", due=5, headers={"bide-retries": "x", "NServiceBus.TimeSent": "yesterday", "eta": "later"}),
     )
     columns = ("message_id", "target", "exchange", "routing_key", "type", "sent", "due", "first_due", "retries")
@@ -93,7 +93,7 @@ def test_what_messages_of_each_system_tell(spark: SparkSession) -> None:
         "other": ("q:orders", "", "orders", None, None, 9, 9, 0),
         "word-x": ("x:a.b", "a.b", "order.created", None, None, 5, 5, 0),
         "word-q": ("q:a.b%", "", "a.b%", None, None, 1 << 27, 1 << 27, 0),
-        "again": ("q:orders", "", "orders", None, -1, 86_400, -5, 2),
+        "again": ("q:orders", "", "orders", "Shop.Reminder", -1, 86_400, -5, 2),
         "odd": ("q:orders", "", "orders", None, -1, 5, 5, 0),
     }
     later = facts.delivered(messages.withColumn("timestamp", F.expr("timestamp + interval 71 seconds")), LAYOUTS)

@@ -55,12 +55,13 @@ def peek(spark: SparkSession, url: str, **more: Any) -> DataFrame:
 
 
 def test_a_look_takes_nothing(spark: SparkSession, vhost_url: str, channel: Channel) -> None:
-    fill(channel, 5, correlation_id="c", content_type="text/plain", headers={"bide-due": 1000, "x": [1, "a"]})
+    fill(channel, 5, correlation_id="c", content_type="text/plain", type="T", headers={"bide-due": 1000, "x": [1, "a"]})
     rows = peek(spark, vhost_url, includeHeaders=True).collect()
     assert [row.value for row in rows] == [b"%d" % number for number in range(5)]
     first = rows[0]
     assert (first.queue, first.exchange, first.routing_key, first.message_id) == ("q", "", "q", "m-0")
-    assert (first.correlation_id, first.content_type, first.reason) == ("c", "text/plain", "unknown")
+    assert (first.correlation_id, first.content_type, first.type) == ("c", "text/plain", "T")
+    assert first.reason == "unknown"
     assert first.headers == {"bide-due": "1000", "x": '[1,"a"]'}
     assert first.due is not None
     assert len({row.id for row in rows}) == 5

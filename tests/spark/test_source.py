@@ -99,6 +99,7 @@ def test_every_column(streams: Streams) -> None:
             message_id="m-1",
             correlation_id="c-1",
             content_type="text/plain",
+            type="Shop.OrderCreated",
             headers={
                 "bide-due": 1700000000123,
                 "bide-sent": 1600000000000,
@@ -131,11 +132,12 @@ def test_every_column(streams: Streams) -> None:
             "t": "x",
             "raw": "/w==",
         },
+        "type": "Shop.OrderCreated",
     }
     stored = first.timestamp.astimezone(UTC)
     assert before <= stored <= datetime.now(UTC)
     assert (bare.value, bare.exchange, bare.routing_key, bare.offset) == (b"bare", "", "s", 1)
-    assert (bare.message_id, bare.due, bare.scheduled, bare.headers) == (None, None, None, None)
+    assert (bare.message_id, bare.due, bare.scheduled, bare.headers, bare.type) == (None,) * 5
     assert "headers" not in streams.batch(stream="s").columns
 
 

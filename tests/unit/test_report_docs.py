@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from bide.cli.pipeline_report import _summary, report
+from bide.cli.pipeline_report import report
 from bide.pipelines.report.content import sections
 from bide.pipelines.report.tables import COLUMNS
+from bide.pipelines.report.writing import headline
 from tests.reports import figures
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -28,7 +29,7 @@ def test_every_part_and_every_table_is_there() -> None:
 
 
 def test_every_field_of_the_summary_is_there() -> None:
-    for name in (*_summary(figures()), "report", "png", "seconds"):
+    for name in (*headline(figures()), "report", "png", "seconds"):
         assert f"`{name}`" in PAGE
 
 

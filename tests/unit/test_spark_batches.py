@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import StringType, StructField, StructType
 
 from bide.errors import UndecodableMessageError
 from bide.spark import batches
@@ -55,6 +56,7 @@ def test_a_message_that_rabbitmq_stored(stored: bytes) -> None:
         "content_type": "text/plain",
         "due": datetime.fromtimestamp(1700000000.123, UTC),
         "scheduled": None,
+        "type": "T",
     }
     # Wherever the release keeps them.
     assert headers["x-foo"] == "bar"
@@ -64,7 +66,16 @@ def test_a_message_that_rabbitmq_stored(stored: bytes) -> None:
     assert headers["n"] is None
     assert headers["d"] == "2026-01-01T00:00:00Z"
     assert "x-exchange" not in headers
+    assert "x-basic-type" not in headers
     assert "x-routing-key" not in headers
+
+
+@pytest.mark.parametrize("stored", [FROM_3_10, FROM_4_3])
+def test_types_without_headers(stored: bytes) -> None:
+    schema = StructType([StructField("type", StringType())])
+    made = Batches(arrow_schema(schema, STREAM_COLUMNS), "s", raw=False)
+    assert list(made.add(chunk([stored, message({"bide-due": 1})]), 0, 2)) == []
+    assert made.take().to_pylist() == [{"type": "T"}, {"type": None}]
 
 
 def test_times_without_headers() -> None:

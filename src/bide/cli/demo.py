@@ -4,73 +4,209 @@ from __future__ import annotations
 
 import secrets
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
 
 from bide.cli.output import print_json
-from bide.cli.running import run_async
-from bide.cli.settings import Settings, broker_options, json_option, pass_settings
+from bide.cli.running import ended_by_signals, run_async
+from bide.cli.settings import Settings, json_option, management_options, pass_settings
+from bide.errors import BideError
 
 if TYPE_CHECKING:
     from bide.amqp.url import BrokerUrl
     from bide.demo.figures import Figures
     from bide.demo.progress import Progress
+    from bide.demo.shop import Shop
+    from bide.demo.telling import Place, Told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Broker:
+    """Where the demonstration takes place.
+
+    Attributes:
+        text: the URL, with the password.
+        stream_port: None for the usual one.
+        management_url: None for the usual one.
+    """
+
+    url: BrokerUrl
+    text: str
+    stream_port: int | None
+    management_url: str | None
 
 
 @click.command()
 @click.option("--messages", default=4000, show_default=True, metavar="N", help="How many to publish.")
 @click.option("--longest", default="20s", show_default=True, metavar="DELAY", help="The longest delay.")
 @click.option("--seed", default=1, show_default=True, metavar="N", help="The same one plans the same messages.")
+@click.option("--report/--no-report", "reported", default=True, show_default=True,
+              help="Go on with an endpoint, the audit of everything, and a report; this needs Spark.")  # fmt: skip
+@click.option("--into", type=click.Path(path_type=Path, file_okay=False), default=Path("bide-demo"), show_default=True,
+              metavar="DIR", help="The folder of the report; what an earlier demo left in it is replaced.")  # fmt: skip
+@click.option("--stream-port", type=click.IntRange(1, 65535), metavar="PORT",
+              help="Of your broker's stream protocol. [default: 5552, or 5551 with TLS]")  # fmt: skip
 @json_option("the figures")
-@broker_options
+@management_options
 @pass_settings
-def demo(settings: Settings, *, messages: int, longest: str, seed: int, as_json: bool) -> int:
+def demo(
+    settings: Settings,
+    /,
+    *,
+    messages: int,
+    longest: str,
+    seed: int,
+    reported: bool,
+    into: Path,
+    stream_port: int | None,
+    as_json: bool,
+) -> int:
     """Publish delayed messages to queues and to a topic exchange, and measure how late each of them arrives.
 
+    Then an endpoint whose work fails now and then, and a report with plots of all that: what taps and events tell,
+    audited and drawn by Spark. Without Spark and Java it ends after the first part, and says so.
+
     On a private RabbitMQ that is started for it, or with --url or BIDE_URL on yours, under names of its own. Everything
-    is taken away again. Exits with 1 if a message was lost, early, altered, or came where it did not belong.
+    is taken away again, but the report. Exits with 1 if a message was lost, early, altered, or came where it did not
+    belong, or if the report failed.
     """
     from rich.console import Console
 
-    from bide.amqp.url import BrokerUrl
     from bide.demo.plan import make_plan
     from bide.demo.progress import Progress
+    from bide.demo.shop import make_shop
     from bide.demo.view import outcome, showing
     from bide.duration import parse_delay
 
-    prefix = f"bide-demo-{secrets.token_hex(3)}"
-    progress = Progress(
-        plan=make_plan(prefix, messages=messages, longest=parse_delay(longest), seed=seed),
-    )
+    # On a broker of its own, nothing has to be told apart.
+    prefix = f"bide-demo-{secrets.token_hex(3)}" if settings.url else "demo"
+    delay = parse_delay(longest)
+    progress = Progress(plan=make_plan(prefix, messages=messages, longest=delay, seed=seed))
+    place, why_not = _place(into) if reported else (None, "")
     console = Console(stderr=as_json, highlight=False)
     with ExitStack() as stack:
         stack.enter_context(showing(progress, console))
-        if settings.url:
-            url = settings.broker_url()
-        else:
-            from bide.broker import LocalBroker
-
-            with progress.phase("start") as phase:
-                broker = stack.enter_context(LocalBroker.start(ephemeral=True))
-                phase.note = f"RabbitMQ {broker.release}, on this machine only"
-            url = BrokerUrl.parse(broker.url)
-        figures = run_async(_demonstrate(url, prefix, progress))
+        broker = _broker(settings, stream_port, progress, stack)
+        shop = None
+        if place is not None and not (why_not := _unreadable(broker)):
+            shop = make_shop(prefix, messages=messages, longest=delay, seed=seed)
+        run = _Run(broker, prefix, progress, shop, place)
+        figures = run.through()
     if as_json:
-        print_json(figures.to_dict())
+        report = None if run.told is None else run.told.to_dict()
+        print_json(figures.to_dict() | {"report": report, "no_report": why_not or run.failure or None})
     else:
-        console.print(outcome(figures, progress.lateness, live=console.is_terminal))
-    return 1 if figures.problems else 0
+        live = console.is_terminal
+        shown = outcome(figures, progress.lateness, live=live, told=run.told, why_not=why_not or run.failure)
+        console.print(shown, crop=False)
+    return 1 if figures.problems or run.failure else 0
 
 
-async def _demonstrate(url: BrokerUrl, prefix: str, progress: Progress) -> Figures:
-    from bide.delay.clock import Clock
-    from bide.demo.run import demonstrate, remove
+def _place(into: Path) -> tuple[Place | None, str]:
+    """Where the report goes, or why there will be none.
 
-    clock = Clock(prefix=prefix)
+    Raises:
+        InvalidInputError: the folder is none for it.
+    """
+    from bide.pipelines.requirements import missing
+
+    if why_not := missing():
+        return None, why_not
+    from bide.demo.telling import Place
+
+    place = Place(into)
+    place.begin()
+    return place, ""
+
+
+def _broker(settings: Settings, stream_port: int | None, progress: Progress, stack: ExitStack) -> _Broker:
+    """The broker that the settings name, or a new one until the stack ends."""
+    from bide.amqp.url import BrokerUrl
+
+    if settings.url:
+        return _Broker(
+            url=settings.broker_url(),
+            text=settings.url,
+            stream_port=stream_port,
+            management_url=settings.management_url,
+        )
+    from bide.broker import LocalBroker
+
+    with progress.phase("start") as phase:
+        broker = stack.enter_context(LocalBroker.start(ephemeral=True))
+        phase.note = f"RabbitMQ {broker.release}, on this machine only"
+    return _Broker(
+        url=BrokerUrl.parse(broker.url),
+        text=broker.url,
+        stream_port=urlsplit(broker.stream_url).port if broker.stream_url is not None else stream_port,
+        management_url=broker.management_url,
+    )
+
+
+def _unreadable(broker: _Broker) -> str:
+    """Why streams of this broker cannot be read; empty if they can."""
+    from bide.stream.log import Address
+
     try:
-        return await demonstrate(url, clock, progress)
-    finally:
-        with progress.phase("clean") as phase:
-            removed = await remove(url, clock, progress.plan)
+        Address.of(broker.text, broker.stream_port).connect().close()
+    except BideError as error:
+        return f"{error}; enable the plugin rabbitmq_stream there, and name its port with --stream-port"
+    return ""
+
+
+class _Run:
+    """The demonstration on a broker, and what it leaves there taken away again.
+
+    Attributes:
+        told: the report, once it is drawn.
+        failure: why it could not be, or empty.
+    """
+
+    def __init__(
+        self, broker: _Broker, prefix: str, progress: Progress, shop: Shop | None, place: Place | None
+    ) -> None:
+        from bide.delay.clock import Clock
+
+        self.told: Told | None = None
+        self.failure = ""
+        self._broker, self._progress, self._shop, self._place = broker, progress, shop, place
+        self._clock = Clock(prefix=prefix)
+
+    def through(self) -> Figures:
+        """All of it."""
+        from bide.demo.run import demonstrate
+
+        broker, shop = self._broker, self._shop
+        try:
+            figures = run_async(
+                demonstrate(broker.url, self._clock, self._progress, shop=shop, management_url=broker.management_url)
+            )
+            if shop is not None and self._place is not None:
+                self._tell(shop, self._place)
+        finally:
+            run_async(self._clean())
+        return figures
+
+    def _tell(self, shop: Shop, place: Place) -> None:
+        from bide.demo.telling import tell
+
+        broker = self._broker
+        try:
+            with ended_by_signals():
+                self.told = tell(
+                    broker.text, self._clock, shop, place=place, port=broker.stream_port, progress=self._progress
+                )
+        except (BideError, OSError) as error:
+            # The deliveries are measured: their figures are told, whatever becomes of the report.
+            self.failure = " ".join(str(error).split())
+
+    async def _clean(self) -> None:
+        from bide.demo.run import remove
+
+        with self._progress.phase("clean") as phase:
+            removed = await remove(self._broker.url, self._clock, self._progress.plan, shop=self._shop)
             phase.note = f"{removed.queues} queues and {removed.exchanges} exchanges removed"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import click
 
@@ -53,6 +51,7 @@ def report(
     it. All tables are read and counted by Spark; what comes back is small, however many messages there were.
     """
     from bide.duration import parse_delay
+    from bide.pipelines.report.writing import headline, write
     from bide.pipelines.session import spark_errors
 
     grace = parse_delay(lost_after)
@@ -63,10 +62,10 @@ def report(
 
         with progress("counting"):
             figures = collect(spark, folder, grace=grace)
-    _write(figures, out=out, png=png, title=title)
+    write(figures, out=out, png=png, title=title)
     seconds = time.monotonic() - started
     if as_json:
-        print_json(_summary(figures) | {"report": str(out), "png": png and str(png), "seconds": round(seconds, 3)})
+        print_json(headline(figures) | {"report": str(out), "png": png and str(png), "seconds": round(seconds, 3)})
     else:
         _say(figures, out=out, png=png)
 
@@ -88,54 +87,12 @@ def _check(out: Path, png: Path | None) -> None:
             raise InvalidInputError("--png needs Pillow: install bide[report]") from error
 
 
-def _write(figures: Figures, *, out: Path, png: Path | None, title: str) -> None:
-    from bide.pipelines.report.page import page
-
-    with _replacing(out) as beside:
-        beside.write_text(page(figures, title=title), encoding="utf-8")
-    if png is not None:
-        from bide.pipelines.report import picture
-        from bide.pipelines.report.png import write
-
-        with _replacing(png) as beside:
-            write(list(picture.drawings(figures, title=title)), beside)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file to write in place of another: whoever reads that meanwhile sees the old one or the new one."""
-    beside = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
-    try:
-        yield beside
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
 def _say(figures: Figures, *, out: Path, png: Path | None) -> None:
-    from bide.pipelines.report.content import summary
-    from bide.pipelines.report.texts import counted
+    from bide.pipelines.report.content import failed, summary
 
     click.echo(on_one_line(summary(figures)))
-    if figures.failures is not None and figures.failures.total:
-        found = figures.failures
-        groups = counted(len(found.groups) + found.others, "group")
-        click.echo(f"{counted(found.total, 'attempt')} failed, in {groups}")
+    if said := failed(figures):
+        click.echo(said)
     if figures.missing:
         click.echo(f"not in {figures.folder}: {', '.join(figures.missing)}")
     click.echo(f"report: {out}" + (f" and {png}" if png is not None else ""))
-
-
-def _summary(figures: Figures) -> dict[str, Any]:
-    found: dict[str, Any] = {"folder": figures.folder, "missing": list(figures.missing)}
-    if (head := figures.headline) is not None:
-        found |= {
-            "since": head.since and head.since.isoformat(),
-            "until": head.until and head.until.isoformat(),
-            **{name: getattr(head, name) for name in ("scheduled", "delivered", "pending", "overdue", "lost", "early")},
-            **{f"{name}_ms": getattr(head, name) for name in ("p50", "p95", "p99", "max")},
-        }
-    if figures.failures is not None:
-        found["failures"] = figures.failures.total
-        found["failure_groups"] = len(figures.failures.groups) + figures.failures.others
-    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from math import ceil
 from typing import Any, Final
@@ -107,6 +107,27 @@ def _round_up(value: float) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sold:
+    """How the shop's orders ended.
+
+    Attributes:
+        orders: how many there were.
+        handled: those that a handler was done with.
+        parked: those in the error queue.
+        failed: attempts that failed.
+        wrong: orders that did not end as planned, or not at all.
+        pending: messages of days to come that were published beside them.
+    """
+
+    orders: int
+    handled: int
+    parked: int
+    failed: int
+    wrong: int
+    pending: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """The outcome.
 
@@ -124,6 +145,7 @@ class Figures:
         lateness: in milliseconds; None where nothing arrived.
         hops: number of queues that a message waited in -> messages.
         seconds: phase -> how long it took.
+        sold: the outcome of the second part; None where there was none.
     """
 
     release: str
@@ -139,6 +161,7 @@ class Figures:
     lateness: Lateness | None
     hops: Mapping[int, int]
     seconds: Mapping[str, float]
+    sold: Sold | None = None
 
     @property
     def hops_per_message(self) -> float:
@@ -157,6 +180,7 @@ class Figures:
             "misrouted": self.misrouted,
             "altered": self.altered,
             "undeliverable": self.undeliverable,
+            "orders without their end": self.sold.wrong if self.sold is not None else 0,
         }
         return [f"{count:,} {what}" for what, count in counts.items() if count]
 
@@ -177,4 +201,5 @@ class Figures:
             "hops_per_message": round(self.hops_per_message, 3),
             "hops": {str(hops): count for hops, count in sorted(self.hops.items())},
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.seconds.items()},
+            "shop": None if self.sold is None else asdict(self.sold),
         }

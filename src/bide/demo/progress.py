@@ -11,7 +11,7 @@ from typing import Literal
 from bide.demo.figures import Histogram
 from bide.demo.plan import Plan
 
-PhaseName = Literal["start", "apply", "publish", "wait", "clean"]
+PhaseName = Literal["start", "apply", "publish", "wait", "shop", "audit", "report", "clean"]
 
 
 @dataclass(slots=True)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bide.admin.apply import Removed, apply, check_release, check_streams, destroy, message_counts
+from bide.admin.taps import turn_on
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.client import Client, connect
 from bide.delay.clock import Clock
 from bide.delay.infrastructure import ExchangeTarget
+from bide.delay.taps import Retention, taps_of
 from bide.demo.figures import Figures, Lateness
 from bide.demo.plan import Plan, Planned
 from bide.demo.progress import Progress
+from bide.demo.selling import sell
+from bide.demo.shop import Shop
 from bide.message import Message
 from bide.publisher import Receipt
 from bide.topology import Queue, Topology
@@ -30,8 +34,14 @@ _AFTERWARDS: Final = timedelta(milliseconds=500)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
-async def demonstrate(url: BrokerUrl, clock: Clock, progress: Progress) -> Figures:
+async def demonstrate(
+    url: BrokerUrl, clock: Clock, progress: Progress, *, shop: Shop | None = None, management_url: str | None = None
+) -> Figures:
     """Run the plan on a broker. What it puts there stays; see :func:`remove`.
+
+    Args:
+        shop: the second part, which goes on where the first is done; then the clock's taps are on from the beginning.
+        management_url: of the broker, for the second part.
 
     Raises:
         BideError: the broker cannot be reached, or refuses.
@@ -44,17 +54,31 @@ async def demonstrate(url: BrokerUrl, clock: Clock, progress: Progress) -> Figur
             applied = await apply(connection, clock.topology())
             await apply(connection, plan.topology)
             phase.note = str(applied)
+            if shop is not None:
+                await apply(connection, shop.topology)
+                await turn_on(connection, clock)
+                phase.note += ", and the taps"
     run = _Run(progress)
+    sold = None
     async with connect(url, infrastructure=clock, declare=False) as client:
-        await run.through(client)
+        with _the_first_error():
+            await run.through(client)
+            if shop is not None:
+                with progress.phase("shop") as phase:
+                    sold = await sell(client, shop, patience=PATIENCE, management_url=management_url)
+                    phase.note = (
+                        f"{sold.failed:,} attempts at {sold.orders:,} orders failed, {sold.parked:,} are parked"
+                    )
     async with _administration(url) as connection:
         undeliverable = await message_counts(connection, (Queue.quorum(clock.undeliverable),))
-    return run.figures(sum(undeliverable.values()))
+    return replace(run.figures(sum(undeliverable.values())), sold=sold)
 
 
-async def remove(url: BrokerUrl, clock: Clock, plan: Plan) -> Removed:
+async def remove(url: BrokerUrl, clock: Clock, plan: Plan, *, shop: Shop | None = None) -> Removed:
     """Delete everything that :func:`demonstrate` put on the broker, with the messages that are still in it."""
     made = clock.topology() | plan.topology
+    if shop is not None:
+        made |= shop.topology | Topology(queues=taps_of(clock).topology(Retention()).queues)
     for target in {one.target for one in plan.messages}:
         # The release queues of exchange targets, which the publisher makes.
         made |= Topology(queues=clock.route(clock.max_delay, target).requires.queues)
@@ -84,21 +108,18 @@ class _Run:
 
     async def through(self, client: Client) -> None:
         """Publish everything and receive everything."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                consumers = [
-                    tasks.create_task(self._consume(client, queue.name)) for queue in self.progress.plan.topology.queues
-                ]
-                with self.progress.phase("publish") as phase:
-                    await self._publish(client)
-                    phase.note = f"{self.progress.published:,} messages, each confirmed by the broker"
-                with self.progress.phase("wait") as phase:
-                    await self._wait()
-                    phase.note = f"{self.progress.delivered:,} deliveries"
-                for task in consumers:
-                    task.cancel()
-        except ExceptionGroup as group:
-            raise _first(group) from None
+        async with asyncio.TaskGroup() as tasks:
+            consumers = [
+                tasks.create_task(self._consume(client, queue.name)) for queue in self.progress.plan.topology.queues
+            ]
+            with self.progress.phase("publish") as phase:
+                await self._publish(client)
+                phase.note = f"{self.progress.published:,} messages, each confirmed by the broker"
+            with self.progress.phase("wait") as phase:
+                await self._wait()
+                phase.note = f"{self.progress.delivered:,} deliveries"
+            for task in consumers:
+                task.cancel()
 
     async def _publish(self, client: Client) -> None:
         """Publish each message at its moment; return when all are confirmed."""
@@ -203,6 +224,14 @@ def _is_as_sent(message: Message, planned: Planned) -> bool:
         key,
         _headers(planned),
     )
+
+
+@contextmanager
+def _the_first_error() -> Iterator[None]:
+    try:
+        yield
+    except ExceptionGroup as group:
+        raise _first(group) from None
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:

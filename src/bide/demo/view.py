@@ -18,11 +18,16 @@ from bide.demo.progress import Phase, PhaseName, Progress
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from bide.demo.telling import Told
+
 _TITLES: Final[Mapping[PhaseName, str]] = {
     "start": "start a private RabbitMQ",
     "apply": "apply the clock levels",
     "publish": "publish",
     "wait": "wait for the last due time",
+    "shop": "an endpoint whose work fails",
+    "audit": "audit the taps and events",
+    "report": "draw the report",
     "clean": "clean up",
 }
 _BARS: Final = 10
@@ -92,13 +97,17 @@ def _range(bar: Bar) -> str:
     return f"{bar.low} and more" if bar.high is None else f"{bar.low} to {bar.high}"
 
 
-def outcome(figures: Figures, lateness: Histogram, *, live: bool) -> RenderableType:
+def outcome(
+    figures: Figures, lateness: Histogram, *, live: bool, told: Told | None = None, why_not: str = ""
+) -> RenderableType:
     """The figures in the end.
 
     Args:
         figures: the outcome.
         lateness: for the histogram.
         live: a live display has shown the histogram already.
+        told: the report, if there is one.
+        why_not: why there is none, where one was wanted.
     """
     parts: list[RenderableType] = [] if live else [Text(), histogram(lateness)]
     late = figures.lateness
@@ -121,9 +130,22 @@ def outcome(figures: Figures, lateness: Histogram, *, live: bool) -> RenderableT
     table = Table.grid(padding=(0, 2))
     for name, text in rows:
         table.add_row(f"  {name}", text)
+    parts += [Text(), table]
+    if told is not None:
+        parts += [Text(), _report(told)]
+    elif why_not:
+        parts += [Text(), Text(f"  no report: {why_not}", style="yellow")]
     verdict = (
         Text("  all well: nothing lost, nothing early", style="bold green")
         if not figures.problems
         else Text(f"  not well: {', '.join(figures.problems)}", style="bold red")
     )
-    return Group(*parts, Text(), table, Text(), verdict)
+    return Group(*parts, Text(), verdict)
+
+
+def _report(told: Told) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_row("  audit    ", "\n".join(filter(None, [told.summary, told.failed])))
+    # Not a cell: a path that is cut or folded opens nothing.
+    where = f"{told.page}" + (f" and {told.picture}" if told.picture else "")
+    return Group(table, Text(f"  report     {where}", no_wrap=True, overflow="ignore"))

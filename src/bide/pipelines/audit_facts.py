@@ -179,7 +179,7 @@ def _told(messages: DataFrame, layouts: Mapping[str, str], *, arrived: str) -> D
                 ),
                 "promised": _milliseconds(HEADER_FIRST_DUE),
                 "retries": F.coalesce(_header(HEADER_RETRIES).try_cast("int"), F.lit(0)),
-                "type": F.coalesce("task", F.nullif(F.trim(kinds), F.lit(""))),
+                "type": F.coalesce("task", *(F.nullif(kind, F.lit("")) for kind in (F.col("type"), F.trim(kinds)))),
                 "size": F.octet_length("value"),
                 "layout": F.try_element_at(layout, F.col("stream")),
             }

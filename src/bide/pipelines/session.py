@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import PurePosixPath
@@ -60,7 +62,7 @@ def session(
     for key, value in configuration.items():
         builder = builder.config(key, value)
     found = SparkSession.getActiveSession()
-    with spark_errors(), _stderr_aside() if quiet and found is None else nullcontext():
+    with spark_errors(), _own_interrupts(), _stderr_aside() if quiet and found is None else nullcontext():
         spark = builder.config("spark.sql.session.timeZone", time_zone).getOrCreate()
     # Its connection to the JVM logs every error that it raises.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
@@ -68,7 +70,7 @@ def session(
         yield spark
     finally:
         if found is None:
-            spark.stop()
+            _stop(spark)
 
 
 def runs_here(master: str | None) -> bool:
@@ -79,6 +81,27 @@ def runs_here(master: str | None) -> bool:
 def _is_submitted() -> bool:
     """Whether ``spark-submit`` started this process: then the JVM is there, and knows its master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Keep what Ctrl-C does as it is: Spark would call the JVM on the connection whose answer is being waited for."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
+
+
+def _stop(spark: SparkSession) -> None:
+    """Stop a session whose caller may have been interrupted in the middle of a call to the JVM.
+
+    On that call's connection the answer to it would be taken for the one to the next. A thread has one of its own.
+    """
+    stopping = threading.Thread(target=spark.stop, name="spark stop")
+    stopping.start()
+    stopping.join()
 
 
 @contextmanager

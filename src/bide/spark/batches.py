@@ -28,11 +28,15 @@ _LATEST: Final = 253_402_300_800_000
 _BY_ARROW: Final = frozenset({"lz4", "zstd"})
 _DUE: Final = HEADER_DUE.encode()
 _SENT: Final = HEADER_SENT.encode()
+_TYPE_NAME: Final = "x-basic-type"
+_TYPE: Final = _TYPE_NAME.encode()
+"""Where RabbitMQ keeps the property ``type``: in the annotations; before 3.13 among the application properties."""
+
 _OWN_ANNOTATIONS: Final = ("x-exchange", "x-routing-key")
 _BROKER_PREFIXES: Final = ("x-opt-", "x-basic-", "x-stream-")
 
-Entry = tuple[str | None, str | None, dict[str, Any]]
-"""From the annotations: exchange, routing key, and what RabbitMQ 4 keeps there of the headers."""
+Entry = tuple[str | None, str | None, str | None, dict[str, Any]]
+"""From the annotations: exchange, routing key, type, and what RabbitMQ 4 keeps there of the headers."""
 
 
 def unpack(compression: int, data: bytes, length: int) -> bytes:
@@ -63,6 +67,7 @@ class Row(NamedTuple):
     due: int | None = None
     scheduled: int | None = None
     headers: list[tuple[str, str | None]] | None = None
+    type: str | None = None
 
 
 class Batches:
@@ -74,9 +79,10 @@ class Batches:
         self._raw = raw
         wanted = set(schema.names)
         self._headers = "headers" in wanted
-        self._routing = bool(wanted & {"exchange", "routing_key", "headers"})
+        self._routing = bool(wanted & {"exchange", "routing_key", "headers", "type"})
         self._identity = bool(wanted & {"message_id", "correlation_id", "content_type"})
         self._times = bool(wanted & {"due", "scheduled"})
+        self._type = "type" in wanted
         self._entries: dict[bytes, Entry] = {}
         self._rows: list[Row] = []
         self._offsets: list[int] = []
@@ -134,10 +140,10 @@ class Batches:
 
     def _row(self, data: bytes) -> Row:
         cut = sections(data)
-        exchange = routing_key = message_id = correlation_id = content_type = headers = due = sent = None
+        exchange = routing_key = message_id = correlation_id = content_type = headers = due = sent = kind = None
         annotated: dict[str, Any] = {}
         if self._routing and cut.annotations:
-            exchange, routing_key, annotated = self._annotations(cut.annotations)
+            exchange, routing_key, kind, annotated = self._annotations(cut.annotations)
         if self._identity and cut.properties:
             message_id, correlation_id, content_type = map(text_of, identity(cut.properties))
         if cut.application:
@@ -146,9 +152,11 @@ class Batches:
                 if not isinstance(application, dict):
                     raise UndecodableMessageError("its application properties are no map")
                 due, sent = application.get(HEADER_DUE), application.get(HEADER_SENT)
+                kind = kind or text_of(application.pop(_TYPE_NAME, None))
                 annotated = {**annotated, **application}
-            elif self._times and b"bide-" in cut.application:
-                due, sent = lookup(cut.application, _DUE, _SENT)
+            elif (self._times and b"bide-" in cut.application) or (self._type and _TYPE in cut.application):
+                due, sent, found = lookup(cut.application, _DUE, _SENT, _TYPE)
+                kind = kind or text_of(found)
         if self._headers and annotated:
             headers = [(str(name), text_of(value)) for name, value in annotated.items()]
         return Row(
@@ -161,6 +169,7 @@ class Batches:
             due if due is None else microseconds(due),
             sent if sent is None else microseconds(sent),
             headers,
+            kind,
         )
 
     def _annotations(self, data: bytes) -> Entry:
@@ -175,6 +184,7 @@ class Batches:
             known = self._entries[data] = (
                 text_of(exchange),
                 text_of(routing_key),
+                text_of(found.get(_TYPE_NAME)),
                 {
                     name: value
                     for name, value in found.items()

@@ -36,6 +36,7 @@ _OF_MESSAGES: Final[Columns] = {
     "due": (TimestampType(), _TIME),
     "scheduled": (TimestampType(), _TIME),
     HEADERS: (MapType(StringType(), StringType()), pa.map_(_TEXT, _TEXT)),
+    "type": (StringType(), _TEXT),
 }
 
 STREAM_COLUMNS: Final[Columns] = {

@@ -47,6 +47,7 @@ def _row(queue: str, message: FailedMessage) -> dict[str, Any]:
         "due": microseconds(headers.get(HEADER_DUE)),
         "scheduled": microseconds(headers.get(HEADER_SENT)),
         "headers": [(str(name), text_of(value)) for name, value in headers.items()] or None,
+        "type": text_of(message.values.get("type")),
     }
 
 

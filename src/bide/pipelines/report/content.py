@@ -101,6 +101,15 @@ def summary(figures: Figures) -> str:
     return said + "."
 
 
+def failed(figures: Figures) -> str:
+    """What failed, in a few words; empty where nothing did."""
+    found = figures.failures
+    if found is None or not found.total:
+        return ""
+    groups = texts.counted(len(found.groups) + found.others, "group")
+    return f"{texts.counted(found.total, 'attempt')} failed, in {groups}"
+
+
 def sections(figures: Figures) -> Iterator[Section]:
     """All parts of the report, also those of which there is nothing to show, which say so."""
     yield _flow(figures.flow)

@@ -1,0 +1,58 @@
+"""The report as files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+if TYPE_CHECKING:
+    from bide.pipelines.report.figures import Figures
+
+
+def write(figures: Figures, *, out: Path, png: Path | None, title: str) -> None:
+    """Write the page, and the picture where one is wanted, in the place of older ones.
+
+    Raises:
+        ImportError: a picture is wanted, and Pillow is missing.
+        OSError: a file cannot be written.
+    """
+    from bide.pipelines.report.page import page
+
+    with _replacing(out) as beside:
+        beside.write_text(page(figures, title=title), encoding="utf-8")
+    if png is not None:
+        from bide.pipelines.report import picture
+        from bide.pipelines.report.png import write as write_png
+
+        with _replacing(png) as beside:
+            write_png(list(picture.drawings(figures, title=title)), beside)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file to write in place of another: whoever reads that meanwhile sees the old one or the new one."""
+    beside = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
+    try:
+        yield beside
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def headline(figures: Figures) -> dict[str, Any]:
+    """The figures of the headline, for JSON."""
+    found: dict[str, Any] = {"folder": figures.folder, "missing": list(figures.missing)}
+    if (head := figures.headline) is not None:
+        found |= {
+            "since": head.since and head.since.isoformat(),
+            "until": head.until and head.until.isoformat(),
+            **{name: getattr(head, name) for name in ("scheduled", "delivered", "pending", "overdue", "lost", "early")},
+            **{f"{name}_ms": getattr(head, name) for name in ("p50", "p95", "p99", "max")},
+        }
+    if figures.failures is not None:
+        found["failures"] = figures.failures.total
+        found["failure_groups"] = len(figures.failures.groups) + figures.failures.others
+    return found

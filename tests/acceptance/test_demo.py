@@ -1,0 +1,118 @@
+"""``bide demo``, as a subprocess, on a real broker, with a real Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from tests.acceptance.test_cli import Program
+from tests.support import Vhost, stream_port
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Demo:
+    """Runs ``bide demo`` on one virtual host."""
+
+    def __init__(self, vhost: Vhost, into: Path) -> None:
+        # Warnings of Spark's own code are not ours to forbid.
+        self.environment = {**Program(vhost).environment, "PYTHONWARNINGS": "default"}
+        self.into = into
+        self.vhost = vhost
+
+    def start(self, *arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        where = ("--into", str(self.into), "--stream-port", str(stream_port(self.vhost.broker)))
+        return subprocess.Popen(
+            [sys.executable, "-m", "bide", "demo", *where, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**self.environment, **(environment or {})},
+        )
+
+    def left(self) -> list[Any]:
+        """What there is on the virtual host, beside what RabbitMQ makes itself."""
+        call = self.vhost.broker.management.call
+        found = [*call("GET", "queues", self.vhost.name), *call("GET", "exchanges", self.vhost.name)]
+        return [one["name"] for one in found if one["name"] and not one["name"].startswith("amq.")]
+
+
+@pytest.fixture
+def demo(vhost: Vhost, tmp_path: Path) -> Demo:
+    return Demo(vhost, tmp_path / "demo")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_demonstration_and_its_report_on_a_broker_of_ones_own(demo: Demo) -> None:
+    process = demo.start("--messages", "300", "--longest", "2s", "--json")
+    said, progress = process.communicate(timeout=240)
+    assert process.returncode == 0, progress
+    figures = json.loads(said)
+    assert (figures["published"], figures["lost"], figures["early"], figures["misrouted"]) == (300, 0, 0, 0)
+    assert figures["delivered"] == figures["expected"] > 300
+    assert 0 <= figures["lateness_ms"]["p50"] < 5000
+
+    shop, report = figures["shop"], figures["report"]
+    assert (shop["orders"], shop["pending"], shop["wrong"]) == (15, 38, 0)
+    assert shop["handled"] + shop["parked"] == 15
+    assert shop["parked"] >= 1
+    head = report["headline"]
+    assert (head["scheduled"], head["delivered"], head["pending"]) == (300 + 15 + 38, 300 + 15, 38)
+    assert (head["overdue"], head["lost"], head["early"], head["missing"]) == (0, 0, 0, [])
+    assert (head["failures"], head["failure_groups"]) == (shop["failed"], 3)
+    assert figures["no_report"] is None
+
+    page = Path(report["page"])
+    assert page == demo.into / "report.html"
+    assert f">{head['scheduled']}<" in page.read_text(encoding="utf-8")
+    with Image.open(report["picture"]) as picture:
+        assert picture.format == "PNG"
+    messages = pyarrow.parquet.read_table(Path(report["tables"]) / "messages").to_pylist()
+    ends = [one["outcome"] for one in messages if one["type"] == "Order"]
+    assert (ends.count("processed"), ends.count("parked")) == (shop["handled"], shop["parked"])
+
+    assert "draw the report" in progress
+    assert demo.left() == []
+
+
+def test_without_java_it_ends_after_the_first_part(demo: Demo, tmp_path: Path) -> None:
+    elsewhere = {"JAVA_HOME": str(tmp_path), "PATH": str(Path(sys.executable).parent)}
+    process = demo.start("--messages", "50", "--longest", "500ms", environment=elsewhere)
+    said, complaints = process.communicate(timeout=60)
+    assert (process.returncode, complaints) == (0, "")
+    assert "  no report: Spark needs a Java 17 or later, and there is none" in said
+    assert "  published   50 messages, each confirmed" in said
+    assert "  all well: nothing lost, nothing early" in said
+    assert "endpoint" not in said
+    assert not demo.into.exists()
+    assert demo.left() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ended_in_the_middle_of_the_audit_it_leaves_nothing_on_the_broker(demo: Demo) -> None:
+    process = demo.start("--messages", "50", "--longest", "500ms")
+    deadline = time.monotonic() + 120
+    while not (demo.into / "tables" / "_checkpoint").exists():
+        assert process.poll() is None, "it ended before it could be told to"
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGTERM)
+    said, complaints = process.communicate(timeout=90)
+    assert process.returncode == 128 + signal.SIGTERM, complaints
+    assert "Traceback" not in complaints
+    assert "queues and" in said
+    assert demo.left() == []

@@ -1,0 +1,176 @@
+"""What the demonstration plans, where it writes, and what it needs."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bide.demo.figures import Figures, Histogram, Sold
+from bide.demo.plan import make_plan
+from bide.demo.shop import RETRY, make_shop
+from bide.demo.telling import Place, Told
+from bide.demo.view import outcome
+from bide.errors import InvalidInputError
+from bide.pipelines.requirements import java_release, missing
+
+LONGEST = timedelta(seconds=20)
+
+
+def figures(sold: Sold | None = None) -> Figures:
+    return Figures(
+        release="3.10.8",
+        published=1,
+        expected=1,
+        delivered=1,
+        lost=0,
+        early=0,
+        duplicates=0,
+        misrouted=0,
+        altered=0,
+        undeliverable=0,
+        lateness=None,
+        hops={1: 1},
+        seconds={},
+        sold=sold,
+    )
+
+
+def shown(width: int, *, told: Told | None = None, why_not: str = "") -> str:
+    console = Console(width=width, highlight=False)
+    with console.capture() as captured:
+        console.print(outcome(figures(), Histogram(), live=True, told=told, why_not=why_not), crop=False)
+    return captured.get()
+
+
+# -- The plan
+
+
+@pytest.mark.parametrize("messages", [1, 50, 4000])
+def test_orders_have_every_kind_of_trouble_as_far_as_there_are_enough(messages: int) -> None:
+    shop = make_shop("d", messages=messages, longest=LONGEST, seed=1)
+    assert shop == make_shop("d", messages=messages, longest=LONGEST, seed=1)
+    assert shop != make_shop("d", messages=messages, longest=LONGEST, seed=2)
+    orders = shop.orders
+    kinds = Counter(one.trouble.exception for one in orders if one.trouble is not None)
+    assert set(kinds) == set([ConnectionError, TimeoutError, LookupError][: len(orders)])
+    for one in orders:
+        assert timedelta(milliseconds=10) <= one.delay <= LONGEST / 5
+        assert timedelta(0) <= one.after <= shop.longest - one.delay - timedelta(seconds=1)
+        parked = one.trouble is not None and one.trouble.exception is LookupError
+        assert one.end == ("parked" if parked else "processed")
+        if one.trouble is not None and one.trouble.failures is not None:
+            assert 1 <= one.trouble.failures < RETRY.attempts
+    if messages == 4000:
+        assert len(orders) == 200
+        assert 0.1 < kinds.total() / 200 < 0.3
+
+
+def test_what_is_pending_goes_to_queues_of_the_first_part_and_is_hours_away() -> None:
+    shop = make_shop("d", messages=4000, longest=LONGEST, seed=1)
+    plan = make_plan("d", messages=4000, longest=LONGEST, seed=1)
+    assert len(shop.pending) == 500
+    assert {one.queue for one in shop.pending} == {"d.reminders", "d.invoices"}
+    assert {one.queue for one in shop.pending} <= {one.name for one in plan.topology.queues}
+    assert {one.delay.days for one in shop.pending} == {0, 1, 2}
+    assert min(one.delay for one in shop.pending) >= timedelta(hours=1)
+
+
+def test_the_topologies_of_both_parts_have_nothing_in_common() -> None:
+    shop, plan = (make(prefix="d", messages=10, longest=LONGEST, seed=1) for make in (make_shop, make_plan))
+    both = shop.topology | plan.topology
+    assert len(both.queues) == len(shop.topology.queues) + len(plan.topology.queues)
+
+
+def test_an_order_without_its_end_is_a_problem() -> None:
+    sold = Sold(orders=3, handled=2, parked=0, failed=1, wrong=1, pending=0)
+    assert figures(sold).problems == ["1 orders without their end"]
+    assert figures().problems == []
+
+
+# -- The folder
+
+
+def test_an_earlier_report_is_replaced(tmp_path: Path) -> None:
+    place = Place(tmp_path / "a" / "b")
+    place.begin()
+    for path in (place.page, place.picture, place.tables / "messages" / "part.parquet"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    again = Place(place.folder)
+    again.begin()
+    assert place.page.exists()
+    again.clear()
+    assert [path.name for path in place.folder.iterdir()] == [".bide-demo"]
+    again.clear()
+
+
+def test_things_of_others_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    with pytest.raises(InvalidInputError, match="has things that are of no 'bide demo': name another with --into"):
+        Place(tmp_path).begin()
+    assert [path.name for path in tmp_path.iterdir()] == ["tables"]
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InvalidInputError, match="cannot be made: Not a directory"):
+        Place(tmp_path / "file" / "demo").begin()
+
+
+# -- What is shown
+
+
+def test_the_path_of_the_report_is_in_one_piece() -> None:
+    page = Path("/", *(["deep"] * 30), "report.html")
+    told = Told(page=page, picture=None, tables=page.parent, summary="All well. " * 9, failed="Little.", headline={})
+    lines = shown(60, told=told).splitlines()
+    assert f"  report     {page}" in lines
+    assert max(len(line) for line in lines if "deep" not in line) <= 60
+    assert "report" not in shown(60)
+    assert "  no report: for a reason" in shown(60, why_not="for a reason").splitlines()
+
+
+# -- What Spark needs
+
+
+def java(folder: Path, text: str, code: int = 0) -> Path:
+    (folder / "bin").mkdir()
+    program = folder / "bin" / "java"
+    program.write_text(f"#!/bin/sh\necho '{text}' >&2\nexit {code}\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "release"),
+    [
+        ("    java.specification.version = 21", 0, 21),
+        ("    java.specification.version = 1.8", 0, 8),
+        ("No Java runtime present, requesting install.", 1, None),
+    ],
+)
+def test_the_release_of_a_java(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: int, release: int | None
+) -> None:
+    program = java(tmp_path, text, code)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert java_release() == release
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert java_release() == release
+
+
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert missing() is None
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert missing() == (
+        "Spark needs a Java 17 or later, and there is none: install one, or set JAVA_HOME to the folder of one"
+    )
+    java(tmp_path, "java.specification.version = 11")
+    assert missing() is not None
+    assert "this one is 11:" in str(missing())
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    assert missing() == "Spark is missing: install bide[spark], and a Java 17 or later"
