@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
+import bide.spark
 from bide import errors
 from bide.errors import BideError, InvalidInputError
 
@@ -65,6 +66,8 @@ def session(
     # Its connection to the JVM logs every error that it raises.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     try:
+        if not runs_here(master):
+            bide.spark.ship(spark)
         yield spark
     finally:
         if found is None:
