@@ -1,4 +1,4 @@
-"""bide as one file."""
+"""bide as one file, for executors of Spark."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from bide.spark.bundle import own_bundle, write_bundle
 LOOK = """
 import sys
 sys.path[:] = [sys.argv[1], *(one for one in sys.path if "site-packages" not in one)]
-import bide.bulk_sync, bide.stream.log, pamqp
+import anyio._backends._asyncio, bide.bulk_sync, bide.stream.log, httpx2, pamqp
+httpx2.AsyncClient()
 from importlib.metadata import version
-print(bide.__spec__.cached or bide.__file__, bide.bulk_sync.__file__, pamqp.__file__, version("bide"))
+print(bide.__spec__.cached or bide.__file__, bide.bulk_sync.__file__, httpx2.__file__, version("bide"))
 """
 
 
@@ -35,7 +36,7 @@ def test_it_has_all_that_an_executor_needs(tmp_path: Path) -> None:
     assert looked(file) == [
         f"{file}/bide/__init__.pyc",
         f"{file}/bide/bulk_sync.pyc",
-        f"{file}/pamqp/__init__.pyc",
+        f"{file}/httpx2/__init__.pyc",
         version("bide"),
     ]
     assert "pyspark_bide/__init__.py" in ZipFile(file).namelist()

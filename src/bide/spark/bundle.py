@@ -1,7 +1,7 @@
 """bide as one file, for executors of Spark that do not have it installed.
 
-An executor needs bide and pamqp, which are pure Python; PySpark and PyArrow it has anyway. What else bide builds on is
-for its command line.
+An executor needs bide, pamqp, and httpx2 with what that builds on (to ask the management API, before it looks at a
+queue). All of it is pure Python. PySpark and PyArrow it has anyway; what else bide builds on is for its command line.
 """
 
 from __future__ import annotations
@@ -10,19 +10,22 @@ import marshal
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
+from importlib.abc import InspectLoader
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from importlib.util import MAGIC_NUMBER, source_hash
+from importlib.util import MAGIC_NUMBER, find_spec, source_hash
 from io import BytesIO
 from pathlib import Path
 from typing import Final
 from zipfile import ZIP_DEFLATED, ZipFile
 
-PACKAGES: Final = ("bide", "pyspark_bide", "pamqp")
-"""What is in it."""
+PACKAGES: Final = ("bide", "pyspark_bide", "pamqp", "httpx2", "httpcore2", "anyio", "h11", "idna", "truststore")
+MODULES: Final = ("typing_extensions",)
+"""What is in it, by the names under which it is imported."""
 
 _SUFFIXES: Final = (".py", ".css")
 _HASHED_AND_NOT_CHECKED: Final = 1  # a flag of compiled files, PEP 552
@@ -70,23 +73,35 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 def _bundle() -> bytes:
     found = BytesIO()
     with ZipFile(found, "w", ZIP_DEFLATED) as archive:
-        for package in PACKAGES:
-            for name, file in _files(package, files(package)):
-                source = file.read_bytes()
-                archive.writestr(name, source)
-                if name.endswith(".py"):
-                    archive.writestr(f"{name}c", _compiled(source, name))
-        for name, text in _metadata():
-            archive.writestr(name, text)
+        for name, contents in _contents():
+            archive.writestr(name, contents)
+            if name.endswith(".py"):
+                archive.writestr(f"{name}c", _compiled(contents, name))
     return found.getvalue()
 
 
-def _files(name: str, folder: Traversable) -> Iterator[tuple[str, Traversable]]:
+def _contents() -> Iterator[tuple[str, bytes]]:
+    """Names of files, and what is in them. They may come out of such a file themselves, on a cluster."""
+    for package in PACKAGES:
+        yield from _files(package, files(package))
+    for module in MODULES:
+        spec = find_spec(module)
+        if spec is not None and isinstance(spec.loader, InspectLoader):
+            yield f"{module}.py", (spec.loader.get_source(module) or "").encode()
+    for name in (*PACKAGES, *MODULES):
+        # Some ask for their own version when they are imported; bide tells its own to the broker.
+        with suppress(PackageNotFoundError):
+            installed = distribution(name)
+            if (text := installed.read_text("METADATA")) is not None:
+                yield f"{name}-{installed.version}.dist-info/METADATA", text.encode()
+
+
+def _files(name: str, folder: Traversable) -> Iterator[tuple[str, bytes]]:
     for one in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if one.is_dir():
             yield from _files(f"{name}/{one.name}", one)
         elif one.name.endswith(_SUFFIXES):
-            yield f"{name}/{one.name}", one
+            yield f"{name}/{one.name}", one.read_bytes()
 
 
 def _compiled(source: bytes, name: str) -> bytes:
@@ -94,13 +109,3 @@ def _compiled(source: bytes, name: str) -> bytes:
     code = compile(source, name, "exec", dont_inherit=True)
     flags = _HASHED_AND_NOT_CHECKED.to_bytes(4, "little")
     return MAGIC_NUMBER + flags + source_hash(source) + marshal.dumps(code)
-
-
-def _metadata() -> Iterator[tuple[str, str]]:
-    """What tells the version, which bide says to the broker."""
-    try:
-        found = distribution("bide")
-    except PackageNotFoundError:  # a source folder that is not installed
-        return
-    if (text := found.read_text("METADATA")) is not None:
-        yield f"bide-{found.version}.dist-info/METADATA", text
