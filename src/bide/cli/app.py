@@ -16,6 +16,7 @@ from bide.cli.demo import demo
 from bide.cli.errors import errors
 from bide.cli.pipeline import pipeline
 from bide.cli.pipeline_audit import audit
+from bide.cli.pipeline_bundle import bundle
 from bide.cli.pipeline_plan import plan
 from bide.cli.pipeline_report import report
 from bide.cli.receive import receive
@@ -48,7 +49,7 @@ def cli() -> None:
 
 for _command in (demo, broker, delay, tap, send, receive, relay, errors, topology, pipeline, bench):
     cli.add_command(_command)
-for _pipeline in (audit, report, plan):
+for _pipeline in (audit, bundle, report, plan):
     pipeline.add_command(_pipeline)
 
 

@@ -20,6 +20,7 @@ import bide.spark
 from bide.pipelines import audit_facts as facts
 from bide.pipelines import audit_tables as tables
 from bide.pipelines.audit_folder import Folder, Note
+from bide.pipelines.session import parallelism
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -188,7 +189,7 @@ def _start(
         "includeHeaders": name != "events",
         "failOnDataLoss": not sources.allow_gaps,
         # A stream would be one task.
-        "minPartitions": spark.sparkContext.defaultParallelism,
+        "minPartitions": parallelism(spark),
     }
     if sources.port is not None:
         options["streamPort"] = sources.port

@@ -14,8 +14,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
+import bide.spark
 from bide import errors
 from bide.errors import BideError, InvalidInputError
+from bide.spark.shipping import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
 _SUFFIXES: Final = {"jsonl": "json", "ndjson": "json", "gz": "", "zst": "", "bz2": ""}
 
+_CONNECT: Final = "sc://"
 _OURS: Final = re.compile(
     r"^(?:[\w.]*: )?(?:bide\.errors\.)(\w+): (.+?)(?=\n\s*\n|\n[ \t]*at |\n\s*SQLSTATE|\Z)", re.M | re.S
 )
@@ -35,7 +38,8 @@ def session(
     """A Spark session, stopped at the end; one that is there already is taken, and left as it is.
 
     Args:
-        master: where it runs; None for ``spark-submit``'s, or all cores of this machine.
+        master: where it runs, ``sc://...`` for Spark Connect; None for ``spark-submit``'s, or all cores of this
+            machine. Where that is not this machine, the executors are given bide.
         name: of the application.
         configuration: of Spark; these win.
         time_zone: for times that name none.
@@ -49,24 +53,31 @@ def session(
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise InvalidInputError("this needs Spark: install bide[spark], and a Java 17 or later") from error
-    # Workers that ran another Python would have neither bide nor Arrow.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(name).config("spark.ui.enabled", "false")
-    builder = builder.config("spark.ui.showConsoleProgress", "false")
-    if quiet:
-        builder = builder.config("spark.log.level", "OFF")
-    if master is not None or not _is_submitted():
-        builder = builder.master(master or "local[*]")
-    if runs_here(master):
-        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+    builder = SparkSession.builder
+    if master is not None and master.startswith(_CONNECT):
+        builder = builder.remote(master)
+    else:
+        # Workers that ran another Python would have neither bide nor Arrow.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = builder.appName(name).config("spark.ui.enabled", "false")
+        builder = builder.config("spark.ui.showConsoleProgress", "false")
+        if quiet:
+            builder = builder.config("spark.log.level", "OFF")
+        if master is not None or not _is_submitted():
+            builder = builder.master(master or "local[*]")
+        if runs_here(master):
+            builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
     for key, value in configuration.items():
         builder = builder.config(key, value)
     found = SparkSession.getActiveSession()
     with spark_errors(), _own_interrupts(), _stderr_aside() if quiet and found is None else nullcontext():
         spark = builder.config("spark.sql.session.timeZone", time_zone).getOrCreate()
-    # Its connection to the JVM logs every error that it raises.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # Its connections, to the JVM or to a server, log every error that they raise.
+    for logger in ("py4j", "SQLQueryContextLogger"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
     try:
+        if not runs_here(master):
+            bide.spark.ship(spark)
         yield spark
     finally:
         if found is None:
@@ -76,6 +87,15 @@ def session(
 def runs_here(master: str | None) -> bool:
     """Whether :func:`session` with this master runs on this machine alone, for all that can be known before."""
     return master.startswith("local") if master is not None else not _is_submitted()
+
+
+def parallelism(spark: SparkSession) -> int:
+    """How many tasks a session runs at the same time, as far as Spark tells."""
+    if not is_connect(spark):
+        return spark.sparkContext.defaultParallelism
+    # Connect has no other way to ask: rows that nobody counted out are divided so.
+    numbers = spark.range(1_000_000).selectExpr("spark_partition_id() as number")
+    return int(numbers.selectExpr("max(number) as last").collect()[0]["last"]) + 1
 
 
 def _is_submitted() -> bool:

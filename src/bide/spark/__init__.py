@@ -1,7 +1,8 @@
 """RabbitMQ as a data source of Spark: ``spark.read.format("rabbitmq")``, and the same for streaming and writing.
 
 It needs ``bide[spark]``. Spark finds the data source by itself where bide is installed, through the package
-``pyspark_bide``; :func:`register` does it explicitly, for a session that looked for data sources before that.
+``pyspark_bide``; :func:`register` does it explicitly, for a session that looked for data sources before that, and
+:func:`ship` for a cluster where bide is not installed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from bide.spark.draining import Drained, drain
 
-__all__ = ["Drained", "drain", "register"]
+__all__ = ["Drained", "drain", "register", "ship"]
 
 
 def register(spark: SparkSession) -> None:
@@ -22,13 +23,27 @@ def register(spark: SparkSession) -> None:
     from pyspark.errors import AnalysisException
 
     from bide.spark.datasource import RabbitMQDataSource
+    from bide.spark.shipping import lend_archive
 
+    lend_archive(spark)
     try:
         spark.dataSource.register(RabbitMQDataSource)
     except AnalysisException as error:
         # PySpark 4.0 does not let one that it found by itself be registered.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
+
+
+def ship(spark: SparkSession) -> None:
+    """Give this very bide to the executors of a session, which need not have any, and register it.
+
+    For a session that is there already it is what ``--py-files`` with the file of ``bide pipeline bundle`` is for one
+    to be started; see docs/spark-cluster.md.
+    """
+    from bide.spark.shipping import send_bundle
+
+    send_bundle(spark)
+    register(spark)
 
 
 def __getattr__(name: str) -> typing.Any:

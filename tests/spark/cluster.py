@@ -1,0 +1,99 @@
+"""A standalone Spark cluster on loopback, and a Python for its executors that does not have bide."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from tests.spark.killing import wait_until
+
+WORKERS: Final = 2
+QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Tests end before thorough compilation pays."""
+
+_MASTER: Final = "org.apache.spark.deploy.master.Master"
+_WORKER: Final = "org.apache.spark.deploy.worker.Worker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A master with its workers.
+
+    Attributes:
+        url: of the master.
+        python: of the executors, and of what the driver starts.
+    """
+
+    url: str
+    python: Path
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """For programs that use it."""
+        usual = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
+        return {**usual, "PYSPARK_PYTHON": str(self.python), "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+@contextmanager
+def standalone(folder: Path) -> Iterator[Cluster]:
+    """A master and two workers, each a process of its own, on ports that are free."""
+    with ExitStack() as stack:
+        log = folder / "master.log"
+        stack.enter_context(_running(_MASTER, folder, log))
+        wait_until(lambda: "I have been elected leader" in log.read_text(), "the master leads")
+        found = re.search(r"Starting Spark master at (spark://\S+)", log.read_text())
+        assert found is not None
+        for number in range(WORKERS):
+            place = folder / f"worker-{number}"
+            own = ("--cores", "2", "--memory", "1g", "--work-dir", str(place), found[1])
+            stack.enter_context(_running(_WORKER, folder, folder / f"{place.name}.log", *own))
+        wait_until(lambda: log.read_text().count("Registering worker") == WORKERS, "all workers are there")
+        yield Cluster(url=found[1], python=bare_python(folder / "python"))
+
+
+@contextmanager
+def _running(service: str, folder: Path, log: Path, *arguments: str) -> Iterator[None]:
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(_package("pyspark")),
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": f"{QUICK_JAVA} -Dspark.master.rest.enabled=false",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    script = _package("pyspark") / "bin" / "spark-class"
+    where = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    with (
+        log.open("w") as said,
+        subprocess.Popen(
+            [script, service, *where, *arguments], env=environment, cwd=folder, stdout=said, stderr=subprocess.STDOUT
+        ) as process,
+    ):
+        try:
+            yield
+        finally:
+            # The script becomes the JVM: there is no other process.
+            process.terminate()
+
+
+def bare_python(place: Path) -> Path:
+    """A Python that has PySpark and PyArrow, and nothing else."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+    (site,) = place.glob("lib/python3*/site-packages")
+    for name in ("pyspark", "py4j", "pyarrow"):
+        (site / name).symlink_to(_package(name))
+    return place / "bin" / "python"
+
+
+def _package(name: str) -> Path:
+    found = find_spec(name)
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent

@@ -1,0 +1,59 @@
+"""A program for ``spark-submit``: the sink and the source where executors have bide by ``--py-files`` alone.
+
+What it is told, and what it says, is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import SparkSession
+
+import bide.spark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+ROWS = 300
+
+
+def look(_: Iterable[int]) -> list[tuple[str, str, str]]:
+    """The folder of an executor, where it has bide from, and what its Python says of bide without Spark."""
+    import bide
+
+    alone = subprocess.run([sys.executable, "-I", "-c", "import bide"], capture_output=True, text=True, check=False)
+    return [(str(Path.cwd()), str(bide.__file__), alone.stderr.strip().rpartition("\n")[2])]
+
+
+def use(spark: SparkSession, told: dict[str, str]) -> dict[str, Any]:
+    """Write, read what was written in a batch and in a query, and write that in a query."""
+    bide.spark.register(spark)
+    places = spark.sparkContext.parallelize(range(4), 4).mapPartitions(look).collect()
+    rabbitmq = {"url": told["url"], "maxDelay": "2h", "resolution": "1s"}
+    rows = spark.range(0, ROWS, 1, 4).selectExpr("concat('row ', id) as value", "concat('m-', id) as message_id")
+    rows.write.format("rabbitmq").mode("append").options(**rabbitmq, queue="facts").save()
+    of_stream = {"url": told["url"], "streamPort": told["port"], "stream": "facts", "startingOffsets": "earliest"}
+    read = spark.read.format("rabbitmq").options(**of_stream, minPartitions="3").load()
+    batch = {row["message_id"] for row in read.select("message_id").collect()}
+    query = (
+        spark.readStream.format("rabbitmq")
+        .options(**of_stream)
+        .load()
+        .selectExpr("value", "message_id", "'1s' as delay")
+        .writeStream.format("rabbitmq")
+        .options(**rabbitmq, queue="orders", checkpointLocation=told["checkpoint"])
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return {"places": places, "batch": sorted(batch)}
+
+
+if __name__ == "__main__":
+    session = SparkSession.builder.getOrCreate()
+    sys.stdout.write(json.dumps(use(session, json.loads(sys.argv[1]))) + "\n")
+    session.stop()

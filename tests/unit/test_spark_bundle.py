@@ -1,0 +1,62 @@
+"""bide as one file, for executors of Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from bide.cli.app import run
+from bide.spark.bundle import own_bundle, write_bundle
+
+# As an executor has it: what is installed here is out of sight, but for what PySpark and PyArrow need.
+LOOK = """
+import sys
+sys.path[:] = [sys.argv[1], *(one for one in sys.path if "site-packages" not in one)]
+import anyio._backends._asyncio, bide.bulk_sync, bide.stream.log, httpx2, pamqp
+httpx2.AsyncClient()
+from importlib.metadata import version
+print(bide.__spec__.cached or bide.__file__, bide.bulk_sync.__file__, httpx2.__file__, version("bide"))
+"""
+
+
+def looked(file: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", LOOK, file], capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout.split()
+
+
+def test_it_has_all_that_an_executor_needs(tmp_path: Path) -> None:
+    file = write_bundle(tmp_path / "bide.zip")
+    assert looked(file) == [
+        f"{file}/bide/__init__.pyc",
+        f"{file}/bide/bulk_sync.pyc",
+        f"{file}/httpx2/__init__.pyc",
+        version("bide"),
+    ]
+    assert "pyspark_bide/__init__.py" in ZipFile(file).namelist()
+
+
+def test_another_python_takes_the_sources(tmp_path: Path) -> None:
+    file = tmp_path / "other.zip"
+    with ZipFile(own_bundle()) as ours, ZipFile(file, "w") as other:
+        for name in ours.namelist():
+            contents = ours.read(name)
+            other.writestr(name, b"\0\0\r\n" + contents[4:] if name.endswith(".pyc") else contents)
+    assert looked(file)[1] == f"{file}/bide/bulk_sync.py"
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "b.zip"
+    place.write_text("something else")
+    assert run(["pipeline", "bundle", str(place)]) == 0
+    assert capsys.readouterr().out.startswith(f"{place}: ")
+    assert "bide/__init__.py" in ZipFile(place).namelist()
+    assert list(tmp_path.iterdir()) == [place]
+    assert run(["pipeline", "bundle", str(tmp_path / "nowhere" / "b.zip")]) == 2
+    assert "nowhere/b.zip cannot be written: No such file or directory" in capsys.readouterr().err
