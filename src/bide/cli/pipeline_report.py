@@ -63,7 +63,8 @@ def report(
 
         with progress("counting"):
             figures = collect(spark, folder, grace=grace)
-    _write(figures, out=out, png=png, title=title)
+    with progress("drawing"):
+        _write(figures, out=out, png=png, title=title)
     seconds = time.monotonic() - started
     if as_json:
         print_json(_summary(figures) | {"report": str(out), "png": png and str(png), "seconds": round(seconds, 3)})
