@@ -46,6 +46,7 @@
     │   ├── UnknownMessageTypeError    the endpoint has no handler for its type
     │   ├── PoisonMessageError         processes die on it
     │   └── NotFoundError              no such message is in the queue
+    ├── FolderInUseError               another run works with this ledger, or this folder of an audit
     ├── BenchmarkError                 a case of the benchmark could not be measured
     ├── CallError: a request that got no good reply
     │   ├── ReplyTimeoutError          none came in time
@@ -359,6 +360,10 @@ class PoisonMessageError(MessageError):
 
 class NotFoundError(MessageError):
     """No such message is in the queue."""
+
+
+class FolderInUseError(BideError):
+    """Another run works with this folder."""
 
 
 class BenchmarkError(BideError):

@@ -278,6 +278,7 @@ def test_the_command(
     assert run([*command, "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["messages"] == pytest.approx(360_000)
+    assert found["out"] == str(out)
     clock, cascade = found["layouts"]
     levels = {one["level"]: one for one in clock["levels"]}
     # 50/s that stay five minutes, and 50/s that stay two hours and come for one.

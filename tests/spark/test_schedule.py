@@ -23,6 +23,7 @@ from bide.pipelines.schedule import Plan, due_times, head_for, messages, send, s
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.spark.receiving import drain, new_queue, rest
+from tests.spark.test_folder_lock import holder_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,6 +85,45 @@ def test_what_a_survey_finds(spark: SparkSession) -> None:
     )
     at_six = int(NOW.timestamp())
     assert {one["due"]: one["count"] for one in counts} == {at_six - 3600: 1, at_six: 1, at_six + 18 * 3600: 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "delays"),
+    [
+        ("string", ["90s", "1h", "soon", None, "PT20S", "-5s", "400d"]),
+        ("long", [90_000, 3_600_000, -1, None, 20_000, -(2**63), 2**63 - 1]),
+        ("interval day to second", [timedelta(seconds=90), timedelta(hours=1), timedelta(seconds=-1), None,
+                                    timedelta(seconds=19, microseconds=999_001), timedelta(-1), timedelta(400)]),
+    ],
+)  # fmt: skip
+def test_delays_of_every_kind(spark: SparkSession, kind: str, delays: list[Any]) -> None:
+    rows = spark.createDataFrame([("x", delay) for delay in delays], f"body string, wait {kind}")
+    settings = SinkSettings.make(
+        "amqp://localhost", infrastructure=bide.Clock(max_delay=timedelta(days=300)), constants={"to": "orders"}
+    )
+    plan = Plan(delay_column="wait", body_column="body", settings=settings)
+    found = survey(rows, plan, now=NOW)
+    assert (found.rows, found.without_time, found.past, found.too_late, found.bad) == (7, 3, 0, 1, 4)
+    assert found.first == NOW + timedelta(seconds=20), "rounded up"
+    table = messages(rows, plan)
+    assert table.columns == ["value", "delay", "message_id"]
+    assert len({row["message_id"] for row in table.collect()}) == 7
+    counts = due_times(table, timedelta(minutes=1), now=NOW).selectExpr("unix_seconds(due) as due", "count").collect()
+    start = int(NOW.timestamp())
+    near = {one["due"] - start: one["count"] for one in counts if one["due"] <= start + 3_600}
+    assert near == {0: 1, 60: 1, 3_600: 1}
+
+
+def test_either_times_or_delays(spark: SparkSession) -> None:
+    rows = spark.sql("select 'x' as body, current_timestamp() as due, true as wait")
+    for names in ({"at_column": None}, {"delay_column": "wait"}):
+        with pytest.raises(InvalidInputError, match="the column of due times or that of delays, and not both"):
+            messages(rows, plan_for("amqp://localhost", "orders", **names))
+    with pytest.raises(InvalidColumnError, match="'wait' is boolean, which is no delay: it has to be interval day to"):
+        messages(rows, plan_for("amqp://localhost", "orders", at_column=None, delay_column="wait"))
+    usual, other = (plan_for("amqp://localhost", "q", at_column=at, delay_column=delay)
+                    for at, delay in (("t", None), (None, "t")))  # fmt: skip
+    assert usual.digest() != other.digest()
 
 
 def test_bad_columns_and_ids(spark: SparkSession) -> None:
@@ -177,12 +217,36 @@ def test_the_command_line(
 
 
 @pytest.mark.usefixtures("spark")
+def test_delays_by_the_command_line(
+    clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "reminders.csv"
+    source.write_text("order_id,wait\n" + "".join(f"o-{n},{wait}\n" for n, wait in enumerate(("2s", "2500ms", "x"))))
+    where = ("--url", clock_url, "--to", queue, "--delay-column", "wait", "--ledger", tmp_path / "ledger", "--json")
+    assert schedule(source, *where) == 2
+    assert "1 of 3 rows cannot be sent (1 with no delay, or one that cannot be read)" in capsys.readouterr().err
+    began = datetime.now(UTC)
+    assert schedule(source, *where, "--rejects", tmp_path / "rejects") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["sent"], told["rejected"], told["without_time"]) == (2, 1, 1)
+    assert datetime.fromisoformat(told["last_due"]) >= began + timedelta(seconds=2.5)
+    found = drain(clock_url, queue, 2)
+    waited = {json.loads(one.body)["order_id"]: one.due - one.sent_at for one in found if one.due and one.sent_at}
+    assert waited.keys() == {"o-0", "o-1"}
+    assert timedelta(seconds=2) <= waited["o-0"] < timedelta(seconds=2.4)
+    assert timedelta(seconds=2.5) <= waited["o-1"] < timedelta(seconds=2.9)
+
+
+@pytest.mark.usefixtures("spark")
 def test_what_the_command_line_refuses(
     clock_url: str, queue: str, csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with csv.open("a") as file:
         file.write("o-10,tomorrow\n")
     where = ("--url", clock_url, "--at-column", "due", "--ledger", tmp_path / "ledger")
+    assert schedule(csv, "--to", queue, *where, "--delay-column", "due") == 2
+    assert schedule(csv, "--to", queue) == 2
+    assert capsys.readouterr().err.count("by --at-column, or by --delay-column, and not by both") == 2
     for arguments, code, said in (
         ((csv, "--to", queue), 2, "1 of 11 rows cannot be sent (1 with no due time, or one that cannot be read)"),
         ((csv, "--to", f"{queue}-x", "--rejects", tmp_path / "r"), 1, f"the queue '{queue}-x' does not exist"),
@@ -192,6 +256,12 @@ def test_what_the_command_line_refuses(
     ):
         assert schedule(*arguments, *where) == code
         assert said in capsys.readouterr().err
+    assert rest(clock_url, queue) == []
+
+    with holder_of(tmp_path / "held") as process:
+        held = (*where, "--rejects", tmp_path / "r", "--ledger", tmp_path / "held")
+        assert schedule(csv, "--to", queue, *held) == 1
+        assert f"held is in use by the process {process.pid} on " in capsys.readouterr().err
     assert rest(clock_url, queue) == []
 
     full = f"{queue}-full"

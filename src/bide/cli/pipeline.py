@@ -74,7 +74,9 @@ def spark_options(command: _Decorated) -> _Decorated:
 @click.option("--to", metavar="QUEUE", help="The queue that the messages go to.")
 @click.option("--exchange", metavar="NAME", help="Instead of a queue: the exchange that they go to.")
 @click.option("--routing-key", metavar="KEY", help="Their routing key, for --exchange.")
-@click.option("--at-column", required=True, metavar="COLUMN", help="When a message is due: a time, or text of one.")
+@click.option("--at-column", metavar="COLUMN", help="When a message is due: a time, or text of one.")
+@click.option("--delay-column", metavar="COLUMN",
+              help="Instead, in what time: an interval, milliseconds, or text such as 5m.")  # fmt: skip
 @click.option("--body-columns", metavar="A,B,C", help="Make a JSON body of these. [default: of all other columns]")
 @click.option("--body-column", metavar="COLUMN", help="Take the body from this column, as it is.")
 @click.option("--header-columns", metavar="A,B,C", help="Send these as headers.")
@@ -136,7 +138,8 @@ def _plan(
     to: str | None,
     exchange: str | None,
     routing_key: str | None,
-    at_column: str,
+    at_column: str | None,
+    delay_column: str | None,
     body_columns: str | None,
     body_column: str | None,
     header_columns: str | None,
@@ -154,6 +157,8 @@ def _plan(
         raise click.UsageError("name where the messages go: --to QUEUE, or --exchange NAME with --routing-key")
     if routing_key is not None and exchange is None:
         raise click.UsageError("--routing-key goes with --exchange; messages to a queue need none")
+    if (at_column is None) == (delay_column is None):
+        raise click.UsageError("say when messages are due: by --at-column, or by --delay-column, and not by both")
     if body_columns is not None and body_column is not None:
         raise click.UsageError("give --body-columns for a JSON body, or --body-column for one as it is, not both")
     constants = {"to": to, "exchange": exchange, "routing_key": routing_key, "type": kind}
@@ -161,6 +166,7 @@ def _plan(
         constants["content_type"] = "application/json"
     return Plan(
         at_column=at_column,
+        delay_column=delay_column,
         body_columns=_names(body_columns),
         body_column=body_column,
         id_column=id_column,
@@ -198,7 +204,7 @@ def _show(rows: DataFrame, plan: Plan, found: Survey, *, as_json: bool) -> None:
     else:
         click.echo(survey_text(found, plan, times, every))
     if found.bad and plan.settings.rejects is None:
-        raise _bad(found)
+        raise _bad(found, plan)
 
 
 def _send(rows: DataFrame, plan: Plan, found: Survey, folder: str, *, part_rows: int, as_json: bool) -> None:
@@ -206,7 +212,7 @@ def _send(rows: DataFrame, plan: Plan, found: Survey, folder: str, *, part_rows:
     from bide.pipelines.schedule import head_for, send
 
     if found.bad and plan.settings.rejects is None:
-        raise _bad(found)
+        raise _bad(found, plan)
     ledger = Ledger(folder)
     head = head_for(ledger, plan, found, part_rows=part_rows)
     started = time.monotonic()
@@ -242,11 +248,12 @@ def _sending(ledger: Ledger, rows: int) -> Iterator[None]:
         yield
 
 
-def _bad(found: Survey) -> InvalidRowError:
+def _bad(found: Survey, plan: Plan) -> InvalidRowError:
+    time = "due time" if plan.at_column is not None else "delay"
     reasons = (
-        (found.without_time, "no due time, or one that cannot be read"),
+        (found.without_time, f"no {time}, or one that cannot be read"),
         (found.without_body, "no body"),
-        (found.too_late, "a due time beyond the longest delay"),
+        (found.too_late, f"a {time} beyond the longest delay"),
     )
     said = ", ".join(f"{count:,} with {what}" for count, what in reasons if count)
     return InvalidRowError(

@@ -127,7 +127,8 @@ def plan(
     seconds = time.monotonic() - started
     if as_json:
         facts = {"messages": workload.messages, "undelayed": workload.undelayed, "body_bytes": workload.bytes}
-        print_json({**facts, "seconds": round(seconds, 3), "layouts": [one.to_dict() for one in reports]})
+        figures = [one.to_dict() for one in reports]
+        print_json({**facts, "layouts": figures, "seconds": round(seconds, 3), "out": out})
     else:
         click.echo(plan_text(workload, reports, spans["every"], seconds))
         if out is not None:

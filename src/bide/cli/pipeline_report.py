@@ -62,7 +62,8 @@ def report(
 
         with progress("counting"):
             figures = collect(spark, folder, grace=grace)
-    write(figures, out=out, png=png, title=title)
+    with progress("drawing"):
+        write(figures, out=out, png=png, title=title)
     seconds = time.monotonic() - started
     if as_json:
         print_json(headline(figures) | {"report": str(out), "png": png and str(png), "seconds": round(seconds, 3)})

@@ -11,6 +11,7 @@ import os
 import posixpath
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -20,6 +21,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from bide.errors import InvalidInputError
+from bide.pipelines.folder_lock import hold
 
 VERSION: Final = 1
 
@@ -80,6 +82,14 @@ class Ledger:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.folder,)
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Keep other runs from going on with this ledger meanwhile. A lock that a dead process has left does not count.
+
+        Raises:
+            FolderInUseError: entering it, another run has it.
+        """
+        return hold(self._files, self._root, what=f"the ledger {self.folder}")
 
     def head(self) -> Head | None:
         """What the ledger is about, or None for a new one.

@@ -19,14 +19,23 @@ import pyarrow.compute as pc
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceWriter, WriterCommitMessage
-from pyspark.sql.types import BinaryType, DateType, StringType, StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import (
+    BinaryType,
+    DateType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from bide.amqp.url import BrokerUrl
 from bide.errors import BideError, InvalidColumnError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Head, Ledger, Part
+from bide.pipelines.schedule_times import due_of, literal
 from bide.spark.rows import Rows
 from bide.spark.sink import Place, Sent
 from bide.spark.sink import send as send_rows
+from bide.spark.sink_columns import COLUMNS
 from bide.spark.sink_settings import SinkSettings
 from bide.sync import connect_sync
 
@@ -40,7 +49,6 @@ MAX_PARTS: Final = 10_000
 
 _DIGEST: Final = "_bide_digest"
 _PART: Final = "_bide_part"
-_MESSAGE: Final = ("value", "deliver_at", "message_id", "headers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +58,7 @@ class Plan:
     Attributes:
         at_column: when it is due: a timestamp, a date, or text that Spark can cast to a timestamp. Where there is no
             time zone, the session's counts.
+        delay_column: instead, how long after it is sent: an interval, milliseconds, or text such as ``5m``.
         body_columns: whose values make the body, a JSON object; every column but the others named here, if empty.
         body_column: whose value is the body as it is, text or binary; instead of *body_columns*.
         id_column: whose value is the message id; if None, it is made of what is in the row.
@@ -58,7 +67,8 @@ class Plan:
         settings: where messages go, and how.
     """
 
-    at_column: str
+    at_column: str | None = None
+    delay_column: str | None = None
     body_columns: tuple[str, ...] = ()
     body_column: str | None = None
     id_column: str | None = None
@@ -69,8 +79,23 @@ class Plan:
     def digest(self) -> str:
         """Tells plans apart that make other messages of the same rows. The broker's address is no part of it."""
         target = sorted((name, str(value)) for name, value in self.settings.constants.items())
+        parts: tuple[Any, ...]
         parts = (self.at_column, self.body_columns, self.body_column, self.id_column, self.header_columns, self.name)
+        if self.delay_column is not None:
+            parts += (self.delay_column,)
         return hashlib.sha256(repr((parts, target)).encode()).hexdigest()[:32]
+
+    @property
+    def time_column(self) -> str:
+        """The column that says when a message is due, or in what time.
+
+        Raises:
+            InvalidInputError: there is none, or two.
+        """
+        found = [one for one in (self.at_column, self.delay_column) if one is not None]
+        if len(found) != 1:
+            raise InvalidInputError("name the column of due times or that of delays, and not both")
+        return found[0]
 
     @property
     def broker(self) -> str:
@@ -86,11 +111,11 @@ class Survey:
     Attributes:
         rows: how many there are.
         checksum: over all of them, in whatever order.
-        without_time: rows without a due time, or with one that cannot be read.
+        without_time: rows without a due time or delay, or with one that cannot be read.
         without_body: rows whose body is null.
         too_late: rows that are due later than the infrastructure can delay.
         past: rows that are due already: they are delivered at once.
-        first: when the first is due, None where there is none.
+        first: when the first is due, None where there is none. Delays are counted from when it was looked at.
         last: when the last is due.
     """
 
@@ -110,7 +135,8 @@ class Survey:
 
 
 def messages(rows: DataFrame, plan: Plan) -> DataFrame:
-    """The messages of rows, in the columns of the sink: ``value``, ``deliver_at``, ``message_id``, and ``headers``.
+    """The messages of rows, in the columns of the sink: ``value``, ``deliver_at`` or ``delay``, ``message_id``, and
+    ``headers``.
 
     Rows that are alike are counted: the second one gets a message id of its own, so that both arrive.
 
@@ -129,16 +155,16 @@ def survey(rows: DataFrame, plan: Plan, *, now: datetime) -> Survey:
     """
     # Infrastructures that go round hold longer delays than there are years.
     longest = min(plan.settings.infrastructure.max_delay, datetime.max.replace(tzinfo=UTC) - now)
-    latest = _literal(now + longest)
-    due = F.col("deliver_at")
+    latest = literal(now + longest)
     digested = _digested(rows, plan)
+    due = due_of(digested, now)
     found = digested.agg(
         F.count(F.lit(1)).alias("rows"),
         F.coalesce(F.bit_xor(F.xxhash64(_DIGEST)), F.lit(0)).alias("checksum"),
         F.count_if(due.isNull()).alias("without_time"),
         F.count_if(due.isNotNull() & F.col("value").isNull()).alias("without_body"),
         F.count_if(F.col("value").isNotNull() & (due > latest)).alias("too_late"),
-        F.count_if(due < _literal(now)).alias("past"),
+        F.count_if(due < literal(now)).alias("past"),
         F.unix_micros(F.min(due)).alias("first"),
         F.unix_micros(F.max(due)).alias("last"),
     ).collect()[0]
@@ -148,12 +174,17 @@ def survey(rows: DataFrame, plan: Plan, *, now: datetime) -> Survey:
     return Survey(first=_moment(counts.pop("first")), last=_moment(counts.pop("last")), **counts)
 
 
-def due_times(messages: DataFrame, every: timedelta) -> DataFrame:
-    """How many messages are due when: ``due``, the beginning of a span as long as *every*, and ``count``."""
+def due_times(messages: DataFrame, every: timedelta, *, now: datetime | None = None) -> DataFrame:
+    """How many messages are due when: ``due``, the beginning of a span as long as *every*, and ``count``.
+
+    Args:
+        now: what delays are counted from.
+    """
     width = every // timedelta(microseconds=1)
-    micros = F.unix_micros("deliver_at")
+    due = messages.select(due_of(messages, now or datetime.now(UTC)).alias("due"))
+    micros = F.unix_micros("due")
     return (
-        messages.where(F.col("deliver_at").isNotNull())
+        due.where(F.col("due").isNotNull())
         .groupBy(F.timestamp_micros(micros - F.pmod(micros, F.lit(width))).alias("due"))
         .agg(F.count(F.lit(1)).alias("count"))
         .orderBy("due")
@@ -197,16 +228,18 @@ def send(rows: DataFrame, plan: Plan, ledger: Ledger, head: Head) -> DataFrame:
         ``part``, ``sent`` and ``rejected``: a row for each part that was sent.
 
     Raises:
+        FolderInUseError: another run goes on with the ledger.
         TargetNotFoundError: the queue does not exist; the ledger is not begun.
         BrokerError: the broker cannot be reached, or refuses.
         PySparkException: a task failed, with the error of bide in its message; see
             :func:`bide.pipelines.session.spark_errors`. The parts that were done are in the ledger.
     """
-    before = ledger.parts()
-    done = {one.part for one in before}
     spark = rows.sparkSession
-    if sum(one.sent + one.rejected for one in before) < head.rows:
-        _send_rest(spark, rows, plan, ledger, head, done)
+    with ledger.lock():
+        before = ledger.parts()
+        done = {one.part for one in before}
+        if sum(one.sent + one.rejected for one in before) < head.rows:
+            _send_rest(spark, rows, plan, ledger, head, done)
     found = [(one.part, one.sent, one.rejected) for one in ledger.parts() if one.part not in done]
     return spark.createDataFrame(found, "part int, sent long, rejected long")
 
@@ -271,7 +304,7 @@ class _PartWriter(DataSourceArrowWriter):
         settings = self.plan.settings
         sent = send_rows(
             self._checked(first, rows, number),
-            Rows(self.columns, settings.constants, settings.infrastructure, required=("value", "deliver_at")),
+            Rows(self.columns, settings.constants, settings.infrastructure, required=self.columns[:2]),
             settings,
             Place(run=self.plan.digest(), partition=number),
             file=f"part-{number:05}-{self.plan.digest()}-{self.checksum:016x}",
@@ -294,8 +327,10 @@ def _digested(rows: DataFrame, plan: Plan) -> DataFrame:
     """The messages of rows without their ids, each with a digest of all that is in it."""
     _check_columns(rows, plan)
     value = _body(rows, plan)
-    due = rows[_quoted(plan.at_column)].try_cast("timestamp")
-    columns: dict[str, Column] = {"value": value, "deliver_at": due}
+    time = rows[_quoted(plan.time_column)]
+    if plan.at_column is not None:
+        time = time.try_cast("timestamp")
+    columns: dict[str, Column] = {"value": value, _time(plan): time}
     if plan.header_columns:
         entries = [
             F.struct(F.lit(name).alias("key"), rows[_quoted(name)].cast("string").alias("value"))
@@ -304,7 +339,8 @@ def _digested(rows: DataFrame, plan: Plan) -> DataFrame:
         columns["headers"] = F.map_from_entries(F.filter(F.array(*entries), lambda one: one["value"].isNotNull()))
     if plan.id_column is not None:
         columns["message_id"] = rows[_quoted(plan.id_column)].cast("string")
-    parts: list[Any] = [F.lit(plan.digest()), F.unix_micros(due).cast("string")]
+    told = F.unix_micros(time) if plan.at_column is not None else time
+    parts: list[Any] = [F.lit(plan.digest()), told.cast("string")]
     if "headers" in columns:
         parts.append(F.to_json(columns["headers"]))
     if "message_id" in columns:
@@ -330,7 +366,7 @@ def _identified(digested: DataFrame, plan: Plan) -> DataFrame:
 def _body(rows: DataFrame, plan: Plan) -> Column:
     if plan.body_column is not None:
         return rows[_quoted(plan.body_column)]
-    taken = {plan.at_column, *plan.header_columns}
+    taken = {plan.time_column, *plan.header_columns}
     names = plan.body_columns or tuple(name for name in rows.columns if name not in taken)
     # A null stays a null: its absence would be another message.
     return F.to_json(F.struct(*(rows[_quoted(name)] for name in names)), {"ignoreNullFields": "false"})
@@ -339,14 +375,19 @@ def _body(rows: DataFrame, plan: Plan) -> Column:
 def _check_columns(rows: DataFrame, plan: Plan) -> None:
     if plan.body_column is not None and plan.body_columns:
         raise InvalidInputError("both one column as the body and columns for a JSON body were given: give one of them")
-    named = (plan.at_column, plan.body_column, plan.id_column, *plan.body_columns, *plan.header_columns)
+    named = (plan.time_column, plan.body_column, plan.id_column, *plan.body_columns, *plan.header_columns)
     for name in named:
         if name is not None and name not in rows.columns:
             raise InvalidColumnError(f"there is no column {name!r}: there are {', '.join(rows.columns)}")
-    kind = rows.schema[plan.at_column].dataType
-    if not isinstance(kind, TimestampType | TimestampNTZType | DateType | StringType):
+    kind = rows.schema[plan.time_column].dataType
+    if plan.at_column is not None and not isinstance(kind, TimestampType | TimestampNTZType | DateType | StringType):
         raise InvalidColumnError(
             f"the column {plan.at_column!r} is {kind.simpleString()}, which is no time: make a timestamp of it"
+        )
+    is_delay, wanted = COLUMNS["delay"]
+    if plan.delay_column is not None and not is_delay(kind):
+        raise InvalidColumnError(
+            f"the column {plan.delay_column!r} is {kind.simpleString()}, which is no delay: it has to be {wanted}"
         )
     if plan.body_column is not None:
         kind = rows.schema[plan.body_column].dataType
@@ -365,15 +406,16 @@ def _refuse_repeated_ids(digested: DataFrame, column: str) -> None:
 
 
 def _columns(plan: Plan) -> tuple[str, ...]:
-    return tuple(name for name in _MESSAGE if name != "headers" or plan.header_columns)
+    """Those of messages, the two first of which are never null."""
+    return ("value", _time(plan), "message_id", *(("headers",) if plan.header_columns else ()))
+
+
+def _time(plan: Plan) -> str:
+    return "delay" if plan.at_column is None else "deliver_at"
 
 
 def _quoted(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
-
-
-def _literal(moment: datetime) -> Column:
-    return F.timestamp_micros(F.lit((moment - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)))
 
 
 def _moment(micros: int | None) -> datetime | None:
