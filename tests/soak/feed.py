@@ -16,7 +16,7 @@ import bide
 from bide.bulk_sync import BulkPublisher
 from tests.soak.job import FILES_PER_BATCH, OFFSETS_PER_BATCH, QUEUE, STREAM, checkpoint_of
 
-AHEAD: Final = 12
+AHEAD: Final = 5
 """Micro-batches that are there for a query to do."""
 ROWS_PER_FILE: Final = 150
 LONGEST_DELAY: Final = 2.0
