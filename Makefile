@@ -29,7 +29,7 @@ test-brokers: setup java browser ## run the broker tests on RabbitMQ 4.0 and 4.3
 test-soak: setup ## cut 200 connections in the middle of bulk publishes rather than a few (ten minutes)
 	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest tests/faults/test_bulk_faults.py -k random_bytes
 
-soak: setup java ## kill Spark 500 times while it reads and writes, and count; goes on where it was stopped (SOAK="--seconds 600" for a part)
+soak: setup java ## kill Spark 500 times as it reads and writes, and count (an hour; goes on where it was ended, SOAK="--seconds 600" for less)
 	@env -u BIDE_URL scripts/install-rabbitmq.sh
 	@$(PYTHON_BIN) -m tests.soak $(SOAK)
 
