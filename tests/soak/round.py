@@ -23,10 +23,12 @@ MASTERS: Final = ("local[2]", "local[2,4]")
 """Without and with further attempts at a task."""
 
 _LONGEST_PAUSE: Final = 2.5
+_PATIENT: Final = 1 / 3
+"""How often the next kill waits until both queries have advanced: a slow machine would repeat one batch for ever."""
 _LONGEST_WAIT: Final = 180.0
 _BUSY_WITHIN: Final = 15.0
 _LOOK_EVERY: Final = 0.02
-_AFTERMATH: Final = 30.0
+_AFTERMATH: Final = 60.0
 """Seconds in which the end of a query is owed to a kill."""
 
 
@@ -147,6 +149,10 @@ class Round:
             return look
 
         self._wait(life, fed(lambda: life.working), "both queries at work")
+        if self._chance.random() < _PATIENT:
+            before = {query: batches(self._folder, query)[1] for query in QUERIES}
+            advanced = fed(lambda: all(batches(self._folder, query)[1] > before[query] for query in QUERIES))
+            self._wait(life, advanced, "another micro-batch of each query")
         at = time.monotonic() + self._chance.uniform(0, _LONGEST_PAUSE)
         self._wait(life, fed(lambda: time.monotonic() >= at), "the moment")
         kind = self._choose()
