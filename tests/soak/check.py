@@ -22,6 +22,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.soak.feed import FIRST, LONGEST_DELAY
 from tests.soak.job import QUEUE, STREAM
+from tests.soak.life import SoakError
 
 _QUIET: Final = LONGEST_DELAY + 2
 """Seconds without a message after which no more are expected, when all have come."""
@@ -129,15 +130,13 @@ def committed_files(folder: Path) -> list[Path]:
     names += sorted(
         (entry.name for entry in log.iterdir() if entry.name.isdigit() and int(entry.name) > newest), key=int
     )
-    entries: dict[str, str] = {}
+    paths = []
     for name in names:
         version, *lines = (log / name).read_text().splitlines()
-        assert version == "v1", version
-        for line in lines:
-            entry = json.loads(line)
-            assert entry["path"] not in entries, f"{entry['path']} is in the log twice"
-            entries[entry["path"]] = entry["action"]
-    return [Path(unquote(urlparse(path).path)) for path, action in entries.items() if action == "add"]
+        if version != "v1":
+            raise SoakError(f"{log / name} is of another version: {version}")
+        paths += [entry["path"] for entry in map(json.loads, lines) if entry["action"] == "add"]
+    return [Path(unquote(urlparse(path).path)) for path in paths]
 
 
 def read_files(paths: Iterable[Path]) -> Iterator[Placed]:
@@ -167,7 +166,8 @@ def read_stream(url: str) -> list[Placed]:
         channel.basic_qos(prefetch_count=1_000)
         arguments = {"x-stream-offset": "first"}
         for method, properties, body in channel.consume(STREAM, arguments=arguments, inactivity_timeout=_PATIENCE):
-            assert method is not None, f"the stream ended at {len(stream)} messages, before its last one"
+            if method is None:
+                raise SoakError(f"the stream gave {len(stream)} messages, and then no more, before its last one")
             channel.basic_ack(method.delivery_tag)
             if body == mark:
                 break

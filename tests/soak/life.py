@@ -68,8 +68,11 @@ class Life:
 
     def _tell(self, line: str) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise SoakError("the job ended by itself: see job.log") from None
 
     @property
     def working(self) -> bool:
@@ -121,7 +124,7 @@ class Life:
 
     def kill_worker(self, ports: dict[int, str], chance: random.Random) -> str | None:
         """Kill a Python worker that is connected to the broker; says whose, or None where there is none."""
-        busy = processes.busy_workers(processes.marked(self.folder), ports)
+        busy = processes.busy_workers(self._processes(), ports)
         if not busy:
             return None
         victim = chance.choice(busy)
@@ -129,7 +132,7 @@ class Life:
 
     def kill_daemon(self, ports: dict[int, str], chance: random.Random) -> str | None:
         """Kill a daemon that forked such a worker, with or without what it forked."""
-        pids = processes.marked(self.folder)
+        pids = self._processes()
         busy = processes.busy_workers(pids, ports)
         if not busy:
             return None
@@ -140,7 +143,7 @@ class Life:
 
     def kill_jvm(self, chance: random.Random) -> bool:
         """Kill the JVM and the driver; with them all Python workers, or these find out by themselves."""
-        pids = processes.marked(self.folder)
+        pids = self._processes()
         jvms = processes.jvms(pids)
         if chance.random() < 0.5:
             pids = [*jvms, self.process.pid]
@@ -149,9 +152,13 @@ class Life:
         self.process.wait()
         return hit
 
+    def _processes(self) -> list[int]:
+        """Those of this life."""
+        return processes.of_session(processes.marked(self.folder), self.process.pid)
+
     def close(self) -> None:
-        """End whatever is left of it."""
-        end(self.folder)
+        """End the job, if it has not ended: its JVM goes with it."""
+        self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None

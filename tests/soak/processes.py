@@ -46,6 +46,11 @@ def kill(pids: Iterable[int]) -> int:
     return hit
 
 
+def of_session(pids: Iterable[int], session: int) -> list[int]:
+    """Those of a session: PySpark's daemon makes itself a process group, and stays in the session."""
+    return [pid for pid in pids if _stat(pid)[3:4] == [b"%d" % session]]
+
+
 def jvms(pids: Iterable[int]) -> list[int]:
     """Those that run Java."""
     return [pid for pid in pids if _read(pid, "comm").strip() == b"java"]
@@ -99,9 +104,14 @@ def _is_daemon(pid: int) -> bool:
 
 def parent(pid: int) -> int | None:
     """The process that started a process, None when that has ended."""
-    # The name of a process, in brackets, may hold anything.
-    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    fields = _stat(pid)
     return int(fields[1]) if fields else None
+
+
+def _stat(pid: int) -> list[bytes]:
+    """State, parent, process group, session, and more."""
+    # The name of a process, in brackets before them, may hold anything.
+    return _read(pid, "stat").rpartition(b")")[2].split()
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -136,6 +136,7 @@ class Round:
             self._wait(life, lambda: life.finished, "the end of both queries")
             return True
         finally:
+            # What a killed JVM has left behind is not ended: it may disturb the next one.
             life.close()
 
     def _live(self, life: Life, feed: Feed, ports: dict[int, str]) -> bool:
@@ -156,26 +157,27 @@ class Round:
         at = time.monotonic() + self._chance.uniform(0, _LONGEST_PAUSE)
         self._wait(life, fed(lambda: time.monotonic() >= at), "the moment")
         kind = self._choose()
-        query: str | None = self._chance.choice(QUERIES)
-        assert query is not None
-        in_batches = [one for one in QUERIES if len(set(batches(self._folder, one))) > 1]
+        amid = {query for query in QUERIES if self._in_batch(query)}
         # What ends from now on may be due to it.
         self._last_kill = time.monotonic()
         match kind:
             case "jvm":
-                life.look()
                 if life.working and life.kill_jvm(self._chance):
-                    self._count(kind, None, amid=bool(in_batches))
+                    self._count(kind, None, amid=bool(amid))
                     return False
             case "worker" | "daemon":
-                if hit := self._strike(life, kind, ports, fed):
-                    begun, done = batches(self._folder, hit)
-                    self._count(kind, hit, amid=begun > done)
+                if query := self._strike(life, kind, ports, fed):
+                    self._count(kind, query, amid=self._in_batch(query))
             case _:
+                query = self._chance.choice(QUERIES)
                 if life.disturb(kind, query, lambda condition, what: self._wait(life, fed(condition), what)):
-                    self._count(kind, query, amid=query in in_batches)
+                    self._count(kind, query, amid=query in amid)
                 self._last_kill = time.monotonic()
         return True
+
+    def _in_batch(self, query: str) -> bool:
+        begun, done = batches(self._folder, query)
+        return begun > done
 
     def _strike(
         self, life: Life, kind: str, ports: dict[int, str], fed: Callable[[Callable[[], bool]], Callable[[], bool]]

@@ -70,8 +70,7 @@ def test_files_of_a_table_are_those_of_its_log(tmp_path: Path) -> None:
     assert paths == [tmp_path / f"p {number}.parquet" for number in range(3)]
     assert list(read_files(paths)) == [(0, b"0"), (1, b"1"), (2, b"2")]
     (log / "3").write_text(f"v1\n{entries[1]}")
-    with pytest.raises(AssertionError, match="is in the log twice"):
-        committed_files(tmp_path)
+    assert list(read_files(committed_files(tmp_path)))[3:] == [(1, b"1")], "what is in the log twice is read twice"
 
 
 def kill(account: Account, number: int, kind: str, **more: Any) -> None:
