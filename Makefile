@@ -6,7 +6,7 @@ WORKERS ?= 3
 PARALLEL = --numprocesses=$(WORKERS) --dist=loadfile
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
-.PHONY: help demo test test-brokers test-soak test-equivalence bench bench-docs lint format lock setup java browser rabbitmq clean
+.PHONY: help demo test test-brokers test-soak soak test-equivalence bench bench-docs lint format lock setup java browser rabbitmq clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +29,10 @@ test-brokers: setup java browser ## run the broker tests on RabbitMQ 4.0 and 4.3
 
 test-soak: setup ## cut 200 connections in the middle of bulk publishes rather than a few (ten minutes)
 	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest tests/faults/test_bulk_faults.py -k random_bytes
+
+soak: setup java ## kill Spark 500 times as it reads and writes, and count (an hour; goes on where it was ended, SOAK="--seconds 600" for less)
+	@env -u BIDE_URL scripts/install-rabbitmq.sh
+	@$(PYTHON_BIN) -m tests.soak $(SOAK)
 
 bench: setup ## compare bide, other clients, and the limits of the broker (hours; BENCH="publish --scale 0.1" for less)
 	@scripts/install-rabbitmq.sh

@@ -1,0 +1,106 @@
+"""What the two queries are fed with: always some micro-batches more than they have done."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import bide
+from bide.bulk_sync import BulkPublisher
+from tests.soak.job import FILES_PER_BATCH, OFFSETS_PER_BATCH, QUEUE, STREAM, checkpoint_of
+
+AHEAD: Final = 5
+"""Micro-batches that are there for a query to do."""
+ROWS_PER_FILE: Final = 150
+LONGEST_DELAY: Final = 2.0
+"""Seconds."""
+
+_FILLER: Final = "0123456789abcdef" * 40
+
+
+def batches(folder: Path, query: str) -> tuple[int, int]:
+    """How many micro-batches a query has begun, and how many it has done."""
+    checkpoint = checkpoint_of(folder, query)
+    return _next(checkpoint / "offsets"), _next(checkpoint / "commits")
+
+
+def _next(log: Path) -> int:
+    if not log.is_dir():
+        return 0
+    return max((int(entry.name) + 1 for entry in log.iterdir() if entry.name.isdigit()), default=0)
+
+
+class Feed:
+    """Feeds both queries of the job in a folder."""
+
+    def __init__(self, url: str, folder: Path, chance: random.Random) -> None:
+        self._folder = folder
+        self._chance = chance
+        self._name = uuid4().hex
+        self._published = 0
+        # What an earlier run published is more than that; how much, the stream knows.
+        self._streamed = batches(folder, "read")[1] * OFFSETS_PER_BATCH
+        (folder / "write").mkdir(exist_ok=True)
+        self._files = len(list((folder / "write").glob("*.parquet")))
+        self._publisher = BulkPublisher(url)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._publisher.close()
+
+    def top_up(self) -> None:
+        """Add what is missing of the micro-batches ahead."""
+        while self._streamed < (batches(self._folder, "read")[1] + AHEAD) * OFFSETS_PER_BATCH:
+            self._publisher.publish_many(self._letters(OFFSETS_PER_BATCH))
+            self._streamed += OFFSETS_PER_BATCH
+        while self._files < (batches(self._folder, "write")[1] + AHEAD) * FILES_PER_BATCH:
+            self._add_file()
+
+    def _letters(self, count: int) -> Iterator[bide.Letter]:
+        for _ in range(count):
+            body = f"{self._name}-{self._published}-{self._filler()}".encode()
+            self._published += 1
+            yield bide.Letter(body, to=STREAM, message_id=f"m-{self._published}")
+
+    def _add_file(self) -> None:
+        """A file appears at once, and whole; its rows are in no other."""
+        values = [f"{self._files}-{row}-{self._filler()}" for row in range(ROWS_PER_FILE)]
+        delays = [
+            f"{self._chance.uniform(0.1, LONGEST_DELAY):.1f}s" if row % 3 == 0 else None for row in range(ROWS_PER_FILE)
+        ]
+        table = pa.table({"value": values, "delay": pa.array(delays, pa.string())})
+        name = f"{self._files:06}.parquet"
+        # Spark passes over what begins with a dot.
+        unfinished = self._folder / "write" / f".{name}"
+        pq.write_table(table, unfinished)
+        unfinished.rename(self._folder / "write" / name)
+        self._files += 1
+
+    def _filler(self) -> str:
+        return _FILLER[: self._chance.randrange(len(_FILLER))]
+
+
+def declare(url: str) -> None:
+    """The stream, the queue, and the infrastructure that delays for it."""
+    topology = bide.Topology(
+        queues=[bide.Queue.quorum(QUEUE), bide.Queue(STREAM, arguments={"x-queue-type": "stream"})]
+    )
+    with bide.connect_sync(url) as client:
+        client.declare(topology)
+        # Makes the infrastructure, and binds the queue to it.
+        client.publish(FIRST, to=QUEUE, delay="100ms", message_id="first")
+
+
+FIRST: Final = b"first"
+"""The body of a message that is in the queue before all others."""

@@ -1,0 +1,239 @@
+"""One round: a broker, a job that is killed again and again, and the check at its end."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Self
+from urllib.parse import urlparse
+
+from bide.broker import LocalBroker
+from tests.soak import check
+from tests.soak.account import Account
+from tests.soak.feed import Feed, batches, declare
+from tests.soak.job import QUERIES, Task
+from tests.soak.life import Life, SoakError, end
+from tests.support import flush_declarations, stream_port
+
+MASTERS: Final = ("local[2]", "local[2,4]")
+"""Without and with further attempts at a task."""
+
+_LONGEST_PAUSE: Final = 2.5
+_PATIENT: Final = 1 / 3
+"""How often the next kill waits until both queries have advanced: a slow machine would repeat one batch for ever."""
+_LONGEST_WAIT: Final = 180.0
+_BUSY_WITHIN: Final = 15.0
+_LOOK_EVERY: Final = 0.02
+_AFTERMATH: Final = 60.0
+"""Seconds in which the end of a query is owed to a kill."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What stays the same when a round goes on in another run.
+
+    Attributes:
+        chroot: the root whose RabbitMQ it is, None for the one that is installed.
+        kills: after which the round is brought to its end.
+    """
+
+    number: int
+    chroot: str | None
+    kills: int
+
+    def save(self, folder: Path) -> None:
+        """Write it into the round's folder."""
+        unfinished = folder / ".plan.json"
+        unfinished.write_text(json.dumps(asdict(self)))
+        unfinished.rename(folder / "plan.json")
+
+    @classmethod
+    def load(cls, folder: Path) -> Self | None:
+        """Read it, None where there is none."""
+        path = folder / "plan.json"
+        return cls(**json.loads(path.read_text())) if path.exists() else None
+
+
+class Round:
+    """Runs a round, from its beginning or from where an earlier run left it.
+
+    Args:
+        choose: the kind of the next kill.
+        until: when no more kills are wanted, on the clock of ``time.monotonic``.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        account: Account,
+        *,
+        chance: random.Random,
+        choose: Callable[[], str],
+        until: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._account = account
+        self._chance = chance
+        self._choose = choose
+        self._until = until
+        self._say = say
+        self._killed = account.kills_of(plan.number)
+        self._last_kill = -_AFTERMATH
+
+    def run(self) -> bool:
+        """Run it to its end; says whether everything was as it has to be."""
+        end(self._folder)
+        chroot = Path(self._plan.chroot) if self._plan.chroot else None
+        with LocalBroker.start(self._folder / "broker", detached=False, chroot=chroot) as broker:
+            declare(broker.url)
+            # This run may be killed at once, and the broker with it.
+            flush_declarations(broker)
+            try:
+                self._torment(broker)
+                sound = self._check(broker)
+            except SoakError as error:
+                self._account.add("failure", round=self._plan.number, what=str(error))
+                self._say(f"round {self._plan.number}: {error}")
+                sound = False
+            finally:
+                end(self._folder)
+        return sound
+
+    def _torment(self, broker: LocalBroker) -> None:
+        """Kill as often as is planned, then let the queries come to their end."""
+        ports = {stream_port(broker): "read", int(urlparse(broker.url).port or 0): "write"}
+        with Feed(broker.url, self._folder, self._chance) as feed:
+            while not self._lived(self._born(broker), feed, ports):
+                pass
+
+    @property
+    def _wanted(self) -> bool:
+        return self._killed < self._plan.kills and time.monotonic() < self._until
+
+    def _born(self, broker: LocalBroker) -> Life:
+        task = Task(
+            url=broker.url,
+            stream_port=stream_port(broker),
+            folder=str(self._folder),
+            master=self._chance.choice(MASTERS),
+        )
+        return Life(task, self._folder)
+
+    def _lived(self, life: Life, feed: Feed, ports: dict[int, str]) -> bool:
+        """Kill until no more is wanted, and then wait for the end; or until the job is killed: then False."""
+        try:
+            while self._wanted:
+                if not self._live(life, feed, ports):
+                    return False
+            life.finish()
+            self._wait(life, lambda: life.finished, "the end of both queries")
+            return True
+        finally:
+            # What a killed JVM has left behind is not ended: it may disturb the next one.
+            life.close()
+
+    def _live(self, life: Life, feed: Feed, ports: dict[int, str]) -> bool:
+        """Until the next kill, and that; says whether the job is still alive."""
+
+        def fed(condition: Callable[[], bool]) -> Callable[[], bool]:
+            def look() -> bool:
+                feed.top_up()
+                return condition()
+
+            return look
+
+        self._wait(life, fed(lambda: life.working), "both queries at work")
+        if self._chance.random() < _PATIENT:
+            before = {query: batches(self._folder, query)[1] for query in QUERIES}
+            advanced = fed(lambda: all(batches(self._folder, query)[1] > before[query] for query in QUERIES))
+            self._wait(life, advanced, "another micro-batch of each query")
+        at = time.monotonic() + self._chance.uniform(0, _LONGEST_PAUSE)
+        self._wait(life, fed(lambda: time.monotonic() >= at), "the moment")
+        kind = self._choose()
+        amid = {query for query in QUERIES if self._in_batch(query)}
+        # What ends from now on may be due to it.
+        self._last_kill = time.monotonic()
+        match kind:
+            case "jvm":
+                if life.working and life.kill_jvm(self._chance):
+                    self._count(kind, None, amid=bool(amid))
+                    return False
+            case "worker" | "daemon":
+                if query := self._strike(life, kind, ports, fed):
+                    self._count(kind, query, amid=self._in_batch(query))
+            case _:
+                query = self._chance.choice(QUERIES)
+                if life.disturb(kind, query, lambda condition, what: self._wait(life, fed(condition), what)):
+                    self._count(kind, query, amid=query in amid)
+                self._last_kill = time.monotonic()
+        return True
+
+    def _in_batch(self, query: str) -> bool:
+        begun, done = batches(self._folder, query)
+        return begun > done
+
+    def _strike(
+        self, life: Life, kind: str, ports: dict[int, str], fed: Callable[[Callable[[], bool]], Callable[[], bool]]
+    ) -> str | None:
+        """Kill as soon as some process is at work; says for which query it was."""
+        strike = life.kill_worker if kind == "worker" else life.kill_daemon
+        deadline = time.monotonic() + _BUSY_WITHIN
+        hit: list[str] = []
+
+        def struck() -> bool:
+            self._last_kill = time.monotonic()
+            if (query := strike(ports, self._chance)) is not None:
+                hit.append(query)
+            return bool(hit) or time.monotonic() > deadline
+
+        self._wait(life, fed(struck), "a worker that has something to do")
+        return hit[0] if hit else None
+
+    def _count(self, kind: str, query: str | None, *, amid: bool) -> None:
+        self._killed += 1
+        self._account.add("kill", round=self._plan.number, kind=kind, query=query, amid=amid)
+
+    def _wait(self, life: Life, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something, and watch the job meanwhile.
+
+        Raises:
+            SoakError: it does not come, or the job does what it must not.
+        """
+        deadline = time.monotonic() + _LONGEST_WAIT
+        while True:
+            life.look()
+            while life.ended:
+                self._judge(*life.ended.pop())
+            if condition():
+                return
+            if time.monotonic() > deadline:
+                raise SoakError(f"after {_LONGEST_WAIT:g} s still not there: {what}")
+            time.sleep(_LOOK_EVERY)
+
+    def _judge(self, query: str, text: str) -> None:
+        """Whether a query may have ended in this way."""
+        owed = time.monotonic() - self._last_kill < _AFTERMATH
+        if "bide.errors." in text or not owed:
+            raise SoakError(f"{query} ended by itself: {text}")
+
+    def _check(self, broker: LocalBroker) -> bool:
+        table = self._folder / "read"
+        paths = check.committed_files(table)
+        files = check.compare_files(check.read_stream(broker.url), check.read_files(paths))
+        rows = check.read_rows(self._folder / "write")
+        queue = check.compare_queue(rows, check.read_queue(broker.url, rows, self._folder / "came.jsonl"))
+        orphans = len(set(table.glob("*.parquet")) - set(paths))
+        found = check.found(files, queue, orphans)
+        self._account.add("checked", round=self._plan.number, release=broker.release, found=found)
+        sound = files.sound and queue.sound
+        if not sound:
+            self._account.add("failure", round=self._plan.number, what=f"{files}, {queue}")
+        self._say(f"round {self._plan.number}, RabbitMQ {broker.release}: {self._killed} kills, {files}, {queue}")
+        return sound

@@ -1,0 +1,117 @@
+"""The soak finds what it is there to find, and its account adds up, whenever a run ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.soak.account import Account, summary
+from tests.soak.check import InFiles, InQueue, committed_files, compare_files, compare_queue, found, read_files
+
+STREAM = [(0, b"a"), (1, b"b"), (3, b"c")]
+FOUND = found(compare_files(STREAM, STREAM), compare_queue([b"a"], [("1", b"a")]), orphans=2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        pytest.param(STREAM, InFiles(read=3, missing=0, twice=0, wrong=0), id="all of them"),
+        pytest.param(STREAM[1:], InFiles(read=3, missing=1, twice=0, wrong=0), id="one is missing"),
+        pytest.param([*STREAM, STREAM[1]], InFiles(read=3, missing=0, twice=1, wrong=0), id="one is there twice"),
+        pytest.param([*STREAM, (4, b"d")], InFiles(read=3, missing=0, twice=0, wrong=1), id="one too many"),
+        pytest.param([*STREAM[:2], (3, b"b")], InFiles(read=3, missing=1, twice=0, wrong=1), id="another body"),
+    ],
+)
+def test_files_are_compared_with_the_stream(rows: list[tuple[int, bytes]], expected: InFiles) -> None:
+    assert compare_files(STREAM, rows) == expected
+    assert expected.sound == (rows == STREAM)
+
+
+@pytest.mark.parametrize(
+    ("messages", "sound", "counts"),
+    [
+        pytest.param([("1", b"a"), ("2", b"b")], True, {}, id="all of them"),
+        pytest.param([("1", b"a"), ("2", b"b"), ("1", b"a")], True, {"copies": 1}, id="again with the same id"),
+        pytest.param([("1", b"a")], False, {"lost": 1}, id="one is lost"),
+        pytest.param([("1", b"a"), ("2", b"b"), ("3", b"c")], False, {"foreign": 1}, id="one too many"),
+        pytest.param([("1", b"a"), ("2", b"b"), ("3", b"a")], False, {"other_ids": 1}, id="again with another id"),
+        pytest.param([("1", b"a"), ("1", b"b")], False, {"shared_ids": 1}, id="an id of two messages"),
+        pytest.param([("1", b"a"), (None, b"b")], False, {"shared_ids": 1}, id="no id"),
+    ],
+)
+def test_the_queue_is_compared_with_the_rows(
+    messages: list[tuple[str | None, bytes]], sound: bool, counts: dict[str, int]
+) -> None:
+    nothing = {"lost": 0, "foreign": 0, "copies": 0, "other_ids": 0, "shared_ids": 0}
+    expected = InQueue(written=2, **{**nothing, **counts})
+    assert compare_queue([b"a", b"b"], messages) == expected
+    assert expected.sound == sound
+
+
+def test_files_of_a_table_are_those_of_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "_spark_metadata"
+    log.mkdir()
+    for number in range(4):
+        pq.write_table(pa.table({"offset": [number], "value": [b"%d" % number]}), tmp_path / f"p {number}.parquet")
+    entries = [
+        json.dumps({"path": (tmp_path / f"p {number}.parquet").as_uri(), "action": "add"}) for number in range(4)
+    ]
+    # The compact log replaces those up to its number; a file that is in none is of a batch that broke.
+    (log / "0").write_text(f"v1\n{entries[0]}")
+    (log / "1.compact").write_text(f"v1\n{entries[0]}\n{entries[1]}")
+    (log / "2").write_text(f"v1\n{entries[2]}")
+    (log / ".3.tmp").write_text("v1")
+    paths = committed_files(tmp_path)
+    assert paths == [tmp_path / f"p {number}.parquet" for number in range(3)]
+    assert list(read_files(paths)) == [(0, b"0"), (1, b"1"), (2, b"2")]
+    (log / "3").write_text(f"v1\n{entries[1]}")
+    assert list(read_files(committed_files(tmp_path)))[3:] == [(1, b"1")], "what is in the log twice is read twice"
+
+
+def kill(account: Account, number: int, kind: str, **more: Any) -> None:
+    account.add("kill", round=number, kind=kind, query=None, **{"amid": True, **more})
+
+
+def test_accounts_add_up_over_runs(tmp_path: Path) -> None:
+    path = tmp_path / "account"
+    for release in ("3.10.8", "4.3.6"):
+        account = Account(path)
+        account.add("run", seed=None)
+        number = len(account.totals().ended) + 1
+        kill(account, number, "jvm")
+        kill(account, number, "stop", amid=False)
+        assert account.kills_of(number) == account.totals().unchecked.total() == 2
+        account.add("checked", round=number, release=release, found=FOUND)
+    kill(Account(path), 3, "worker")
+    totals = Account(path).totals()
+    assert (totals.runs, totals.rounds, totals.ended, totals.all, totals.amid) == (2, 2, {1, 2}, 5, 2)
+    assert totals.kills == dict.fromkeys(
+        [("3.10.8", "jvm"), ("3.10.8", "stop"), ("4.3.6", "jvm"), ("4.3.6", "stop")], 1
+    )
+    assert [totals.of_kind(kind) for kind in ("jvm", "stop", "worker", "daemon")] == [2, 2, 1, 0]
+    assert totals.found == {name: 2 * number for name, number in FOUND.items()}
+    assert "kills: 4 in 2 rounds that were checked, 2 of them in the middle of a micro-batch" in summary(totals)
+
+
+def test_a_run_that_is_killed_while_it_writes_loses_its_last_line_alone(tmp_path: Path) -> None:
+    path = tmp_path / "account"
+    kill(Account(path), 1, "jvm")
+    kill(Account(path), 1, "stop")
+    path.write_bytes(path.read_bytes()[:-7])
+    account = Account(path)
+    kill(account, 1, "worker")
+    assert account.totals().unchecked == {"jvm": 1, "worker": 1}
+
+
+def test_kills_of_a_round_that_failed_do_not_count(tmp_path: Path) -> None:
+    account = Account(tmp_path / "account")
+    kill(account, 1, "jvm")
+    account.add("failure", round=1, what="read ended by itself")
+    totals = account.totals()
+    assert (totals.all, totals.ended, totals.failures) == (0, {1}, ["round 1: read ended by itself"])
+    assert "round 1: read ended by itself" in summary(totals)
