@@ -273,6 +273,19 @@ def test_delivery_limits() -> None:
         assert headers(lab.get("d"))["x-death"][0]["reason"] == "delivery_limit"
 
 
+@pytest.mark.parametrize("release", [V3, V40, V43])
+def test_on_3_10_a_consumer_that_gives_back_once_too_often_has_room_for_one_more(release: tuple[int, ...]) -> None:
+    lab = Lab(release)
+    lab.queue("q", queue_type="quorum", delivery_limit=0)
+    lab.send(*"abcde")
+    channel = lab.listen(prefetch=1)
+    channel.reject(1, multiple=False, requeue=True, failed=True)
+    assert "".join(one.body.decode() for one in lab.received) == ("abc" if release == V3 else "ab")
+    # From then on: it holds as many when it acknowledges.
+    channel.ack(2, multiple=False)
+    assert "".join(one.body.decode() for one in lab.received) == ("abcd" if release == V3 else "abc")
+
+
 def test_a_nack_counts_no_attempt_from_4_3_on() -> None:
     for release, count in ((V3, 3), (V40, 3), (V43, None)):
         lab = Lab(release)

@@ -49,6 +49,11 @@ class BrokerConsumer:
         """Whether it takes another message."""
         return not self.prefetch or self.in_hand < self.prefetch
 
+    def grow(self) -> None:
+        """It has room for one more from now on."""
+        if self.prefetch:
+            self.prefetch += 1
+
 
 class Consumers:
     """Consumers in turn, those of a higher priority first.

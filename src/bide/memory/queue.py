@@ -134,6 +134,7 @@ class BrokerQueue(ABC):
         if not self.message_count:
             return None
         entry = self._take_first()
+        entry.holder = None
         return entry, self._left_behind()
 
     def consume(self, consumer: BrokerConsumer) -> None:
@@ -228,6 +229,7 @@ class BrokerQueue(ABC):
     def _hand_over(self, consumer: BrokerConsumer, entry: Entry) -> None:
         if not consumer.no_ack:
             consumer.in_hand += 1
+        entry.holder = consumer
         self.consumers.served(consumer)
         consumer.deliver(consumer, entry)
 

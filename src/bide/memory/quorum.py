@@ -32,6 +32,8 @@ class QuorumQueue(BrokerQueue):
     * ``reject-publish`` takes one message more than the limit, and refuses until a fifth of it is free again. Dead
       letters are taken all the same, unless they come from a queue that dead-letters at least once.
     * Messages that wait to be dead-lettered at least once count towards the limit.
+    * On 3.10 a consumer that gives a message back once too often has room for one more from then on: the broker counts
+      the place of that message twice, as dead-lettered and as given back.
     * Of several messages that a limit drops at once, below 4.3 the last is dead-lettered first.
     """
 
@@ -137,6 +139,8 @@ class QuorumQueue(BrokerQueue):
         """To the front, or away where the delivery limit is reached."""
         deliveries = entry.failed if self._surroundings.release >= (4, 3) else entry.acquired
         if self._delivery_limit is not None and (deliveries or 0) > self._delivery_limit:
+            if entry.holder is not None and self._surroundings.release < (4, 0):
+                entry.holder.grow()
             self._dead_letter([entry], "delivery_limit")
             return
         self._ready_bytes += entry.size
