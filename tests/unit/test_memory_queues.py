@@ -347,6 +347,33 @@ def test_a_single_active_consumer_hands_over_when_it_is_gone(kind: str) -> None:
     assert [(one.consumer_tag, one.body, one.redelivered) for one in lab.received] == [("two", b"a", True)]
 
 
+@pytest.mark.parametrize(
+    ("release", "kind", "order"),
+    [(V3, "quorum", "012"), (V40, "quorum", "021"), (V43, "quorum", "021"), (V43, "classic", "012")],
+)
+def test_from_4_0_on_the_next_active_consumer_of_a_quorum_queue_is_the_one_with_most_room(
+    release: tuple[int, ...], kind: str, order: str
+) -> None:
+    lab = Lab(release)
+    lab.queue("q", queue_type=kind, single_active_consumer=True)
+    channels = [lab.listen(tag=str(number), prefetch=prefetch) for number, prefetch in enumerate((1, 1, 3))]
+    for number in order:
+        lab.send("a")
+        delivery = lab.received[-1]
+        assert delivery.consumer_tag == number
+        channels[int(number)].ack(delivery.delivery_tag, multiple=False)
+        channels[int(number)].close()
+
+
+def test_without_a_prefetch_a_quorum_queue_sends_two_thousand() -> None:
+    for kind, number in (("quorum", 2000), ("classic", 2001)):
+        lab = Lab()
+        lab.queue("q", queue_type=kind)
+        lab.send(*["a"] * 2001)
+        lab.listen()
+        assert len(lab.received) == number
+
+
 def test_consumers_take_turns_and_priorities_come_first() -> None:
     lab = Lab()
     lab.queue("q")

@@ -75,7 +75,9 @@ class BrokerQueue(ABC):
         self.owner = owner
         self.is_gone = False
         self.consumers = Consumers(
-            single_active=arguments.get("x-single-active-consumer") is True, keeps_place=keeps_place
+            single_active=arguments.get("x-single-active-consumer") is True,
+            widest_first=definition.type == "quorum" and surroundings.release >= (4, 0),
+            keeps_place=keeps_place,
         )
         self.dead_letter_exchange = _text(arguments.get("x-dead-letter-exchange"))
         self.dead_letter_key = _text(arguments.get("x-dead-letter-routing-key"))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Final
 
+from bide.memory.consumers import BrokerConsumer
 from bide.memory.delayed_retry import DelayedRetry
 from bide.memory.entry import ByPriority, Entry, Order, TwoLevels
 from bide.memory.message import Reason, StoredMessage
@@ -19,6 +20,7 @@ _DEFAULT_LIMIT: Final = 20
 
 _DEFAULT_PRIORITY: Final = 4
 _HIGHEST_PRIORITY: Final = 31
+_NO_PREFETCH: Final = 2000
 _GO_AGAIN: Final = 0.8
 """A queue that refuses takes messages again when it is filled to this part."""
 
@@ -34,6 +36,7 @@ class QuorumQueue(BrokerQueue):
     * Messages that wait to be dead-lettered at least once count towards the limit.
     * On 3.10 a consumer that gives a message back once too often has room for one more from then on: the broker counts
       the place of that message twice, as dead-lettered and as given back.
+    * A consumer without a prefetch has a prefetch of 2,000.
     * Of several messages that a limit drops at once, below 4.3 the last is dead-lettered first.
     """
 
@@ -87,6 +90,11 @@ class QuorumQueue(BrokerQueue):
         self._ready_bytes += entry.size
         self._changed()
         return True
+
+    def consume(self, consumer: BrokerConsumer) -> None:
+        """See :class:`BrokerQueue`."""
+        consumer.prefetch = consumer.prefetch or _NO_PREFETCH
+        super().consume(consumer)
 
     def requeue(self, entries: Sequence[Entry], *, failed: bool) -> None:
         """See :class:`BrokerQueue`."""
