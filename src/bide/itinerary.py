@@ -12,7 +12,7 @@ from typing import Any, Final
 from bide.duration import format_delay
 from bide.errors import InvalidTopologyError, UnsupportedTargetError
 from bide.exchange_types import RoutedMessage, binding_table
-from bide.routing import PREDECLARED, Model
+from bide.routing import PREDECLARED, Arrival, Model
 from bide.topology import DEFAULT_EXCHANGE, Binding, DestinationType, Exchange, Topology
 
 CHOOSERS: Final[Mapping[str, str]] = {
@@ -343,6 +343,15 @@ def _later(
             case "arrived":
                 yield f"{waited}: in the queue {one.queue!r}, with the key {one.routing_key!r}"
             case "stuck":
-                yield f"{waited}: nothing takes it, and the queue {one.queue!r} keeps it"
+                yield f"{waited}: {_nobody(topology, one)}, and the queue {one.queue!r} keeps it"
             case _:
-                yield f"{waited}: nothing takes it, and it is lost"
+                yield f"{waited}: {_nobody(topology, one)}, and it is lost"
+
+
+def _nobody(topology: Topology, arrival: Arrival) -> str:
+    """Why a message that has waited goes nowhere."""
+    if arrival.exchange == DEFAULT_EXCHANGE:
+        return f"it is for the queue {arrival.routing_key!r}, which is not here"
+    if arrival.exchange not in {one.name for one in (*PREDECLARED, *topology.exchanges)}:
+        return f"it is for the exchange {arrival.exchange!r}, which is not here"
+    return f"the exchange {arrival.exchange!r} has no match for it"
