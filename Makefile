@@ -42,7 +42,7 @@ bench-docs: setup ## draw docs/benchmarks.md from the newest results of each rel
 	@.venv/bin/bide bench $(foreach file,$(shell scripts/newest-results.sh),--from $(file)) --page docs >/dev/null
 
 test-equivalence: setup ## play 2,000 made-up cases on RabbitMQ and on the broker in memory, and compare (ten minutes)
-	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest tests/broker/test_memory_equivalence.py
+	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest -rP tests/broker/test_memory_equivalence.py
 
 lint: setup ## ruff and mypy
 	@.venv/bin/ruff check

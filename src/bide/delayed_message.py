@@ -76,7 +76,10 @@ def delay_of(headers: Mapping[str, Any] | None) -> timedelta | None:
 
     Raises:
         InvalidDelayError: it is no number.
+        InvalidInputError: the headers are no mapping.
     """
+    if not isinstance(headers, Mapping | None):
+        raise InvalidInputError(f"the headers are of type {type(headers).__name__}: give a mapping")
     value = (headers or {}).get(DELAY_HEADER)
     if value is None:
         return None

@@ -64,6 +64,8 @@ def test_a_pattern_is_applied_compared_and_destroyed(program: Program, vhost: Vh
     assert "2 messages wait in" in program.fails(1, "topology", "destroy", "1", *options, "--yes")
     removed = json.loads(program.ok("topology", "destroy", "1", *options, "--yes", "--force", "--json"))
     assert removed == {"exchanges": 1, "queues": 2, "messages": 2}
+    gone = json.loads(program.ok("topology", "destroy", "1", *options, "--yes", "--json"))
+    assert gone == {"exchanges": 0, "queues": 0, "messages": 0}
     assert vhost.broker.management.call("GET", "queues", vhost.name) == []
 
 
@@ -96,6 +98,20 @@ def test_explain_asks_a_file(program: Program) -> None:
     assert json.loads(program.ok(*ask, "--cc", "back", stdin=definitions.encode()))["queues"] == ["back", "front"]
     assert json.loads(program.ok(*ask, "--bcc", "back", stdin=definitions.encode()))["queues"] == ["back", "front"]
     assert "is not JSON" in program.run(*ask, stdin=b"{").stderr.decode()
+
+
+def test_of_several_virtual_hosts_in_a_file_one_is_chosen(program: Program) -> None:
+    queues = [{"name": name, "vhost": vhost} for name, vhost in (("q", "one"), ("q", "two"), ("r", "two"))]
+    definitions = json.dumps({"queues": queues}).encode()
+    ask = ("topology", "explain", "--exchange", "", "--key", "r", "--definitions", "-")
+    several = program.run(*ask, stdin=definitions)
+    assert several.returncode == 2
+    assert "holds the virtual hosts 'one', 'two': choose one with --vhost" in several.stderr.decode()
+    assert program.run(*ask, "--vhost", "one", stdin=definitions).returncode == 1
+    assert program.ok(*ask, "--vhost", "two", stdin=definitions).splitlines()[-1] == "queues: r"
+    missing = program.run(*ask, "--vhost", "three", stdin=definitions)
+    assert missing.returncode == 2
+    assert "holds no virtual host 'three': choose one of 'one', 'two'" in missing.stderr.decode()
 
 
 async def test_explain_asks_the_broker_and_its_policies(program: Program, vhost: Vhost) -> None:
@@ -132,7 +148,10 @@ async def test_explain_asks_the_broker_and_its_policies(program: Program, vhost:
         (("show", "1", "--exchange", "x", "--queue", "q", "--queue", "q"), "named 2 times"),
         (("show", "exclusive-queue", "--sample", "--definitions"), "is exclusive"),
         (("apply", "exclusive-queue", "--sample"), "exclusive to this command's connection"),
+        (("show", "1", "--sample", "--mermaid", "--dot"), "--mermaid and --dot are two forms"),
         (("explain", "--exchange", "x"), "name one place to look"),
+        (("explain", "--exchange", "x", "--pattern", " "), "--pattern is empty"),
+        (("explain", "--exchange", "x", "--pattern", "5 --sample", "--key", "k" * 256), "the limit is 255"),
         (("explain", "--exchange", "x", "--pattern", "5 --sample", "--vhost", "v"), "--vhost goes with --definitions"),
         (("explain", "--exchange", "x", "--pattern", "'"), "cannot be read"),
         (("explain", "--exchange", "x", "--pattern", "5 --colour red"), "No such option"),

@@ -1,13 +1,14 @@
 """Plays cases in memory, and finds those whose end depends on chance.
 
-Where two messages come to a queue at the same time by different ways, a real broker puts them in either order. Such a
-case compares nothing, and is left out.
+Where two messages come to a queue at the same time by different ways, a real broker puts them in either order. And
+where one comes when another expires there, it finds the queue with that one or without. Such a case compares nothing,
+and is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any, Final
 from unittest.mock import patch
@@ -16,6 +17,7 @@ import bide.testing
 from bide.amqp.connection import Connection
 from bide.memory.classic import ClassicQueue
 from bide.memory.clock import Timer
+from bide.memory.entry import Entry
 from bide.memory.message import X_DEATH, StoredMessage
 from bide.memory.queue import BrokerQueue
 from bide.memory.quorum import QuorumQueue
@@ -35,6 +37,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._by_queue: dict[str, list[tuple[int, str]]] = {}
+        self._expired: dict[str, list[int]] = {}
         self._timers: list[int] = []
 
     @contextmanager
@@ -51,13 +54,28 @@ class Arrivals:
 
             return patch.object(kind, "publish", watched)
 
+        def watch_expiry(kind: type[BrokerQueue]) -> Any:
+            take_expired = kind._take_expired
+
+            def watched(queue: BrokerQueue) -> list[Entry]:
+                expired = take_expired(queue)
+                if expired and _is_bounded_or_sorted(queue):
+                    self._expired.setdefault(queue.name, []).append(queue._clock.milliseconds)
+                return expired
+
+            return patch.object(kind, "_take_expired", watched)
+
         run = Timer.run
 
         def watched_run(timer: Timer) -> None:
             self._timers.append(timer.at // 1000)
             run(timer)
 
-        with watch(ClassicQueue), watch(QuorumQueue), patch.object(Timer, "run", watched_run):
+        with ExitStack() as stack:
+            for kind in (ClassicQueue, QuorumQueue):
+                stack.enter_context(watch(kind))
+                stack.enter_context(watch_expiry(kind))
+            stack.enter_context(patch.object(Timer, "run", watched_run))
             yield
 
     def races(self, acts: list[int]) -> bool:
@@ -73,7 +91,19 @@ class Arrivals:
             for (earlier, one), (later, other) in pairwise(came):
                 if later - earlier < _CLOSE and one != other:
                     return True
+        for name, expired in self._expired.items():
+            came_when = [when for when, _ in self._by_queue.get(name, ())]
+            if any(abs(when - gone) < _CLOSE for when in came_when for gone in expired):
+                return True
         return any(abs(timer - act) < _CLOSE for timer in self._timers for act in acts)
+
+
+def _is_bounded_or_sorted(queue: BrokerQueue) -> bool:
+    """Whether it matters to what comes if something else is there still, or has expired already."""
+    arguments = queue.definition.arguments
+    limits = {"x-max-length", "x-max-length-bytes", "x-max-priority"}
+    has_two_classes = queue.definition.type == "quorum" and (4, 0) <= queue._surroundings.release < (4, 3)
+    return has_two_classes or not limits.isdisjoint(arguments)
 
 
 def _way(message: StoredMessage) -> str:

@@ -25,7 +25,9 @@ from tests.broker.equivalence_play import Player
 from tests.broker.equivalence_races import FIFTH, play_in_memory
 from tests.support import SOAK
 
-CASES: Final = 2100 if SOAK else 90
+CASES: Final = 2000 if SOAK else 90
+"""At least so many are compared; those whose end depends on chance do not count."""
+
 BATCH: Final = 50 if SOAK else 30
 
 _numbers = itertools.count(1)
@@ -106,14 +108,14 @@ async def play(games: list[Game], url: str) -> None:
             return
 
 
-def made_up(release: tuple[int, ...], number: int, start: int) -> Iterator[Case]:
-    """So many cases, in several goes, because hypothesis varies what it has made before.
+def made_up(release: tuple[int, ...], start: int) -> Iterator[Case]:
+    """Cases without end, in several goes, because hypothesis varies what it has made before.
 
     Args:
         start: of the random numbers.
     """
     goes = (one_go(release, start + go) for go in itertools.count())
-    return itertools.islice(itertools.chain.from_iterable(goes), number)
+    return itertools.chain.from_iterable(goes)
 
 
 def one_go(release: tuple[int, ...], start: int) -> list[Case]:
@@ -139,17 +141,20 @@ def one_go(release: tuple[int, ...], start: int) -> list[Case]:
 @pytest.mark.timeout(3600 if SOAK else 240)
 async def test_made_up_cases(broker: LocalBroker, release: tuple[int, ...]) -> None:
     start = random.randrange(1 << 32)
-    compared = 0
+    compared = chance = 0
     different: list[Game] = []
-    all_cases = made_up(release, CASES, start)
-    while batch := [Game(case) for case in itertools.islice(all_cases, BATCH)]:
+    all_cases = made_up(release, start)
+    while compared < CASES:
+        batch = [Game(case) for case in itertools.islice(all_cases, BATCH)]
         # Where the end depends on chance there is nothing to compare.
         games = [game for game in batch if not await game.is_chance(release)]
+        chance += len(batch) - len(games)
+        assert chance <= CASES * 0.2, "a harness that leaves out so many proves nothing"
         await play(games, broker.url)
         compared += len(games)
         different += [game for game in games if not game.is_equal]
     if different:
         shown = "\n\n".join(map(str, different))
         pytest.fail(f"{shown}\n{len(different)} of {compared} cases differ (start: {start})", pytrace=False)
-    print(f"{compared} cases are equal (start: {start})")  # noqa: T201 (shown where asked for, with -s)
-    assert compared > CASES * 0.9
+    left_out = f"{chance} left to chance not compared"
+    print(f"{compared} cases are equal, {left_out} (start: {start})")  # noqa: T201 (shown where asked for, with -rP)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.delayed_message import delay_of
-from bide.errors import InvalidDelayError
+from bide.errors import InvalidDelayError, InvalidInputError
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,11 @@ def test_now(value: object) -> None:
 def test_what_is_no_number(value: object) -> None:
     with pytest.raises(InvalidDelayError, match="x-delay"):
         delay_of({"x-delay": value})
+
+
+def test_headers_that_are_none() -> None:
+    with pytest.raises(InvalidInputError, match="of type list: give a mapping"):
+        delay_of([("x-delay", 5)])  # type: ignore[arg-type]
 
 
 @given(st.integers(min_value=1, max_value=10**10), st.sampled_from([int, str, float]))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from bide.errors import AccessRefusedError, InvalidTopologyError, TargetNotFoundError
 from bide.patterns.catalogue import find_pattern
+from bide.patterns.primitives import waiting_queue
 from bide.topology import Binding, DestinationType, Exchange, Queue, Topology
 from bide.topology.itinerary import Itinerary, plan
 from bide.topology.routing import Model
@@ -139,9 +141,17 @@ def test_what_comes_after_the_wait() -> None:
     assert way.queues == ("publisher3.delay",)
     assert way.later == ("after 0:05:00 in 'publisher3.delay': in the queue 'crm', with the key 'new'",)
     alone = plan(find_pattern("17").sample_topology(), "publisher3", "new")
-    assert alone.later == (
-        "after 0:05:00 in 'publisher3.delay': nothing takes it, and the queue 'publisher3.delay' keeps it",
+    (said,) = alone.later
+    assert said == (
+        "after 0:05:00 in 'publisher3.delay': it is for the exchange 'bookings', which is not here, and the queue "
+        "'publisher3.delay' keeps it"
     )
+    unbound = plan(replace(topology, bindings=topology.bindings[:1]), "publisher3", "new")
+    assert unbound.later[0].split(": ")[1].startswith("the exchange 'bookings' has no match for it, and the queue")
+    for queue_type, fate in (("quorum", "the queue 'wait' keeps it"), ("classic", "it is lost")):
+        waiting = waiting_queue("wait", to="next", ttl="1s", queue_type=queue_type)
+        (said,) = plan(replace(waiting, queues=waiting.queues[:1]), "", "wait").later
+        assert said == f"after 0:00:01 in 'wait': it is for the queue 'next', which is not here, and {fate}"
 
 
 def test_the_default_exchange_goes_by_name() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -173,6 +174,13 @@ async def test_many_messages() -> None:
         assert bodies == list(range(999, 899, -1))
 
 
-def test_releases_that_are_not_modelled() -> None:
-    with pytest.raises(InvalidInputError, match=r"3\.10, 4\.0, 4\.3"):
-        bide.testing.broker(release=(3, 13))
+@pytest.mark.parametrize("release", [(3, 13), (4,), (), "4.3", 4.3, None])
+def test_releases_that_are_not_modelled(release: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"is not modelled: give one of 3\.10, 4\.0, 4\.3, as in \(4, 3\)"):
+        bide.testing.broker(release=release)
+
+
+@pytest.mark.parametrize("number", [0, -1, True, "32"])
+def test_dead_letters_that_no_queue_can_have_under_way(number: Any) -> None:
+    with pytest.raises(InvalidInputError, match="the dead_letter_prefetch"):
+        bide.testing.broker(dead_letter_prefetch=number)

@@ -26,6 +26,15 @@ def test_it_goes_by_delays_and_to_due_times() -> None:
     assert clock.milliseconds == 1_709_164_800_000
 
 
+def test_it_ends_with_the_calendar() -> None:
+    clock = VirtualClock()
+    with pytest.raises(InvalidDelayError, match="beyond the year 9999"):
+        clock.advance("3000000d")
+    assert clock.now() == DEFAULT_START
+    clock.advance(datetime.max.replace(tzinfo=UTC) - DEFAULT_START)
+    assert clock.now().year == 9999
+
+
 def test_it_does_not_go_back() -> None:
     clock = VirtualClock()
     with pytest.raises(InvalidDelayError):

@@ -273,6 +273,19 @@ def test_delivery_limits() -> None:
         assert headers(lab.get("d"))["x-death"][0]["reason"] == "delivery_limit"
 
 
+@pytest.mark.parametrize("release", [V3, V40, V43])
+def test_on_3_10_a_consumer_that_gives_back_once_too_often_has_room_for_one_more(release: tuple[int, ...]) -> None:
+    lab = Lab(release)
+    lab.queue("q", queue_type="quorum", delivery_limit=0)
+    lab.send(*"abcde")
+    channel = lab.listen(prefetch=1)
+    channel.reject(1, multiple=False, requeue=True, failed=True)
+    assert "".join(one.body.decode() for one in lab.received) == ("abc" if release == V3 else "ab")
+    # From then on: it holds as many when it acknowledges.
+    channel.ack(2, multiple=False)
+    assert "".join(one.body.decode() for one in lab.received) == ("abcd" if release == V3 else "abc")
+
+
 def test_a_nack_counts_no_attempt_from_4_3_on() -> None:
     for release, count in ((V3, 3), (V40, 3), (V43, None)):
         lab = Lab(release)
@@ -332,6 +345,33 @@ def test_a_single_active_consumer_hands_over_when_it_is_gone(kind: str) -> None:
     lab.received.clear()
     first.close()
     assert [(one.consumer_tag, one.body, one.redelivered) for one in lab.received] == [("two", b"a", True)]
+
+
+@pytest.mark.parametrize(
+    ("release", "kind", "order"),
+    [(V3, "quorum", "012"), (V40, "quorum", "021"), (V43, "quorum", "021"), (V43, "classic", "012")],
+)
+def test_from_4_0_on_the_next_active_consumer_of_a_quorum_queue_is_the_one_with_most_room(
+    release: tuple[int, ...], kind: str, order: str
+) -> None:
+    lab = Lab(release)
+    lab.queue("q", queue_type=kind, single_active_consumer=True)
+    channels = [lab.listen(tag=str(number), prefetch=prefetch) for number, prefetch in enumerate((1, 1, 3))]
+    for number in order:
+        lab.send("a")
+        delivery = lab.received[-1]
+        assert delivery.consumer_tag == number
+        channels[int(number)].ack(delivery.delivery_tag, multiple=False)
+        channels[int(number)].close()
+
+
+def test_without_a_prefetch_a_quorum_queue_sends_two_thousand() -> None:
+    for kind, number in (("quorum", 2000), ("classic", 2001)):
+        lab = Lab()
+        lab.queue("q", queue_type=kind)
+        lab.send(*["a"] * 2001)
+        lab.listen()
+        assert len(lab.received) == number
 
 
 def test_consumers_take_turns_and_priorities_come_first() -> None:

@@ -46,6 +46,7 @@ def test_every_sample_is_a_topology_that_a_broker_takes(pattern: Pattern) -> Non
 def test_every_pattern_explains_itself(pattern: Pattern) -> None:
     assert pattern.summary.endswith(".")
     assert all(one.help for one in pattern.options)
+    assert not any("`" in one for one in (pattern.summary, pattern.caveat, *(one.help for one in pattern.options)))
     if pattern.number is not None:
         assert pattern.caveat
 
@@ -312,7 +313,16 @@ def test_direct_replies_need_no_queue() -> None:
         (lambda: alternates.if_else("x", branches={"q": []}, otherwise="r"), "one binding key"),
         (lambda: alternates.if_else("x", branches={"q": ["a"]}, otherwise="q"), "queue of a branch"),
         (lambda: alternates.if_else("x", branches={"q": ["a"]}, otherwise="r", type="fanout"), "type='fanout'"),
+        (
+            lambda: alternates.if_else("x", branches={"q": ["a", "b"], "r": ["b"]}, otherwise="s"),
+            "the branch 'r' gets nothing, because 'q' before it takes the key 'b'",
+        ),
+        (
+            lambda: alternates.if_else("x", branches={"q": ["#"], "r": ["b"]}, otherwise="s", type="topic"),
+            "put 'q' last",
+        ),
         (lambda: alternates.not_routing("x", queue="q", unwanted=[]), "unwanted is empty"),
+        (lambda: alternates.not_routing("x", queue="q", unwanted=["a", "#"]), "the queue 'q' would get nothing"),
         (lambda: alternates.not_routing("q.filter", queue="q", unwanted=["a"]), "both the exchange and"),
         (lambda: delays.delayed_retry_cascade(queues=["q"], levels=29), "give 1 to 28"),
         (lambda: delays.delayed_retry_cascade(queues=["q"], layout="clock", levels=3), "for the layout nservicebus"),
@@ -321,6 +331,8 @@ def test_direct_replies_need_no_queue() -> None:
         (lambda: delays.delayed_retry_cascade(queues=["q"], layout="sundial"), "layout='sundial'"),
         (lambda: delays.ephemeral_delay("x", delay="1s"), "either to="),
         (lambda: delays.ephemeral_delay("x", delay="1s", to="q", exchange="y"), "either to="),
+        (lambda: delays.ephemeral_delay("q", delay="1s", to="q"), "both the queue that delays and"),
+        (lambda: delays.ephemeral_delay("x", delay="1s", exchange="x"), "both the exchange that delays and"),
         (lambda: delays.ephemeral_delay("x", delay="0s", to="q"), "between 1 ms"),
         (lambda: delays.ephemeral_delay("x", delay="1s", to="q", grace="5s"), "for a classic queue"),
         (

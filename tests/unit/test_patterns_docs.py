@@ -25,7 +25,7 @@ def section(pattern: Pattern) -> str:
 
 
 def as_text(text: str) -> str:
-    return " ".join(re.sub(r":\w+:|[`~]", "", text).split())
+    return " ".join(re.sub(r":\w+:|[`'~]", "", text).split())
 
 
 @pytest.mark.parametrize("pattern", EIGHTEEN, ids=lambda one: one.name)

@@ -294,6 +294,7 @@ async def destroy(
         NotEmptyError: queues hold messages and ``force`` is off; nothing was deleted that was not made again.
     """
     _refuse_messages(await message_counts(connection, topology.queues), force)
+    own = await _found(connection, [one for one in topology.exchanges if one.name not in PREDECLARED_EXCHANGES])
     removed = messages = 0
     counts: dict[str, int] = {}
     async with await connection.channel() as channel:
@@ -310,7 +311,6 @@ async def destroy(
             replies = await asyncio.gather(*(channel.delete_queue(name) for name in names))
             removed += len(replies)
             messages += sum(reply.message_count or 0 for reply in replies)
-        own = [one.name for one in topology.exchanges if one.name not in PREDECLARED_EXCHANGES]
         for batch in _batches(own):
             await asyncio.gather(*(channel.delete_exchange(name) for name in batch))
     return Removed(exchanges=len(own), queues=removed, messages=messages)
@@ -343,22 +343,32 @@ def _refuse_messages(counts: Mapping[str, int], force: bool) -> None:
 
 async def message_counts(connection: Connection, queues: Sequence[Queue]) -> dict[str, int]:
     """Ready messages by queue name; queues that do not exist are left out."""
-    counts: dict[str, int] = {}
-    pending = list(queues)
+    replies = await _found(connection, queues)
+    return {name: reply.message_count or 0 for name, reply in replies.items()}
+
+
+async def _found(connection: Connection, items: Sequence[Exchange | Queue]) -> dict[str, Any]:
+    """What the broker says of those that exist, by name."""
+    found: dict[str, Any] = {}
+    pending = list(items)
     while pending:
         batch = pending[:_IN_FLIGHT]
         async with await connection.channel() as channel:
-            results = await asyncio.gather(
-                *(channel.declare_queue(one, passive=True) for one in batch), return_exceptions=True
-            )
+            results = await asyncio.gather(*(_ask_for(channel, one) for one in batch), return_exceptions=True)
         answered = 0
-        for queue, result in zip(batch, results, strict=True):
+        for item, result in zip(batch, results, strict=True):
             answered += 1
             if isinstance(result, TargetNotFoundError):
                 # It closed the channel: the others of the batch are asked anew.
                 break
             if isinstance(result, BaseException):
                 raise result
-            counts[queue.name] = result.message_count or 0
+            found[item.name] = result
         pending = pending[answered:]
-    return counts
+    return found
+
+
+def _ask_for(channel: Channel, item: Exchange | Queue) -> asyncio.Future[Any]:
+    if isinstance(item, Exchange):
+        return channel.declare_exchange(item, passive=True)
+    return channel.declare_queue(item, passive=True)

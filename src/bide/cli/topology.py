@@ -107,20 +107,22 @@ def _with_topology(pattern: Pattern, work: Callable[..., int | None]) -> Callabl
     return command
 
 
-@click.option("--mermaid", "form", flag_value="mermaid", help="Print a Mermaid diagram.")
-@click.option("--dot", "form", flag_value="dot", help="Print a graph for Graphviz.")
-@click.option("--definitions", "form", flag_value="definitions", help="Print definitions for RabbitMQ, as JSON.")
-def _show(pattern: Pattern, made: Topology, *, form: str | None) -> None:
+@click.option("--mermaid", "forms", multiple=True, flag_value="mermaid", help="Print a Mermaid diagram.")
+@click.option("--dot", "forms", multiple=True, flag_value="dot", help="Print a graph for Graphviz.")
+@click.option("--definitions", "forms", multiple=True, flag_value="definitions", help="Print definitions for RabbitMQ.")
+def _show(pattern: Pattern, made: Topology, *, forms: tuple[str, ...]) -> None:
     from bide.cli.topology_view import topology_lines
     from bide.topology.rendering import definitions, graphviz, mermaid
 
-    match form:
-        case "mermaid":
+    match forms:
+        case ("mermaid",):
             click.echo(mermaid(made), nl=False)
-        case "dot":
+        case ("dot",):
             click.echo(graphviz(made), nl=False)
-        case "definitions":
+        case ("definitions",):
             print_json(definitions(made))
+        case (one, another, *_):
+            raise click.UsageError(f"--{one} and --{another} are two forms: name one")
         case _:
             click.echo(pattern.summary)
             for line in topology_lines(made):
@@ -266,6 +268,7 @@ def explain(
     Nothing is sent. Name one place to look: --pattern, --definitions or --from-broker.
     """
     from bide.cli.topology_view import itinerary_lines
+    from bide.delay.infrastructure import check_name
     from bide.topology.itinerary import plan
 
     if sum((pattern_text is not None, file is not None, from_broker)) != 1:
@@ -273,6 +276,7 @@ def explain(
     if vhost is not None and file is None:
         raise click.UsageError("--vhost goes with --definitions; a broker's is in its URL")
     message = _message_headers(headers, cc, bcc)
+    check_name("routing key", key, empty=True)
     if pattern_text is not None:
         asked = _pattern_topology(pattern_text)
     elif file is not None:
@@ -309,11 +313,14 @@ def _pattern_topology(text: str) -> Topology:
     from bide.patterns.catalogue import find_pattern
 
     try:
-        name, *arguments = shlex.split(text)
+        words = shlex.split(text)
     except ValueError as error:
         raise click.UsageError(
             f"--pattern {text!r} cannot be read ({error}): write it as for 'bide topology show'"
         ) from None
+    if not words:
+        raise click.UsageError("--pattern is empty: name a pattern, with its options as for 'bide topology show'")
+    name, *arguments = words
     pattern = find_pattern(name)
     made: list[Topology] = []
 
@@ -339,7 +346,23 @@ def _definitions(file: BinaryIO, vhost: str | None) -> Topology:
         raise InvalidInputError(f"{file.name} is not JSON ({error}): export the definitions anew") from error
     if not isinstance(document, Mapping):
         raise InvalidInputError(f"{file.name} holds no object, so it is no file of definitions: export them anew")
-    return from_definitions(document, vhost)
+    asked = from_definitions(document, vhost)
+    hosts = _virtual_hosts(document)
+    if vhost is None and len(hosts) > 1:
+        raise InvalidInputError(f"{file.name} holds the virtual hosts {_named(hosts)}: choose one with --vhost")
+    if vhost is not None and hosts and vhost not in hosts:
+        raise InvalidInputError(f"{file.name} holds no virtual host {vhost!r}: choose one of {_named(hosts)}")
+    return asked
+
+
+def _virtual_hosts(document: Mapping[str, Any]) -> list[str]:
+    """The virtual hosts that definitions name; none in those of a single one."""
+    entries = [one for kind in ("exchanges", "queues", "bindings") for one in document.get(kind, ())]
+    return sorted({str(one["vhost"]) for one in entries if "vhost" in one})
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 async def _live(settings: Settings) -> Topology:

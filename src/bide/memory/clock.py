@@ -10,10 +10,12 @@ from itertools import count
 from typing import Any, Final
 
 from bide.duration import DelayLike, DueTimeLike, format_delay, parse_delay, parse_due_time
-from bide.errors import InvalidDueTimeError
+from bide.errors import InvalidDelayError, InvalidDueTimeError
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
+
+_LAST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 
 DEFAULT_START: Final = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -89,10 +91,17 @@ class VirtualClock:
         """Let time pass.
 
         Raises:
-            InvalidDelayError: it is negative, or cannot be read.
+            InvalidDelayError: it is negative, leads beyond the year 9999, or cannot be read.
         """
+        wait = parse_delay(delay)
         with self._guard:
-            self._move(self.microseconds + parse_delay(delay) // _MICROSECOND)
+            target = self.microseconds + wait // _MICROSECOND
+            if target > _LAST:
+                raise InvalidDelayError(
+                    f"{format_delay(wait)} after {self.now().isoformat()} is beyond the year 9999, where the calendar "
+                    "ends: give less"
+                )
+            self._move(target)
 
     def advance_to(self, moment: DueTimeLike) -> None:
         """Let time pass until a moment.

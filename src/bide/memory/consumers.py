@@ -49,20 +49,28 @@ class BrokerConsumer:
         """Whether it takes another message."""
         return not self.prefetch or self.in_hand < self.prefetch
 
+    def grow(self) -> None:
+        """It has room for one more from now on."""
+        if self.prefetch:
+            self.prefetch += 1
+
 
 class Consumers:
     """Consumers in turn, those of a higher priority first.
 
     Args:
-        single_active: only the one that has waited longest gets messages.
+        single_active: only one gets messages; when it ends, the one that has waited longest.
+        widest_first: after a single active one comes the one that has room for most messages, of these the one that has
+            waited longest (quorum queues from 4.0 on).
         keeps_place: one that has no room keeps its place in the turn until it is asked (classic queues); otherwise it
             goes to the end when it has room again.
     """
 
-    def __init__(self, *, single_active: bool, keeps_place: bool) -> None:
+    def __init__(self, *, single_active: bool, widest_first: bool, keeps_place: bool) -> None:
         self._all: list[BrokerConsumer] = []
         self._turn: list[BrokerConsumer] = []
         self._single_active = single_active
+        self._widest_first = widest_first
         self._keeps_place = keeps_place
         self._active: BrokerConsumer | None = None
 
@@ -90,7 +98,12 @@ class Consumers:
         if consumer in self._turn:
             self._turn.remove(consumer)
         if consumer is self._active:
-            self._active = self._all[0] if self._all else None
+            self._active = self._next_active()
+
+    def _next_active(self) -> BrokerConsumer | None:
+        if self._widest_first:
+            return max(self._all, key=lambda one: one.prefetch, default=None)
+        return self._all[0] if self._all else None
 
     def has_room_again(self, consumer: BrokerConsumer) -> None:
         """Some of its messages are settled."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from bide.memory.message import StoredMessage
+
+if TYPE_CHECKING:
+    from bide.memory.consumers import BrokerConsumer
 
 
 class Entry:
@@ -20,9 +23,10 @@ class Entry:
         redelivered: whether it was delivered before.
         acquired: how often it was delivered and came back; quorum queues count it.
         failed: how many of these count towards the delivery limit.
+        holder: the consumer that it was sent to last; None where it was asked for by itself.
     """
 
-    __slots__ = ("acquired", "expires_at", "failed", "level", "message", "number", "redelivered", "size")
+    __slots__ = ("acquired", "expires_at", "failed", "holder", "level", "message", "number", "redelivered", "size")
 
     def __init__(
         self, message: StoredMessage, *, number: int, level: int = 0, size: int = 0, expires_at: int | None = None
@@ -35,6 +39,7 @@ class Entry:
         self.redelivered = False
         self.acquired: int | None = None
         self.failed: int | None = None
+        self.holder: BrokerConsumer | None = None
 
     def is_expired(self, now: int) -> bool:
         """Whether its time is up."""

@@ -75,7 +75,9 @@ class BrokerQueue(ABC):
         self.owner = owner
         self.is_gone = False
         self.consumers = Consumers(
-            single_active=arguments.get("x-single-active-consumer") is True, keeps_place=keeps_place
+            single_active=arguments.get("x-single-active-consumer") is True,
+            widest_first=definition.type == "quorum" and surroundings.release >= (4, 0),
+            keeps_place=keeps_place,
         )
         self.dead_letter_exchange = _text(arguments.get("x-dead-letter-exchange"))
         self.dead_letter_key = _text(arguments.get("x-dead-letter-routing-key"))
@@ -134,6 +136,7 @@ class BrokerQueue(ABC):
         if not self.message_count:
             return None
         entry = self._take_first()
+        entry.holder = None
         return entry, self._left_behind()
 
     def consume(self, consumer: BrokerConsumer) -> None:
@@ -228,6 +231,7 @@ class BrokerQueue(ABC):
     def _hand_over(self, consumer: BrokerConsumer, entry: Entry) -> None:
         if not consumer.no_ack:
             consumer.in_hand += 1
+        entry.holder = consumer
         self.consumers.served(consumer)
         consumer.deliver(consumer, entry)
 

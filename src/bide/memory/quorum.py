@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Final
 
+from bide.memory.consumers import BrokerConsumer
 from bide.memory.delayed_retry import DelayedRetry
 from bide.memory.entry import ByPriority, Entry, Order, TwoLevels
 from bide.memory.message import Reason, StoredMessage
@@ -19,6 +20,7 @@ _DEFAULT_LIMIT: Final = 20
 
 _DEFAULT_PRIORITY: Final = 4
 _HIGHEST_PRIORITY: Final = 31
+_NO_PREFETCH: Final = 2000
 _GO_AGAIN: Final = 0.8
 """A queue that refuses takes messages again when it is filled to this part."""
 
@@ -32,6 +34,9 @@ class QuorumQueue(BrokerQueue):
     * ``reject-publish`` takes one message more than the limit, and refuses until a fifth of it is free again. Dead
       letters are taken all the same, unless they come from a queue that dead-letters at least once.
     * Messages that wait to be dead-lettered at least once count towards the limit.
+    * On 3.10 a consumer that gives a message back once too often has room for one more from then on: the broker counts
+      the place of that message twice, as dead-lettered and as given back.
+    * A consumer without a prefetch has a prefetch of 2,000.
     * Of several messages that a limit drops at once, below 4.3 the last is dead-lettered first.
     """
 
@@ -86,6 +91,11 @@ class QuorumQueue(BrokerQueue):
         self._changed()
         return True
 
+    def consume(self, consumer: BrokerConsumer) -> None:
+        """See :class:`BrokerQueue`."""
+        consumer.prefetch = consumer.prefetch or _NO_PREFETCH
+        super().consume(consumer)
+
     def requeue(self, entries: Sequence[Entry], *, failed: bool) -> None:
         """See :class:`BrokerQueue`."""
         for entry in entries:
@@ -137,6 +147,8 @@ class QuorumQueue(BrokerQueue):
         """To the front, or away where the delivery limit is reached."""
         deliveries = entry.failed if self._surroundings.release >= (4, 3) else entry.acquired
         if self._delivery_limit is not None and (deliveries or 0) > self._delivery_limit:
+            if entry.holder is not None and self._surroundings.release < (4, 0):
+                entry.holder.grow()
             self._dead_letter([entry], "delivery_limit")
             return
         self._ready_bytes += entry.size

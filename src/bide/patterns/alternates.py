@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from bide.delay.infrastructure import check_name
-from bide.errors import InvalidNameError
+from bide.errors import InvalidInputError, InvalidNameError
 from bide.patterns.building import distinct, finished, keys_of, make_queue, one_of, refuse_same
 from bide.topology import Binding, Exchange, Queue, Topology
 
@@ -47,13 +47,16 @@ def if_else(
         queue_type: of the queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: no branch, a branch without keys, names that collide.
+        InvalidInputError: in one of its kinds: no branch, a branch without keys or behind one that takes its keys,
+            names that collide.
     """
     one_of("type", type, BRANCH_TYPES)
     check_name("queue", otherwise)
     queues = distinct("queue", tuple(branches), option="branches")
     if otherwise in branches:
         raise InvalidNameError(f"otherwise={otherwise!r} is the queue of a branch: name another for the rest")
+    keys = {queue: keys_of(branches[queue], option=f"branches[{queue!r}]") for queue in queues}
+    _refuse_dead_ends(keys, topic=type == "topic")
     last = f"{exchange}.otherwise"
     chain = [*(else_exchange(exchange, number) for number in range(len(queues))), last]
     topology = Topology()
@@ -61,10 +64,26 @@ def if_else(
         topology |= Topology(
             [Exchange(here, type, arguments={"alternate-exchange": alternate})],
             [make_queue(queue, queue_type)],
-            [Binding(here, queue, key) for key in keys_of(branches[queue], option=f"branches[{queue!r}]")],
+            [Binding(here, queue, key) for key in keys[queue]],
         )
     topology |= Topology([Exchange(last, "fanout")], [make_queue(otherwise, queue_type)], [Binding(last, otherwise)])
     return finished(topology)
+
+
+def _refuse_dead_ends(branches: Mapping[str, Sequence[str]], *, topic: bool) -> None:
+    """See to it that no branch stands behind others that leave nothing for it."""
+    taken: dict[str, str] = {}
+    for queue, keys in branches.items():
+        if all_by := topic and taken.get("#"):
+            raise InvalidInputError(
+                f"the branch {queue!r} comes after {all_by!r}, whose key '#' takes everything: put {all_by!r} last"
+            )
+        if all(key in taken for key in keys):
+            raise InvalidInputError(
+                f"the branch {queue!r} gets nothing, because {taken[keys[0]]!r} before it takes the key {keys[0]!r}: "
+                "give it another key, or leave it out"
+            )
+        taken |= {key: queue for key in keys if key not in taken}
 
 
 def waste_queue(queue: str) -> str:
@@ -98,11 +117,13 @@ def not_routing(
         queue_type: of the consumer's queue: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: nothing is unwanted, or names that collide.
+        InvalidInputError: in one of its kinds: nothing is unwanted, or everything, or names that collide.
     """
     one_of("source_type", source_type, SOURCE_TYPES)
     check_name("queue", queue)
     keys = keys_of(unwanted, option="unwanted")
+    if "#" in keys:
+        raise InvalidInputError(f"unwanted has '#', which is everything: the queue {queue!r} would get nothing")
     own, rest, waste = f"{queue}.filter", f"{queue}.rest", waste_queue(queue)
     refuse_same([("the exchange", exchange), ("the private exchange", own), ("its alternate exchange", rest)])
     return finished(

@@ -12,7 +12,7 @@ from bide.delay.nservicebus import NServiceBus
 from bide.delay.units import MAX_DELAY, RESOLUTION
 from bide.duration import DelayLike, parse_delay
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError
-from bide.patterns.building import distinct, finished, keys_of, make_queue, milliseconds, one_of
+from bide.patterns.building import distinct, finished, keys_of, make_queue, milliseconds, one_of, refuse_same
 from bide.topology import DEFAULT_EXCHANGE, Argument, Binding, Exchange, Topology
 from bide.topology.validation import EXCHANGE_TYPES
 
@@ -161,7 +161,8 @@ def ephemeral_delay(
         grace: of a classic queue: how much longer than the delay it lives; 1 min if not given.
 
     Raises:
-        InvalidInputError: in one of its kinds: both a queue and an exchange, or neither; a grace for a quorum queue.
+        InvalidInputError: in one of its kinds: both a queue and an exchange, or neither; a grace for a quorum queue;
+            names that collide.
     """
     check_name("name", name)
     if (to is None) == (exchange is None):
@@ -174,9 +175,11 @@ def ephemeral_delay(
     arguments: dict[str, Argument] = {"x-message-ttl": milliseconds("delay", delay)}
     if to is not None:
         check_name("queue", to)
+        refuse_same([("the queue that delays", name), ("the queue after it", to)])
         arguments |= {"x-dead-letter-exchange": DEFAULT_EXCHANGE, "x-dead-letter-routing-key": to}
     else:
         check_name("exchange", exchange)
+        refuse_same([("the exchange that delays", name), ("the exchange after it", str(exchange))])
         arguments["x-dead-letter-exchange"] = str(exchange)
     if queue_type == "classic":
         lease = GRACE if grace is None else parse_delay(grace)

@@ -138,7 +138,7 @@ def options_of(function: Callable[..., Topology]) -> tuple[Option, ...]:
     Raises:
         TypeError: a parameter is of a type that no option has.
     """
-    explained = {name: " ".join(text.split()) for name, text in _ARGUMENT.findall(_unindented(function.__doc__ or ""))}
+    explained = {name: _plain(text) for name, text in _ARGUMENT.findall(_unindented(function.__doc__ or ""))}
     options = []
     for parameter in inspect.signature(function).parameters.values():
         kind = _KINDS.get(str(parameter.annotation).removesuffix(" | None"))
@@ -168,7 +168,7 @@ def _unindented(docstring: str) -> str:
 def summary_of(function: Callable[..., Topology]) -> str:
     """The first sentence of its docstring, without the number in front."""
     first = inspect.getdoc(function) or ""
-    text = " ".join(first.partition("\n\n")[0].split())
+    text = _plain(first.partition("\n\n")[0])
     text = re.sub(r"^Pattern \d+, ", "", text)
     return text[:1].upper() + text[1:]
 
@@ -178,5 +178,10 @@ def caveat_of(function: Callable[..., Topology]) -> str:
     for paragraph in (inspect.getdoc(function) or "").split("\n\n"):
         head, colon, rest = paragraph.partition(": ")
         if colon and head in ("Caveat", "Caveats"):
-            return " ".join(rest.split())
+            return _plain(rest)
     return ""
+
+
+def _plain(text: str) -> str:
+    """A part of a docstring on one line, with the quotes of ordinary text."""
+    return " ".join(re.sub(r":\w+:`([^`]*)`|``([^`]*)``", r"'\1\2'", text).split())

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from bide.amqp.url import BrokerUrl
+from bide.checks import whole_number
 from bide.client import Connecting, connect
 from bide.duration import DelayLike, DueTimeLike, parse_delay
 from bide.errors import InvalidInputError
@@ -52,7 +53,7 @@ class MemoryBroker:
         start: DueTimeLike | None = None,
         dead_letter_prefetch: int = DEFAULT_PREFETCH,
     ) -> None:
-        if release[:2] not in RELEASES:
+        if not _is_modelled(release):
             known = ", ".join(".".join(map(str, one)) for one in RELEASES)
             raise InvalidInputError(f"the release {release!r} is not modelled: give one of {known}, as in (4, 3)")
         self.release = release if len(release) > 2 else (*release, 0)
@@ -60,7 +61,7 @@ class MemoryBroker:
         self.clock = VirtualClock(start, guard=self._lock)
         self.url = BrokerUrl(hosts=(("memory", 5672),), heartbeat=0, network=_Memory(self))
         self._hosts: dict[str, VirtualHost] = {}
-        self._prefetch = dead_letter_prefetch
+        self._prefetch = whole_number("dead_letter_prefetch", dead_letter_prefetch, 1, 2**31)
         self._connections: list[ServerConnection] = []
         self._given_up: set[tuple[int, int]] = set()
 
@@ -177,6 +178,10 @@ class MemoryBroker:
         MemoryTransport(loop, protocol).open(accept)
 
 
+def _is_modelled(release: object) -> bool:
+    return isinstance(release, tuple) and release[:2] in RELEASES
+
+
 class _Memory:
     """The way to one broker in memory; see :class:`bide.amqp.network.Network`."""
 
@@ -214,7 +219,7 @@ def broker(
         dead_letter_prefetch: dead letters that a queue has under way at a time, where it dead-letters at least once.
 
     Raises:
-        InvalidInputError: another release.
+        InvalidInputError: another release; no whole number of dead letters.
         InvalidDueTimeError: the start has no time zone.
     """
     return MemoryBroker(release=release, start=start, dead_letter_prefetch=dead_letter_prefetch)

@@ -11,9 +11,14 @@ from typing import Any, Final
 
 from bide.duration import format_delay
 from bide.errors import InvalidTopologyError, UnsupportedTargetError
+<<<<<<< HEAD:src/bide/topology/itinerary.py
+=======
+from bide.exchange_types import RoutedMessage, binding_table
+from bide.routing import PREDECLARED, Arrival, Model
+>>>>>>> 1e26a90dc825b2382a5d4002aa29a15a4731f457:src/bide/itinerary.py
 from bide.topology import DEFAULT_EXCHANGE, Binding, DestinationType, Exchange, Topology
 from bide.topology.exchange_types import RoutedMessage, binding_table
-from bide.topology.routing import PREDECLARED, Model
+from bide.topology.routing import PREDECLARED, Arrival, Model
 
 CHOOSERS: Final[Mapping[str, str]] = {
     "x-consistent-hash": "by the hash of",
@@ -343,6 +348,15 @@ def _later(
             case "arrived":
                 yield f"{waited}: in the queue {one.queue!r}, with the key {one.routing_key!r}"
             case "stuck":
-                yield f"{waited}: nothing takes it, and the queue {one.queue!r} keeps it"
+                yield f"{waited}: {_nobody(topology, one)}, and the queue {one.queue!r} keeps it"
             case _:
-                yield f"{waited}: nothing takes it, and it is lost"
+                yield f"{waited}: {_nobody(topology, one)}, and it is lost"
+
+
+def _nobody(topology: Topology, arrival: Arrival) -> str:
+    """Why a message that has waited goes nowhere."""
+    if arrival.exchange == DEFAULT_EXCHANGE:
+        return f"it is for the queue {arrival.routing_key!r}, which is not here"
+    if arrival.exchange not in {one.name for one in (*PREDECLARED, *topology.exchanges)}:
+        return f"it is for the exchange {arrival.exchange!r}, which is not here"
+    return f"the exchange {arrival.exchange!r} has no match for it"
