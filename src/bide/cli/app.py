@@ -17,6 +17,7 @@ from bide.cli.errors import errors
 from bide.cli.pipeline import pipeline
 from bide.cli.pipeline_audit import audit
 from bide.cli.pipeline_plan import plan
+from bide.cli.pipeline_replay import replay
 from bide.cli.pipeline_report import report
 from bide.cli.receive import receive
 from bide.cli.relay import relay
@@ -48,7 +49,7 @@ def cli() -> None:
 
 for _command in (demo, broker, delay, tap, send, receive, relay, errors, topology, pipeline, bench):
     cli.add_command(_command)
-for _pipeline in (audit, report, plan):
+for _pipeline in (audit, report, plan, replay):
     pipeline.add_command(_pipeline)
 
 
