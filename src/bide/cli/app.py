@@ -18,6 +18,7 @@ from bide.cli.pipeline import pipeline
 from bide.cli.pipeline_audit import audit
 from bide.cli.pipeline_bundle import bundle
 from bide.cli.pipeline_plan import plan
+from bide.cli.pipeline_replay import replay
 from bide.cli.pipeline_report import report
 from bide.cli.receive import receive
 from bide.cli.relay import relay
@@ -49,7 +50,7 @@ def cli() -> None:
 
 for _command in (demo, broker, delay, tap, send, receive, relay, errors, topology, pipeline, bench):
     cli.add_command(_command)
-for _pipeline in (audit, bundle, report, plan):
+for _pipeline in (audit, bundle, plan, replay, report):
     pipeline.add_command(_pipeline)
 
 

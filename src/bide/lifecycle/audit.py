@@ -33,7 +33,7 @@ class AuditRecord:
         at: when.
         who: the user of the operating system, and the machine.
         user: the broker's user.
-        operation: ``retry``, ``edit``, ``archive``, ``unarchive`` or ``discard``.
+        operation: ``retry``, ``replay``, ``edit``, ``archive``, ``unarchive`` or ``discard``.
         run: the same for all records of one operation.
         step: ``begun``, ``ids`` (some of the messages that it was done to) or ``ended``.
         queue: the error queue.

@@ -7,13 +7,13 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bide.admin.delivery_limit import DEFAULT_LIMIT, delivery_limit
 from bide.admin.management import ManagementApi
 from bide.client import Client
-from bide.delay.infrastructure import check_name
+from bide.delay.infrastructure import DelayInfrastructure, check_name
 from bide.duration import DelayLike, format_delay, parse_delay
 from bide.errors import (
     InvalidDelayError,
@@ -170,12 +170,7 @@ class ErrorQueue:
         if to is not None:
             check_name("queue", to)
         period = timedelta(0) if over is None else parse_delay(over)
-        infrastructure = await self._client.infrastructure()
-        if period > infrastructure.max_delay:
-            raise InvalidDelayError(
-                f"over={format_delay(period)} is longer than the infrastructure can hold "
-                f"({format_delay(infrastructure.max_delay)}): give a shorter time"
-            )
+        check_period(period, await self._client.infrastructure())
         total = await self.count(selection) if period or progress else 0
         run = _new_run()
 
@@ -186,6 +181,43 @@ class ErrorQueue:
 
         details = {"to": to, "over": None if over is None else format_delay(period)}
         return await self._move("retry", self.queue, selection, copy, details, progress, total, run=run)
+
+    async def replay(
+        self,
+        due: Callable[[FailedMessage], datetime | None],
+        *,
+        to: str | None = None,
+        total: int = 0,
+        details: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+    ) -> Moved:
+        """Send messages back to the queues that they failed on, each at a time of its own.
+
+        Args:
+            due: says when a message is due there, in the past for at once, or None to leave it where it is. It is
+                asked once for each message of the queue, in their order.
+            to: a queue to send all of them to instead.
+            total: how many that will be, for *progress*.
+            details: why these, for the record.
+            progress: told how far it is.
+
+        Raises:
+            InvalidInputError: a value cannot be used.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        if to is not None:
+            check_name("queue", to)
+        run = _new_run()
+
+        def copy(message: FailedMessage, _: int) -> Outgoing | None:
+            if (moment := due(message)) is None:
+                return None
+            delay = max(moment - self._client.now(), timedelta(0))
+            return restoration.back(message, to=to, delay=delay or None, run=run)
+
+        return await self._move(
+            "replay", self.queue, ALL, copy, {"to": to, **(details or {})}, progress, total, run=run
+        )
 
     async def edit(
         self,
@@ -342,6 +374,19 @@ class ErrorQueue:
             # Any release may have been told a limit.
             return Renewal(self._client, queue, DEFAULT_LIMIT, assumed=str(error) or "its management API is too slow")
         return Renewal(self._client, queue, limit)
+
+
+def check_period(period: timedelta, infrastructure: DelayInfrastructure) -> None:
+    """Whether messages can be spread over so long.
+
+    Raises:
+        InvalidDelayError: they cannot.
+    """
+    if period > infrastructure.max_delay:
+        raise InvalidDelayError(
+            f"over={format_delay(period)} is longer than the infrastructure can hold "
+            f"({format_delay(infrastructure.max_delay)}): give a shorter time"
+        )
 
 
 def _new_run() -> str:

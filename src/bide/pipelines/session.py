@@ -50,6 +50,7 @@ def session(
         BideError: it did not start.
     """
     try:
+        from pyspark.logger import PySparkLogger
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise InvalidInputError("this needs Spark: install bide[spark], and a Java 17 or later") from error
@@ -72,9 +73,9 @@ def session(
     found = SparkSession.getActiveSession()
     with spark_errors(), _own_interrupts(), _stderr_aside() if quiet and found is None else nullcontext():
         spark = builder.config("spark.sql.session.timeZone", time_zone).getOrCreate()
-    # Its connections, to the JVM or to a server, log every error that they raise.
-    for logger in ("py4j", "SQLQueryContextLogger"):
-        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    # Its connection to the JVM logs every error that it raises, and what is wrong with a query once more, as JSON.
+    for logger in (logging.getLogger("py4j"), PySparkLogger.getLogger("SQLQueryContextLogger")):
+        logger.setLevel(logging.CRITICAL)
     try:
         if not runs_here(master):
             bide.spark.ship(spark)

@@ -57,6 +57,9 @@ QUEUE_COLUMNS: Final[Columns] = {
     "failed_at": (TimestampType(), _TIME),
     "exception": (StringType(), _TEXT),
     "error": (StringType(), _TEXT),
+    "group": (StringType(), _TEXT),
+    "endpoint": (StringType(), _TEXT),
+    "attempts": (LongType(), pa.int64()),
     **_OF_MESSAGES,
 }
 """What is read from queues."""

@@ -39,6 +39,9 @@ def _row(queue: str, message: FailedMessage) -> dict[str, Any]:
         "failed_at": message.failed_at,
         "exception": message.exception,
         "error": message.text,
+        "group": message.group,
+        "endpoint": message.endpoint,
+        "attempts": message.history.attempts,
         "exchange": message.exchange,
         "routing_key": message.routing_key,
         "message_id": message.message_id,
@@ -47,7 +50,7 @@ def _row(queue: str, message: FailedMessage) -> dict[str, Any]:
         "due": microseconds(headers.get(HEADER_DUE)),
         "scheduled": microseconds(headers.get(HEADER_SENT)),
         "headers": [(str(name), text_of(value)) for name, value in headers.items()] or None,
-        "type": text_of(message.values.get("type")),
+        "type": message.message_type,
     }
 
 

@@ -11,11 +11,6 @@ from typing import Any, Final
 
 from bide.duration import format_delay
 from bide.errors import InvalidTopologyError, UnsupportedTargetError
-<<<<<<< HEAD:src/bide/topology/itinerary.py
-=======
-from bide.exchange_types import RoutedMessage, binding_table
-from bide.routing import PREDECLARED, Arrival, Model
->>>>>>> 1e26a90dc825b2382a5d4002aa29a15a4731f457:src/bide/itinerary.py
 from bide.topology import DEFAULT_EXCHANGE, Binding, DestinationType, Exchange, Topology
 from bide.topology.exchange_types import RoutedMessage, binding_table
 from bide.topology.routing import PREDECLARED, Arrival, Model

@@ -1,0 +1,249 @@
+"""Send failed messages back to where they failed, chosen in SQL and spread over time.
+
+The messages of an error queue become a table (:func:`failed`) of which some are chosen (:func:`choose`) and given their
+due times (:func:`spread`); nothing is taken out of the queue until then. Sending (:func:`send`) is done where the
+queue's messages are held, on the driver: each leaves the queue when the broker has confirmed its copy, and only the
+connection that holds it can say so. The copies are those that :meth:`bide.lifecycle.ErrorQueue.retry` makes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.errors import (
+    AnalysisException,
+    ArithmeticException,
+    ArrayIndexOutOfBoundsException,
+    DateTimeException,
+    NumberFormatException,
+)
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+
+import bide.spark
+from bide.delay.infrastructure import DelayInfrastructure
+from bide.errors import InvalidInputError, TargetNotFoundError
+from bide.lifecycle.error_queue import ErrorQueue, check_period
+from bide.lifecycle.run import Progress
+from bide.sync import connect_sync
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from bide.recoverability.failed import FailedMessage
+
+COLUMNS: Final = (
+    *("message_id", "type", "queue", "endpoint", "reason", "failed_at", "attempts", "exception", "text", "group"),
+    *("sent", "due", "body", "size", "headers", "exchange", "routing_key", "correlation_id", "id", "place"),
+)
+"""What a filter can ask for. ``place`` is the number of the message in the queue, ``body`` is text."""
+
+_KEY: Final = "_bide_key"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_KEY_DIGITS: Final = 32
+
+_OF_VALUES: Final = (
+    ArithmeticException,
+    ArrayIndexOutOfBoundsException,
+    DateTimeException,
+    NumberFormatException,
+)
+"""What Spark raises where an expression does not go with what is in a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedIn:
+    """An error queue or dead-letter queue, and how its messages are sent.
+
+    Attributes:
+        url: the broker's, with the password.
+        queue: the error queue's name.
+        infrastructure: what delays them.
+        declare: put the infrastructure on the broker where it is missing.
+        to: the queue to send all of them to, rather than to those that they failed on; or None.
+        management_url: see :class:`bide.lifecycle.ErrorQueue`.
+        record: leave a record in the stream ``bide.audit``.
+    """
+
+    url: str = field(repr=False)
+    queue: str
+    infrastructure: DelayInfrastructure
+    declare: bool = True
+    to: str | None = None
+    management_url: str | None = None
+    record: bool = True
+
+    def check(self, over: timedelta) -> None:
+        """See whether the queue is there and messages can be spread over so long, before anything takes its time.
+
+        Raises:
+            InvalidDelayError: the infrastructure cannot hold them so long.
+            TargetNotFoundError: there is no such queue.
+            BrokerError: the broker cannot be asked.
+        """
+        check_period(over, self.infrastructure)
+        if self.queue in self.missing([self.queue]):
+            raise TargetNotFoundError(f"there is no queue {self.queue!r}: name another with --queue")
+
+    def missing(self, queues: list[str]) -> list[str]:
+        """Those of the queues that do not exist.
+
+        Raises:
+            BrokerError: the broker cannot be asked.
+        """
+        with connect_sync(self.url, declare=False) as client:
+            return [name for name in queues if not client.wait_for(client.client.exists(name))]
+
+
+def failed(spark: SparkSession, source: FailedIn) -> DataFrame:
+    """The messages of an error queue, which stay there: the columns of :data:`COLUMNS`, and a key.
+
+    Each time that Spark needs this table it looks through the queue: ``persist`` what is to be used twice.
+    """
+    bide.spark.register(spark)
+    rows = spark.read.format("rabbitmq").options(url=source.url, queue=source.queue, includeHeaders=True).load()
+    known: dict[str, Column] = {
+        "queue": F.col("failed_queue"),
+        "text": F.col("error"),
+        "sent": F.col("scheduled"),
+        "body": F.col("value").cast("string"),
+        "size": F.octet_length("value"),
+        # Of a queue there is one partition, in its order.
+        "place": F.monotonically_increasing_id(),
+    }
+    failed_at = F.coalesce(F.unix_micros("failed_at").cast("string"), F.lit("-"))
+    key = F.substring(F.sha2(F.concat_ws(" ", "id", failed_at, F.sha2("value", 256)), 256), 1, _KEY_DIGITS)
+    return rows.select(*(known.get(name, F.col(name)).alias(name) for name in COLUMNS), key.alias(_KEY))
+
+
+def choose(failed: DataFrame, *, where: str | None = None, limit: int | None = None) -> DataFrame:
+    """Those that a condition in SQL holds for, the first ones of them; without any, all.
+
+    Raises:
+        InvalidInputError: Spark cannot read the condition.
+    """
+    chosen = failed
+    if where is not None:
+        try:
+            chosen = failed.where(where)
+            # Of Spark Connect, this asks the server.
+            chosen.columns  # noqa: B018
+        except AnalysisException as error:
+            raise _bad_filter(where, error, failed.columns) from error
+    return chosen if limit is None else chosen.orderBy("place").limit(limit)
+
+
+def spread(chosen: DataFrame, over: timedelta, *, begin: datetime) -> DataFrame:
+    """With the column ``deliver_at``: evenly spread over a time, in the order of ``place``.
+
+    Args:
+        begin: when the first is due.
+    """
+    everything = Window.orderBy("place")
+    number = F.row_number().over(everything) - 1
+    count = F.count(F.lit(1)).over(everything.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing))
+    later = F.floor(F.lit(over // _MICROSECOND) * (number / count))
+    return chosen.withColumn("deliver_at", F.timestamp_micros(F.lit((begin - _EPOCH) // _MICROSECOND) + later))
+
+
+def totals(messages: DataFrame) -> DataFrame:
+    """How many go to each queue: ``queue``, null where nothing tells, ``messages``, and the first and last due time.
+
+    The times, ``first`` and ``last``, are in microseconds since 1970.
+    """
+    due = F.unix_micros("deliver_at")
+    counts = (F.count(F.lit(1)).alias("messages"), F.min(due).alias("first"), F.max(due).alias("last"))
+    return messages.groupBy("queue").agg(*counts).orderBy("queue")
+
+
+def send(
+    messages: DataFrame,
+    source: FailedIn,
+    *,
+    details: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> DataFrame:
+    """Send messages back, and take them out of the error queue.
+
+    A message leaves the queue when the broker has confirmed its copy. Whatever ends this before that leaves it there:
+    :data:`bide.lifecycle.run.WINDOW` messages at most are sent once more by the next run, with the same message ids.
+
+    Args:
+        messages: of :func:`failed`, with ``deliver_at``.
+        details: why these, for the record.
+        progress: told how far it is.
+
+    Returns:
+        ``outcome`` (``sent``; ``kept``: it stays in the error queue; ``gone``: it left the error queue since it was
+        chosen), ``queue`` that it was sent to, ``reason`` why it stays, and ``messages``: how many.
+
+    Raises:
+        InvalidInputError: a value cannot be used.
+        TargetNotFoundError: there is no such error queue.
+        BrokerError: the broker cannot be reached, or refuses.
+    """
+    chosen: defaultdict[str, deque[int]] = defaultdict(deque)
+    total = 0
+    for row in messages.orderBy("place").select(_KEY, F.unix_micros("deliver_at").alias("due")).collect():
+        chosen[row[_KEY]].append(row["due"])
+        total += 1
+    with connect_sync(source.url, infrastructure=source.infrastructure, declare=source.declare) as client:
+        queue = ErrorQueue(client.client, source.queue, management_url=source.management_url, audit=source.record)
+        due = _due_times(chosen)
+        work = queue.replay(due, to=source.to, total=total, details=details, progress=progress)
+        moved = client.wait_for(work)
+    found: list[tuple[str, str | None, str | None, int]] = [
+        *(("sent", name, None, count) for name, count in sorted(moved.queues.items())),
+        *(("kept", None, reason, count) for reason, count in sorted(moved.kept.items())),
+    ]
+    if gone := total - moved.done - sum(moved.kept.values()):
+        found.append(("gone", None, None, gone))
+    return messages.sparkSession.createDataFrame(found, "outcome string, queue string, reason string, messages long")
+
+
+def check_values(messages: DataFrame, where: str | None) -> DataFrame:
+    """Have Spark find the messages, and keep them, so that it looks through the queue once.
+
+    Raises:
+        InvalidInputError: the condition does not go with what is in a message.
+    """
+    kept = messages.persist()
+    try:
+        kept.count()
+    except _OF_VALUES as error:
+        kept.unpersist()
+        raise _bad_filter(where or "", error, ()) from error
+    return kept
+
+
+def _due_times(chosen: Mapping[str, deque[int]]) -> Callable[[FailedMessage], datetime | None]:
+    def due(message: FailedMessage) -> datetime | None:
+        # Of messages that are alike, as many as were chosen.
+        times = chosen.get(_key_of(message))
+        return _EPOCH + times.popleft() * _MICROSECOND if times else None
+
+    return due
+
+
+def _key_of(message: FailedMessage) -> str:
+    """The same as in the table: one message may have failed twice, and only one of its failures been chosen."""
+    at = message.failed_at
+    if at is not None and at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    failed_at = "-" if at is None else str((at - _EPOCH) // _MICROSECOND)
+    parts = (message.id, failed_at, hashlib.sha256(message.body).hexdigest())
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:_KEY_DIGITS]
+
+
+def _bad_filter(where: str, error: Exception, columns: list[str] | tuple[str, ...]) -> InvalidInputError:
+    said = str(error).strip().partition("\n")[0].partition(" SQLSTATE:")[0].rstrip(". ")
+    known = ", ".join(name for name in columns if name != _KEY)
+    return InvalidInputError(
+        f"the filter {where!r} cannot be used: {said}{f'; the columns are {known}' if known else ''}"
+    )
