@@ -35,7 +35,7 @@ def test_it_has_all_that_an_executor_needs(tmp_path: Path) -> None:
     file = write_bundle(tmp_path / "bide.zip")
     assert looked(file) == [
         f"{file}/bide/__init__.pyc",
-        f"{file}/bide/bulk_sync.pyc",
+        f"{file}/bide/bulk/sync.pyc",
         f"{file}/httpx2/__init__.pyc",
         version("bide"),
     ]
@@ -48,7 +48,7 @@ def test_another_python_takes_the_sources(tmp_path: Path) -> None:
         for name in ours.namelist():
             contents = ours.read(name)
             other.writestr(name, b"\0\0\r\n" + contents[4:] if name.endswith(".pyc") else contents)
-    assert looked(file)[1] == f"{file}/bide/bulk_sync.py"
+    assert looked(file)[1] == f"{file}/bide/bulk/sync.py"
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
