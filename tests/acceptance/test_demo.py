@@ -101,6 +101,19 @@ def test_without_java_it_ends_after_the_first_part(demo: Demo, tmp_path: Path) -
     assert demo.left() == []
 
 
+def test_a_report_that_fails_does_not_take_the_figures_with_it(demo: Demo) -> None:
+    process = demo.start(
+        *("--messages", "50", "--longest", "500ms"),
+        environment={"PYSPARK_SUBMIT_ARGS": "--master nowhere pyspark-shell"},
+    )
+    said, complaints = process.communicate(timeout=100)
+    assert process.returncode == 1, complaints
+    assert "  no report: Spark: [JAVA_GATEWAY_EXITED]" in said
+    assert "  all well: nothing lost, nothing early" in said
+    assert not (demo.into / "report.html").exists()
+    assert demo.left() == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ended_in_the_middle_of_the_audit_it_leaves_nothing_on_the_broker(demo: Demo) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import click
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from bide.demo.progress import Progress
     from bide.demo.shop import Shop
     from bide.demo.telling import Place, Told
+
+_STDERR: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +90,10 @@ def demo(
     delay = parse_delay(longest)
     progress = Progress(plan=make_plan(prefix, messages=messages, longest=delay, seed=seed))
     place, why_not = _place(into) if reported else (None, "")
-    console = Console(stderr=as_json, highlight=False)
     with ExitStack() as stack:
+        # A file of its own: while Spark starts, standard error is put aside.
+        aside = stack.enter_context(os.fdopen(os.dup(_STDERR), "w", encoding="utf-8")) if as_json else None
+        console = Console(file=aside, highlight=False)
         stack.enter_context(showing(progress, console))
         broker = _broker(settings, stream_port, progress, stack)
         shop = None
