@@ -129,7 +129,8 @@ def test_the_path_of_the_report_is_in_one_piece() -> None:
     assert f"  report     {page}" in lines
     assert max(len(line) for line in lines if "deep" not in line) <= 60
     assert "report" not in shown(60)
-    assert "  no report: for a reason" in shown(60, why_not="for a reason").splitlines()
+    reason = "for a long reason" * 9
+    assert f"  no report: {reason}" in shown(60, why_not=reason).splitlines()
 
 
 # -- What Spark needs

@@ -134,7 +134,7 @@ def outcome(
     if told is not None:
         parts += [Text(), _report(told)]
     elif why_not:
-        parts += [Text(), Text(f"  no report: {why_not}", style="yellow")]
+        parts += [Text(), Text(f"  no report: {why_not}", style="yellow", no_wrap=True, overflow="ignore")]
     verdict = (
         Text("  all well: nothing lost, nothing early", style="bold green")
         if not figures.problems
