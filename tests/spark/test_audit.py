@@ -312,6 +312,12 @@ def test_what_the_command_says(vhost: Vhost, tmp_path: Path, capsys: pytest.Capt
     assert "there is nothing to audit: neither the streams of taps (bide.v1.tap.scheduled, " in capsys.readouterr().err
     assert cli.run(["pipeline", "audit", *where, "--layout", "waiting-hall"]) == 2
     assert cli.run(["pipeline", "audit", *where, "--every", "soon"]) == 2
+    url, port = where[3], where[5]
+    asyncio.run(put(url, Topology(queues=[Queue("told", arguments=STREAM)])))
+    with Folder(str(tmp_path / "new")).lock():
+        assert cli.run(["pipeline", "audit", "--once", *where[:2], "--events", "told", "--url", url,
+                        "--stream-port", port]) == 1  # fmt: skip
+    assert f"new is in use by the process {os.getpid()} on " in capsys.readouterr().err
     (tmp_path / "mine.txt").write_text("x")
     assert cli.run(["pipeline", "audit", "--once", *where[2:], "--into", str(tmp_path)]) == 2
     assert "has things that are no audit" in capsys.readouterr().err

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import random
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
 from bide.errors import InvalidInputError
-from bide.pipelines import audit
 from bide.pipelines import audit_facts as facts
+from bide.pipelines import audit_refresh
 from bide.pipelines import audit_tables as tables
-from bide.pipelines.audit import compact, refresh
-from bide.pipelines.audit_folder import Folder
+from bide.pipelines.audit_folder import Batch, Folder, Note
+from bide.pipelines.audit_refresh import compact, refresh
+from tests.support import SOAK
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,16 +38,27 @@ class Watched(Folder):
     def read(
         self, spark: SparkSession, table: str, schema: StructType, days: Collection[date] | None = None
     ) -> DataFrame:
-        found = super().read(spark, table, schema, days)
+        return self._note(super().read(spark, table, schema, days))
+
+    def read_batches(
+        self, spark: SparkSession, table: str, schema: StructType, batches: Collection[Batch]
+    ) -> DataFrame:
+        found = super().read_batches(spark, table, schema, batches)
+        # To look for a message is to look at one column.
+        return found if schema.names == list(tables.KEY) else self._note(found)
+
+    def _note(self, found: DataFrame) -> DataFrame:
         self.was_read |= {one.partition(f"{self.place}/")[2] for one in found.inputFiles()}
         return found
 
 
-def stories(spark: SparkSession, folder: Folder, days: Collection[date], batch: int, number: int = 20) -> None:
+def stories(
+    spark: SparkSession, folder: Folder, days: Collection[date], batch: int, *, number: int = 20, hour: int = 10
+) -> Note:
     """Facts of messages that were due on each of these days, and were delivered and processed; one failed first."""
     listed = ", ".join(f"date'{day}'" for day in sorted(days))
     made = spark.range(number).selectExpr("id", f"explode(array({listed})) as day")
-    due = "(timestamp_seconds(unix_date(day) * 86400 + 36000 + id))"
+    due = f"(timestamp_seconds(unix_date(day) * 86400 + {hour * 3600} + id))"
     made = made.selectExpr(
         f"concat(day, '-{batch}-', id) as message_id", "'q:orders' as target", f"{due} - interval 1 hour as sent",
         f"{due} - interval 1 hour as scheduled", f"{due} as due", f"{due} as first_due", "0 as retries",
@@ -58,52 +72,71 @@ def stories(spark: SparkSession, folder: Folder, days: Collection[date], batch: 
         rows = made.where("message_id like '%-7'") if table == "failed" else made
         typed = [f"cast(`{one.name}` as {one.dataType.simpleString()})" for one in schema]
         folder.append(rows.selectExpr(*typed).coalesce(1), table, batch)
+    return Note(name=f"all-{batch}", rows=dict.fromkeys(facts.SCHEMAS, number), days=tuple(sorted(days)))
 
 
 def written(place: Path) -> dict[str, int]:
     return {str(one.relative_to(place)): one.stat().st_ino for one in place.rglob("*.parquet")}
 
 
-@pytest.mark.slow
-def test_a_round_touches_what_is_new_whatever_the_history(spark: SparkSession, tmp_path: Path) -> None:
-    """The same increment after a history of two days, and of four: the same files are read and written."""
-    touched = []
-    for length in (2, 4):
-        place = tmp_path / f"after-{length}"
-        folder = Watched(place)
-        folder.begin()
-        history = {TODAY - timedelta(days=back) for back in range(1, length + 1)}
-        stories(spark, folder, history, 0)
-        refresh(spark, folder, history, now=NOON)
-        before = written(place)
-        folder.was_read.clear()
+def touched_by(folder: Watched, increment: Callable[[], None]) -> tuple[set[str], set[str]]:
+    """Where files were written meanwhile, and where all of a row was read."""
+    place = Path(folder.place)
+    before = written(place)
+    folder.was_read.clear()
+    increment()
+    after = written(place)
+    assert {name for name in before if name not in after} <= {one for one in before if one.startswith(_ANEW)}
+    return (
+        {_place(name) for name, inode in after.items() if before.get(name) != inode},
+        {_place(name) for name in folder.was_read if not name.startswith("_state/failures")},
+    )
 
-        stories(spark, folder, {TODAY}, 100)
-        assert refresh(spark, folder, {TODAY}, now=NOON) == {TODAY}
-        after = written(place)
-        assert {name for name in before if name not in after} <= {one for one in before if one.startswith(_SMALL)}
-        touched.append(
-            (
-                {_place(name) for name, inode in after.items() if before.get(name) != inode},
-                {_place(name) for name in folder.was_read if not name.startswith("_state/failures")},
-            )
-        )
-        messages = spark.read.parquet(str(place / "messages")).groupBy("outcome", "attempts").count()
-        assert {tuple(row) for row in messages.collect()} == {
-            ("processed", 1, 19 * (length + 1)),
-            ("processed", 2, length + 1),
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_round_touches_what_is_new_whatever_the_history(spark: SparkSession, tmp_path: Path) -> None:
+    """After one round and after two, on the same day and on others: only messages that are told of again are looked at.
+
+    The increment has facts of new messages, and of half the messages of the round before.
+    """
+    for length in (1, 2):
+        folder = Watched(tmp_path / f"after-{length}")
+        folder.begin()
+        for batch in range(length):
+            days = {TODAY, TODAY - timedelta(days=batch + 1)}
+            refresh(spark, folder, [stories(spark, folder, days, batch, hour=batch)], now=NOON)
+        last = length - 1
+
+        def increment(folder: Watched = folder, last: int = last) -> None:
+            again = stories(spark, folder, {TODAY}, 100)
+            rows = folder.read_batches(spark, "delivered", facts.SCHEMAS["delivered"], {(TODAY, last)})
+            folder.append(rows.limit(10), "delivered", 101)
+            more = Note(name="delivered-101", rows={"delivered": 10}, days=(TODAY,))
+            assert refresh(spark, folder, [again, more], now=NOON) == {TODAY}
+
+        changed, looked_at = touched_by(folder, increment)
+        assert changed == {
+            *(f"{table}/day={TODAY}/batch=100" for table in facts.SCHEMAS),
+            f"delivered/day={TODAY}/batch=101",
+            *(f"messages/day={TODAY}/batch={number}" for number in (last, length)),
+            *(f"{table}/day={TODAY}" for table in ("lateness", "_state/failures")),
+            *_SMALL,
         }
-    assert touched[0] == touched[1]
-    changed, looked_at = touched[0]
-    assert changed == {
-        *(f"{table}/day={TODAY}/batch=100" for table in facts.SCHEMAS),
-        *(f"{table}/day={TODAY}" for table in ("messages", "lateness", "_state/failures")),
-        *_SMALL,
-    }
-    assert looked_at == {f"{table}/day={TODAY}/batch=100" for table in facts.SCHEMAS}
+        of_messages = ("scheduled", "processed", "messages")
+        assert {one for one in looked_at if one.startswith(of_messages)} == {
+            *(f"{table}/day={TODAY}/batch={batch}" for table in of_messages[:2] for batch in (last, 100)),
+            *(f"messages/day={TODAY}/batch={number}" for number in (last, length)),
+        }
+        outcomes = spark.read.parquet(folder.location("messages")).groupBy("outcome", "attempts").count()
+        assert {tuple(row) for row in outcomes.collect()} == {
+            ("processed", 1, 19 * (2 * length + 1)),
+            ("processed", 2, 2 * length + 1),
+        }
 
 
 _SMALL = ("pending", "failures")
+_ANEW = (*_SMALL, f"lateness/day={TODAY}", f"_state/failures/day={TODAY}", f"messages/day={TODAY}")
 
 
 def _place(name: str) -> str:
@@ -112,7 +145,7 @@ def _place(name: str) -> str:
 
 def test_many_batches_become_one(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing is counted twice, wherever that was interrupted."""
-    monkeypatch.setattr(audit, "MOST_BATCHES", 2)
+    monkeypatch.setattr(audit_refresh, "MOST_BATCHES", 2)
     folder = Folder(str(tmp_path))
     folder.begin()
     for batch in range(3):
@@ -159,21 +192,120 @@ def test_time_alone_makes_messages_overdue(spark: SparkSession, tmp_path: Path) 
     folder = Folder(str(tmp_path))
     folder.begin()
     stories(spark, folder, {TODAY}, 0)
-    shutil.rmtree(tmp_path / "delivered")
-    for table in ("processed", "failed"):
+    for table in ("delivered", "processed", "failed"):
         shutil.rmtree(tmp_path / table)
+    note = Note(name="scheduled-0", rows={"scheduled": 20}, days=(TODAY,))
     ten = datetime(2026, 11, 21, 10, tzinfo=UTC)
 
     def counted() -> list[tuple[int, int]]:
         return [(row["count"], row["overdue"]) for row in folder.read(spark, "pending", tables.PENDING).collect()]
 
-    refresh(spark, folder, {TODAY}, now=ten)
+    refresh(spark, folder, [note], now=ten)
     assert counted() == [(20, 0)]
-    assert refresh(spark, folder, set(), now=ten + timedelta(seconds=15)) == set()
-    assert refresh(spark, folder, set(), now=ten + timedelta(seconds=20)) == {TODAY}
+    assert refresh(spark, folder, [], now=ten + timedelta(seconds=15)) == set()
+    assert refresh(spark, folder, [], now=ten + timedelta(seconds=20)) == {TODAY}
     assert counted() == [(20, 11)]
     outcomes = spark.read.parquet(str(tmp_path / "messages")).groupBy("outcome").count().collect()
     assert {tuple(row) for row in outcomes} == {("overdue", 11), ("scheduled", 9)}
+
+
+class Lives:
+    """Facts of made-up messages, in whatever order and division they come."""
+
+    def __init__(self, chance: random.Random, number: int) -> None:
+        self.facts: list[tuple[str, dict[str, Any]]] = []
+        for one in range(number):
+            self._live(chance, f"m-{one}" if chance.random() > 0.05 else None)
+        chance.shuffle(self.facts)
+
+    def _live(self, chance: random.Random, message_id: str | None) -> None:
+        # Far from the time at which they are looked at, since overdue ones are counted by slices of ten seconds.
+        due = NOON + timedelta(minutes=chance.choice([*range(-30, -5), 20, 600, 780]), seconds=chance.random() * 50)
+        same = {"message_id": message_id, "sent": due - timedelta(hours=1), "due": due, "retries": 0,
+                "day": due.date(), "type": "t", "size": 5, "layout": "clock", "stream": "tap"}  # fmt: skip
+        for target in chance.sample(["q:orders", "q:mail", "x:shop"], chance.choice([0, 1, 1, 1, 2])):
+            tapped = {**same, "target": target, "first_due": due}
+            delivered = {**tapped, "delivered": due + timedelta(milliseconds=9), "lateness_ms": chance.randint(0, 99)}
+            copies = chance.choice([1, 1, 1, 2])
+            self._add("scheduled", {**tapped, "scheduled": same["sent"]}, copies)
+            if due < NOON:
+                self._add("delivered", delivered, chance.choice([0, *[copies] * 3]))
+        if due < NOON and chance.random() < 0.5:
+            told = {**same, "endpoint": "shop", "queue": "orders", "attempt": 1, "delivered": due, "started": due}
+            failed = {**told, "kind": "failed", "ended": due + timedelta(seconds=1), "exception": "E", "group": "g"}
+            self._add("failed", failed, chance.choice([0, 0, 1, 2]))
+            self._add("processed", {**told, "attempt": 2, "ended": due + timedelta(seconds=2)}, chance.choice([0, 1]))
+
+    def _add(self, table: str, row: dict[str, Any], copies: int) -> None:
+        self.facts += [(table, {**row, "offset": len(self.facts)})] * copies
+
+
+def append(spark: SparkSession, folder: Folder, told: list[tuple[str, dict[str, Any]]], batch: int) -> Note:
+    rows: dict[str, list[dict[str, Any]]] = {table: [] for table in facts.SCHEMAS}
+    for table, row in told:
+        rows[table].append(row)
+    for table, some in rows.items():
+        names = facts.SCHEMAS[table].names
+        values = [tuple(float(v) if n == "lateness_ms" and v is not None else v for n in names for v in [row.get(n)])
+                  for row in some]  # fmt: skip
+        folder.append(spark.createDataFrame(values, facts.SCHEMAS[table]).coalesce(1), table, batch)
+    days = {row["day"] for _, row in told}
+    counts = {table: len(some) for table, some in rows.items()}
+    return Note(name=f"all-{batch}", rows=counts, days=tuple(sorted(days)))
+
+
+def tables_of(spark: SparkSession, folder: Folder) -> dict[str, list[Any]]:
+    found = {}
+    for table in ("messages", "pending", "lateness", "failures", "_state/pending"):
+        rows = spark.read.parquet(folder.location(table))
+        if table == "messages":
+            rows = rows.withColumn("waiting", F.array_sort("waiting"))
+        if table == "_state/pending":
+            rows = rows.groupBy("target", "due", "day").agg(F.sum("count"), F.sum("overdue"))
+        found[table] = sorted((tuple(row) for row in rows.drop("batch").collect()), key=repr)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seed", range(20 if SOAK else 1))
+def test_rounds_and_one_round_come_to_the_same(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """However the facts are divided, with interruptions, and with small batches being put together."""
+    monkeypatch.setattr(audit_refresh, "MOST_BATCHES", 1)
+    chance = random.Random(seed)
+    lives = Lives(chance, 60).facts
+    whole = Folder(str(tmp_path / "whole"))
+    whole.begin()
+    refresh(spark, whole, [append(spark, whole, lives, 0)], now=NOON)
+
+    class Interrupted(Folder):
+        """Is interrupted before or after it writes the table."""
+
+        at: tuple[str, bool] | None = None
+
+        def write(self, rows: DataFrame, table: str, *, by: tuple[str, ...] = ("day",)) -> None:
+            if self.at == (table, False):
+                raise KeyboardInterrupt
+            super().write(rows, table, by=by)
+            if self.at == (table, True):
+                raise KeyboardInterrupt
+
+    folder = Interrupted(str(tmp_path / "rounds"))
+    folder.begin()
+    cuts = sorted(chance.sample(range(len(lives)), 2))
+    for batch, (first, last) in enumerate(zip([0, *cuts], [*cuts, len(lives)], strict=True)):
+        note = append(spark, folder, lives[first:last], batch)
+        now = NOON - timedelta(minutes=40 * (2 - batch))
+        if batch:
+            folder.at = chance.choice(["messages", "_state/pending", "lateness"]), chance.random() < 0.5
+            with pytest.raises(KeyboardInterrupt):
+                refresh(spark, folder, [note], now=now)
+            folder.at = None
+        refresh(spark, folder, [note], now=now)
+        compact(spark, folder, note.days)
+    assert tables_of(spark, folder) == tables_of(spark, whole)
 
 
 def test_folders_of_others(spark: SparkSession, tmp_path: Path) -> None:
@@ -186,6 +318,6 @@ def test_folders_of_others(spark: SparkSession, tmp_path: Path) -> None:
     own.begin()
     own.begin()
     head = tmp_path / "own" / "_state" / "audit.json"
-    head.write_text('{"version": 2}')
-    with pytest.raises(InvalidInputError, match="an audit of version 2, and this bide writes 1"):
+    head.write_text('{"version": 1}')
+    with pytest.raises(InvalidInputError, match="an audit of version 1, and this bide writes 2"):
         own.begin()

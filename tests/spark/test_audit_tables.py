@@ -156,9 +156,7 @@ def test_one_row_for_each_message(spark: SparkSession) -> None:
             facts.failed(told_events),
             now=at(30),
         )
-        assert [(one.name, one.dataType) for one in found.schema] == [
-            (one.name, one.dataType) for one in tables.MESSAGES
-        ]
+        assert found.dtypes == [(one.name, one.dataType.simpleString()) for one in tables.MESSAGES]
         return told(
             found,
             *("message_id", "target", "type", "scheduled", "due", "lateness_ms", "attempts", "outcome", "endpoint"),
@@ -193,7 +191,14 @@ def test_what_is_pending(spark: SparkSession) -> None:
     delivered = facts.delivered(
         tapped(spark, *(native(f"m-{number}", due=number) for number in range(12)), native("twice", due=3600)), LAYOUTS
     )
-    parts = tables.pending_parts(scheduled, delivered, now=at(25))
+    nothing = tapped(spark).transform(facts.events)
+
+    def counted(seconds: float) -> DataFrame:
+        now = at(seconds)
+        found = tables.messages(scheduled, delivered, facts.processed(nothing), facts.failed(nothing), now=now)
+        return tables.pending_parts(found.withColumn("batch", F.lit(3)), now=now)
+
+    parts = counted(25)
     # 12 to 15 are due for ten seconds and more.
     assert told(parts, "due", "count", "overdue") == [(10, 8, 4), (3600, 1, 0), (7200, 1, 0)]
     assert told(tables.pending(parts), "target", "due_hour", "count", "overdue") == [
@@ -203,9 +208,9 @@ def test_what_is_pending(spark: SparkSession) -> None:
     ]
     today = date(2026, 11, 21)
     assert told(tables.ripe(parts, now=at(29)), "day") == []
-    assert told(tables.ripe(parts, now=at(30)), "day") == [(today,)], "all of a slice are overdue, and four were"
-    now = tables.pending_parts(scheduled, delivered, now=at(30))
-    assert told(tables.ripe(now, now=at(3000)), "day") == [], "what is known to be overdue is not counted again"
+    found = told(tables.ripe(parts, now=at(30)), "day", "batch")
+    assert found == [(today, 3)], "all of a slice are overdue, and four were"
+    assert told(tables.ripe(counted(30), now=at(3000)), "day") == [], "what is known to be overdue is not counted again"
 
 
 def test_lateness_by_minute_and_target(spark: SparkSession) -> None:

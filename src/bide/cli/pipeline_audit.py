@@ -91,12 +91,16 @@ def audit(
     folder.begin()
     # What is wrong with the options or the broker is said before Spark starts.
     find()
-    with open_session("bide pipeline audit", quiet=not settings.verbosity) as spark, _signals() as received:
+    with (
+        folder.lock(),
+        open_session("bide pipeline audit", quiet=not settings.verbosity) as spark,
+        _signals() as received,
+    ):
         while not received:
             began = time.monotonic()
             try:
                 # Each time: taps are turned on, and endpoints are started, while it runs.
-                with progress("reading", done=folder.noted), spark_errors():
+                with progress("auditing", done=folder.noted), spark_errors():
                     done = run(spark, find(), folder)
             except (BrokerUnreachableError, ConnectionLostError) as error:
                 if once:
@@ -114,7 +118,8 @@ def audit(
 
 def _tell(done: Round, place: str, *, once: bool, as_json: bool) -> None:
     if as_json:
-        told = {**asdict(done), "into": place}
+        seconds = {name: round(getattr(done, name), 3) for name in ("read_seconds", "seconds")}
+        told = {**asdict(done), **seconds, "into": place}
         if once:
             print_json(told)
         else:

@@ -1,8 +1,8 @@
 """Taps and the events stream as Parquet tables, which grow with what is new.
 
 A round (:func:`run`) reads each source from where the last one ended, with a streaming query whose checkpoint is the
-only truth, and appends its facts (:mod:`bide.pipelines.audit_facts`). Then it works out what follows from the facts of
-the days that got new ones (:mod:`bide.pipelines.audit_tables`), and of no others.
+only truth, and appends its facts (:mod:`bide.pipelines.audit_facts`). Then it works out what follows from them
+(:mod:`bide.pipelines.audit_tables`), for the messages that they are about (:mod:`bide.pipelines.audit_refresh`).
 """
 
 from __future__ import annotations
@@ -20,21 +20,15 @@ import bide.spark
 from bide.pipelines import audit_facts as facts
 from bide.pipelines import audit_tables as tables
 from bide.pipelines.audit_folder import Folder, Note
+from bide.pipelines.audit_refresh import FACTS, compact, refresh
 from bide.pipelines.session import parallelism
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-MOST_BATCHES: Final = 20
-"""A day of a table that came in more batches is put together into one."""
-
 BATCH_ROWS: Final = 1_000_000
 """Messages of a batch, at most: what is read again after a kill."""
-
-_FACTS: Final = tuple(facts.SCHEMAS)
-_PENDING: Final = "_state/pending"
-_FAILURES: Final = "_state/failures"
 
 _Tables = Callable[["DataFrame"], Mapping[str, "DataFrame"]]
 
@@ -68,7 +62,7 @@ class Round:
 
     Attributes:
         rows: facts that were written, by table; with those of a run before that was killed before it could use them.
-        days: how many days were worked out anew.
+        days: of how many days messages were worked out anew.
         pending: messages that are scheduled and not delivered.
         overdue: those of them whose due time is over.
         read_seconds: for reading and writing facts.
@@ -109,9 +103,10 @@ def run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
     _finish(queries)
     read = time.monotonic()
     notes = folder.notes()
-    days = refresh(spark, folder, {day for note in notes for day in note.days}, now=now)
+    days = refresh(spark, folder, notes, now=now)
     folder.strike_out(notes)
-    rows = Counter(dict.fromkeys(_FACTS, 0))
+    compact(spark, folder, {day for note in notes for day in note.days})
+    rows = Counter(dict.fromkeys(FACTS, 0))
     for note in notes:
         rows.update(note.rows)
     waiting = folder.read(spark, "pending", tables.PENDING).agg(F.sum("count"), F.sum("overdue")).collect()[0]
@@ -124,45 +119,6 @@ def run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
         read_seconds=read - began,
         seconds=ended - began,
     )
-
-
-def refresh(spark: SparkSession, folder: Folder, days: set[date], *, now: datetime) -> set[date]:
-    """Work out anew what follows from the facts of these days, and of those on which messages have become overdue.
-
-    Args:
-        now: until when the streams were read.
-
-    Returns:
-        all these days.
-    """
-    ripe = tables.ripe(folder.read(spark, _PENDING, tables.PENDING_PARTS), now=now)
-    days = days | {row["day"] for row in ripe.collect()}
-    if days:
-        scheduled, delivered, processed, failed = (
-            folder.read(spark, name, facts.SCHEMAS[name], days) for name in _FACTS
-        )
-        messages = tables.messages(scheduled, delivered, processed, failed, now=now)
-        folder.write(messages.hint("rebalance", "day"), "messages")
-        folder.write(tables.lateness(delivered).repartition("day"), "lateness")
-        # What of these no longer is must not stay, and there may be nothing to take its place.
-        folder.drop_days(_PENDING, days)
-        folder.write(tables.pending_parts(scheduled, delivered, now=now).repartition("day"), _PENDING)
-        folder.write(tables.failures_parts(failed).repartition("day"), _FAILURES)
-        compact(spark, folder, days)
-    pending = tables.pending(folder.read(spark, _PENDING, tables.PENDING_PARTS))
-    folder.write_whole(pending, "pending", "due_hour", "target")
-    failures = tables.failures(folder.read(spark, _FAILURES, tables.FAILURES_PARTS))
-    folder.write_whole(failures, "failures", F.desc("recent"), F.desc("count"), "group")
-    return days
-
-
-def compact(spark: SparkSession, folder: Folder, days: set[date]) -> None:
-    """Put days of facts that came in many batches together. To be called while nothing is written to them."""
-    for table in _FACTS:
-        for day in days:
-            batches = folder.batches(table, day)
-            if len(batches) > MOST_BATCHES:
-                folder.merge(folder.read(spark, table, facts.SCHEMAS[table], {day}), table, day, batches)
 
 
 def _tap(make: Callable[[DataFrame, Mapping[str, str]], DataFrame], table: str, layouts: Mapping[str, str]) -> _Tables:

@@ -3,14 +3,16 @@
 ::
 
     scheduled/day=2026-11-21/batch=7/*.parquet     facts; the same for delivered, processed, failed
-    messages/day=2026-11-21/*.parquet              worked out of the facts of that day; the same for lateness
+    messages/day=2026-11-21/batch=3/*.parquet      worked out of the facts, by the round that last did
+    lateness/day=2026-11-21/*.parquet              worked out of the facts of that day
     pending/*.parquet  failures/*.parquet          of all days
-    _state/                                        what these two are made of, and which days have new facts
+    _state/                                        what these two are made of, and which facts are new
     _checkpoint/                                   how far the streams were read: Spark's own
 
 Whoever is killed leaves a folder that the next run goes on with. A batch of facts takes the place of what was written
 of the same batch before. The days that it has facts of are written down after the facts and before Spark takes the
-batch for done, and struck out when all that follows from them is written.
+batch for done, and struck out when all that follows from them is written. Which batches of messages a round replaces is
+written down before it begins with that: the next one replaces them again if it did not come to its end.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import os
 import posixpath
 import re
 from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final
@@ -27,17 +30,22 @@ from typing import TYPE_CHECKING, Any, Final
 from pyarrow import fs
 
 from bide.errors import InvalidInputError
+from bide.pipelines.folder_lock import hold
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-VERSION: Final = 1
+VERSION: Final = 2
+
+Batch = tuple[date, int]
+"""A batch of one day of a table."""
 
 _BATCH: Final = re.compile(r"batch=([0-9]+)")
 _NOTES: Final = "_state/notes"
 _MERGED: Final = "_state/merged"
 _MERGE: Final = "_state/merge.json"
+_WORK: Final = "_state/work.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +61,12 @@ class Note:
     name: str
     rows: dict[str, int]
     days: tuple[date, ...]
+
+    @property
+    def batches(self) -> set[Batch]:
+        """Those that it tells of, in each of the tables that have rows."""
+        number = int(self.name.rpartition("-")[2])
+        return {(day, number) for day in self.days}
 
 
 class Folder:
@@ -91,6 +105,14 @@ class Folder:
             raise InvalidInputError(f"the folder {self.place} has things that are no audit: name another folder")
         else:
             self._write(head, {"version": VERSION})
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Keep other audits from this folder meanwhile. A lock that a dead process has left does not count.
+
+        Raises:
+            FolderInUseError: entering it, another audit has it.
+        """
+        return hold(self._files, self._path("_state"), what=f"the audit in {self.place}")
 
     def location(self, *parts: str) -> str:
         """Where a table is, for Spark."""
@@ -134,11 +156,45 @@ class Folder:
         found = spark.read.schema(schema).option("basePath", self.location(table)).parquet(*there)
         return found.select(*schema.names)
 
-    def batches(self, table: str, day: date) -> list[int]:
-        """The batches that a day of a table consists of."""
-        return sorted(
-            int(match[1]) for one in self._entries(self._path(table, f"day={day}")) if (match := _BATCH.fullmatch(one))
-        )
+    def read_batches(
+        self, spark: SparkSession, table: str, schema: StructType, batches: Collection[Batch]
+    ) -> DataFrame:
+        """Rows of these batches, those that are there, with a column ``batch``."""
+        from pyspark.sql.types import LongType, StructField, StructType
+
+        whole = StructType([*schema, StructField("batch", LongType())])
+        there = [self.location(*_parts(table, one)) for one in sorted(batches) if self.has(table, one)]
+        if not there:
+            return spark.createDataFrame([], whole)
+        found = spark.read.schema(whole).option("basePath", self.location(table)).parquet(*there)
+        return found.select(*whole.names)
+
+    def replace(self, rows: DataFrame, table: str, batches: Collection[Batch]) -> None:
+        """Write rows, of which each has its day and batch, in the place of these batches, and leave the others."""
+        before = {one: self._entries(self._path(*_parts(table, one))) for one in batches}
+        self.write(rows, table, by=("day", "batch"))
+        for one, entries in before.items():
+            # What got no rows was not touched.
+            if entries and self._entries(path := self._path(*_parts(table, one))) == entries:
+                self._files.delete_dir(path)
+
+    def has(self, table: str, batch: Batch | None = None) -> bool:
+        """Whether a table is there, or this batch of it."""
+        return self._exists(self._path(table) if batch is None else self._path(*_parts(table, batch)))
+
+    def batches(self, table: str, day: date, *, under: int | None = None) -> list[int]:
+        """The batches that a day of a table consists of.
+
+        Args:
+            under: only those that have fewer bytes than this.
+        """
+        place = self._path(table, f"day={day}")
+        found = {int(match[1]): 0 for one in self._entries(place) if (match := _BATCH.fullmatch(one))}
+        if under is not None:
+            for number in found:
+                files = fs.FileSelector(posixpath.join(place, f"batch={number}"), recursive=True)
+                found[number] = sum(one.size or 0 for one in self._files.get_file_info(files))
+        return sorted(number for number, size in found.items() if under is None or size < under)
 
     def merge(self, rows: DataFrame, table: str, day: date, batches: list[int]) -> None:
         """Put the batches of a day together into one, of which these are the rows.
@@ -165,11 +221,20 @@ class Folder:
             self._files.move(merged, posixpath.join(place, f"batch={told['batches'][-1]}"))
         self._files.delete_file(note)
 
-    def drop_days(self, table: str, days: Iterable[date]) -> None:
-        """Delete these days of a table, where they are there."""
-        for day in days:
-            if self._exists(path := self._path(table, f"day={day}")):
-                self._files.delete_dir(path)
+    def begin_work(self, batches: Collection[Batch]) -> None:
+        """Write down which batches of messages are about to be replaced."""
+        self._write(self._path(_WORK), {"batches": [[str(day), number] for day, number in sorted(batches)]})
+
+    def unfinished_work(self) -> set[Batch]:
+        """What was written down so, if it was not finished."""
+        if not self._exists(path := self._path(_WORK)):
+            return set()
+        return {(date.fromisoformat(day), number) for day, number in json.loads(self._read(path))["batches"]}
+
+    def finish_work(self) -> None:
+        """Strike it out."""
+        if self._exists(path := self._path(_WORK)):
+            self._files.delete_file(path)
 
     def note(self, note: Note) -> None:
         """Write down what a batch has brought."""
@@ -205,7 +270,7 @@ class Folder:
 
     def _entries(self, path: str) -> list[str]:
         found = self._files.get_file_info(fs.FileSelector(path, allow_not_found=True))
-        return [one.base_name for one in found]
+        return sorted(one.base_name for one in found)
 
     def _read(self, path: str) -> bytes:
         with self._files.open_input_stream(path) as file:
@@ -219,3 +284,8 @@ class Folder:
         with self._files.open_output_stream(new) as file:
             file.write(json.dumps(told, sort_keys=True).encode())
         self._files.move(new, path)
+
+
+def _parts(table: str, batch: Batch) -> tuple[str, str, str]:
+    day, number = batch
+    return table, f"day={day}", f"batch={number}"

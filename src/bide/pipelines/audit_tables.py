@@ -11,16 +11,29 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql.types import ArrayType, StructField, StructType
 
 from bide.pipelines.audit_facts import schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-MESSAGES: Final = schema_of(
-    "message_id string, target string, type string, layout string, sent timestamp, scheduled timestamp, due timestamp, "
-    "delivered timestamp, lateness_ms double, attempts int, outcome string, endpoint string, started timestamp, "
-    "ended timestamp, critical_ms double, processing_ms double, delivery_ms double, day date"
+BATCH: Final = "batch"
+"""Which of the rounds wrote a row: days are divided by it, so that a round has to replace little of them."""
+
+WAITING: Final = ArrayType(schema_of("target string, due timestamp"))
+"""What of a message is scheduled and not delivered."""
+
+MESSAGES: Final = StructType(
+    [
+        *schema_of(
+            "message_id string, target string, type string, layout string, sent timestamp, scheduled timestamp, "
+            "due timestamp, delivered timestamp, lateness_ms double, attempts int, outcome string, endpoint string, "
+            "started timestamp, ended timestamp, critical_ms double, processing_ms double, delivery_ms double"
+        ),
+        StructField("waiting", WAITING),
+        *schema_of("day date"),
+    ]
 )
 LATENESS: Final = schema_of(
     "minute timestamp, target string, count long, p50_ms double, p95_ms double, p99_ms double, max_ms double, day date"
@@ -30,7 +43,7 @@ FAILURES: Final = schema_of(
     "group string, exception string, endpoint string, count long, messages long, first_seen timestamp, "
     "last_seen timestamp, recent long, before long, trend double"
 )
-PENDING_PARTS: Final = schema_of("target string, due timestamp, count long, overdue long, day date")
+PENDING_PARTS: Final = schema_of("target string, due timestamp, count long, overdue long, day date, batch long")
 FAILURES_PARTS: Final = schema_of(
     "group string, exception string, endpoint string, minute timestamp, count long, messages long, "
     "first_seen timestamp, last_seen timestamp, day date"
@@ -51,6 +64,9 @@ _SEVERITY: Final = ("processed", "retried", "failed", "expired", "discarded", "p
 _LIFE: Final = ("failed", "retried", "processed", "expired", "discarded", "parked")
 """What comes after what, where two events are of the same millisecond."""
 
+KEY: Final = ("message_id", "day")
+"""What the rows of a message have in common."""
+
 _MICROS: Final = 1_000_000
 
 
@@ -65,7 +81,7 @@ def messages(
     """
     taken = F.coalesce("retries", F.lit(0)) == 0
     went = _known(scheduled).select(
-        *_KEY,
+        *KEY,
         "target",
         "type",
         "layout",
@@ -74,10 +90,9 @@ def messages(
         F.col("first_due").alias("due"),
         F.col("scheduled").alias("at"),
         F.lit(1).alias("gone"),
-        F.col("due").alias("until"),
     )
     came = _known(delivered).select(
-        *_KEY,
+        *KEY,
         "target",
         "type",
         "layout",
@@ -89,18 +104,16 @@ def messages(
     )
     dealt = _dealt(processed, failed)
     together = went.unionByName(came, allowMissingColumns=True).unionByName(dealt, allowMissingColumns=True)
-    found = together.groupBy(*_KEY).agg(
-        F.min_by("target", _unless_null("target", F.col("at"))).alias("target"),
-        F.min_by("type", _unless_null("type", F.col("at"))).alias("type"),
-        F.min_by("layout", _unless_null("layout", F.col("at"))).alias("layout"),
+    found = together.groupBy(*KEY).agg(
+        *(_earliest(name).alias(name) for name in ("target", "type", "layout")),
         *(F.min(name).alias(name) for name in ("sent", "scheduled", "due", "delivered")),
         F.coalesce(F.sum("gone"), F.lit(0)).alias("gone"),
         F.coalesce(F.sum("come"), F.lit(0)).alias("come"),
-        F.max("until").alias("until"),
         F.coalesce(F.sum("attempts"), F.lit(0)).cast("int").alias("attempts"),
         F.max("worst").alias("worst"),
     )
-    waiting = F.when(_overdue(F.col("until"), now), F.lit("overdue")).otherwise(F.lit("scheduled"))
+    found = found.join(_waiting(scheduled, delivered), list(KEY), "left")
+    waiting = F.when(_overdue(_last_due(), now), F.lit("overdue")).otherwise(F.lit("scheduled"))
     start = F.coalesce("due", "sent")
     ended, started = F.col("worst.ended"), F.col("worst.started")
     outcome = F.coalesce(
@@ -131,25 +144,28 @@ def messages(
                 ("delivery_ms", start, started),
             )
         ),
+        "waiting",
         "day",
     )
 
 
-def pending_parts(scheduled: DataFrame, delivered: DataFrame, *, now: datetime) -> DataFrame:
-    """What was scheduled and not delivered, by target and slice of the due time, for each day.
+def aged(messages: DataFrame, *, now: datetime) -> DataFrame:
+    """The same messages later: those are overdue of which nothing but time has told."""
+    is_late = (F.col("outcome") == "scheduled") & _overdue(_last_due(), now)
+    return messages.withColumn("outcome", F.when(is_late, F.lit("overdue")).otherwise(F.col("outcome")))
 
-    A message that was scheduled several times (it was retried, or its publisher sent it twice) is delivered as often;
-    what was due first has been delivered first.
+
+def pending_parts(messages: DataFrame, *, now: datetime) -> DataFrame:
+    """What waits, by target and slice of the due time, for each day and batch.
+
+    Args:
+        messages: the table, with the batch of each row.
+        now: until when the facts were read.
     """
-    went = _known(scheduled).groupBy(*_KEY, "target").agg(F.array_sort(F.collect_list("due")).alias("dues"))
-    came = _known(delivered).groupBy(*_KEY, "target").agg(F.count(F.lit(1)).alias("come"))
-    left = went.join(came, [*_KEY, "target"], "left")
-    come = F.coalesce("come", F.lit(0)).cast("int")
-    waiting = left.where(F.size("dues") > come).select(
-        "target", "day", F.explode(F.slice("dues", come + 1, F.size("dues"))).alias("due")
-    )
+    waiting = messages.where(F.col("waiting").isNotNull()).select("day", BATCH, F.explode("waiting").alias("one"))
     return (
-        waiting.groupBy("target", _floor(F.col("due"), SLICE_SECONDS).alias("slice"), "day")
+        waiting.select("day", BATCH, "one.*")
+        .groupBy("target", _floor(F.col("due"), SLICE_SECONDS).alias("slice"), "day", BATCH)
         .agg(F.count(F.lit(1)).alias("count"), F.count_if(_overdue(F.col("due"), now)).alias("overdue"))
         .withColumnRenamed("slice", "due")
         .select(*PENDING_PARTS.names)
@@ -166,28 +182,34 @@ def pending(parts: DataFrame) -> DataFrame:
 
 
 def ripe(parts: DataFrame, *, now: datetime) -> DataFrame:
-    """The days of parts whose messages have become overdue since they were counted: ``day``."""
+    """Where messages have become overdue since they were counted: ``day`` and ``batch``."""
     whole = F.col("due") + F.make_dt_interval(secs=F.lit(SLICE_SECONDS))
-    return parts.where(_overdue(whole, now) & (F.col("overdue") < F.col("count"))).select("day").distinct()
+    return parts.where(_overdue(whole, now) & (F.col("overdue") < F.col("count"))).select("day", BATCH).distinct()
 
 
 def lateness(delivered: DataFrame) -> DataFrame:
     """The table ``lateness``, by the minute in which messages were due. Releases for a retry are not counted."""
-    first = delivered.where((F.col("retries") == 0) & F.col("lateness_ms").isNotNull())
     shares = F.percentile("lateness_ms", F.array(*(F.lit(share) for share in (0.5, 0.95, 0.99))))
     return (
-        first.groupBy(_floor(F.col("due"), 60).alias("minute"), "target", "day")
+        released(delivered)
+        .groupBy("minute", "target", "day")
         .agg(F.count(F.lit(1)).alias("count"), shares.alias("shares"), F.max("lateness_ms").alias("max_ms"))
         .withColumns({f"p{share}_ms": F.col("shares")[place] for place, share in enumerate((50, 95, 99))})
         .select(*LATENESS.names)
     )
 
 
+def released(delivered: DataFrame) -> DataFrame:
+    """Those facts that the table ``lateness`` counts, with the ``minute`` in which each was due."""
+    first = delivered.where((F.col("retries") == 0) & F.col("lateness_ms").isNotNull())
+    return first.withColumn("minute", _floor(F.col("due"), 60))
+
+
 def failures_parts(failed: DataFrame) -> DataFrame:
     """Failures by group and minute, for each day. A message is counted in the minute of its first failure."""
     told = _distinct(failed).where((F.col("kind") != "expired") & F.col("exception").isNotNull())
     same = ("group", "exception", "endpoint")
-    once = told.groupBy(*same, *_KEY).agg(
+    once = told.groupBy(*same, *KEY).agg(
         F.min("ended").alias("first"), F.array_sort(F.collect_list("ended")).alias("times")
     )
     each = once.select(*same, "day", "first", "message_id", F.posexplode("times").alias("place", "ended"))
@@ -231,9 +253,6 @@ def failures(parts: DataFrame) -> DataFrame:
     )
 
 
-_KEY: Final = ("message_id", "day")
-
-
 def _dealt(processed: DataFrame, failed: DataFrame) -> DataFrame:
     """What endpoints made of each message: one row a message, with the outcome at the endpoint where it fared worst."""
     both = processed.withColumn("kind", F.lit("processed")).unionByName(failed, allowMissingColumns=True)
@@ -241,7 +260,7 @@ def _dealt(processed: DataFrame, failed: DataFrame) -> DataFrame:
     ends = (
         _distinct(both)
         .where(F.col("message_id").isNotNull())
-        .groupBy(*_KEY, "endpoint")
+        .groupBy(*KEY, "endpoint")
         .agg(
             F.max(latest).alias("latest"),
             F.min("sent").alias("sent"),
@@ -254,7 +273,7 @@ def _dealt(processed: DataFrame, failed: DataFrame) -> DataFrame:
     )
     rank = _place(_SEVERITY, "latest.kind").alias("rank")
     worst = F.struct(rank, "latest.ended", "latest.kind", "latest.started", "endpoint")
-    return ends.groupBy(*_KEY).agg(
+    return ends.groupBy(*KEY).agg(
         F.max(worst).alias("worst"),
         F.sum("attempts").alias("attempts"),
         F.min("sent").alias("sent"),
@@ -263,6 +282,30 @@ def _dealt(processed: DataFrame, failed: DataFrame) -> DataFrame:
         F.concat(F.lit("q:"), F.min("queue")).alias("target"),
         F.min("at").alias("at"),
     )
+
+
+def _waiting(scheduled: DataFrame, delivered: DataFrame) -> DataFrame:
+    """What was scheduled and not delivered, for each message of which there is such.
+
+    A message that was scheduled several times (it was retried, or its publisher sent it twice) is delivered as often;
+    what was due first has been delivered first.
+    """
+    went = _known(scheduled).groupBy(*KEY, "target").agg(F.array_sort(F.collect_list("due")).alias("dues"))
+    came = _known(delivered).groupBy(*KEY, "target").agg(F.count(F.lit(1)).alias("come"))
+    come = F.coalesce("come", F.lit(0)).cast("int")
+    left = F.slice("dues", come + 1, F.size("dues"))
+    return (
+        went.join(came, [*KEY, "target"], "left")
+        .where(F.size("dues") > come)
+        .withColumn("waiting", F.transform(left, lambda due: F.struct(F.col("target"), due.alias("due"))))
+        .groupBy(*KEY)
+        .agg(F.flatten(F.collect_list("waiting")).alias("waiting"))
+    )
+
+
+def _last_due() -> Column:
+    """When the last of what waits is due; null where nothing does."""
+    return F.array_max(F.transform("waiting", lambda one: one["due"]))
 
 
 def _known(tapped: DataFrame) -> DataFrame:
@@ -294,5 +337,6 @@ def _place(kinds: Sequence[str], column: str) -> Column:
     return F.array_position(F.array(*(F.lit(kind) for kind in kinds)), F.col(column))
 
 
-def _unless_null(column: str, order: Column) -> Column:
-    return F.when(F.col(column).isNotNull(), order)
+def _earliest(column: str) -> Column:
+    """What was told first; of what was told at the same time the same each time, whatever the order of facts."""
+    return F.min(F.when(F.col(column).isNotNull(), F.struct("at", column)))[column]
