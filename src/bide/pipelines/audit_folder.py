@@ -92,6 +92,17 @@ class Folder:
         else:
             self._write(head, {"version": VERSION})
 
+    def check(self) -> None:
+        """See whether an audit is here.
+
+        Raises:
+            InvalidInputError: there is none.
+        """
+        if not self._exists(self._path("_state", "audit.json")):
+            raise InvalidInputError(
+                f"the folder {self.place} is not of an audit: name the one that 'bide pipeline audit --into' was given"
+            )
+
     def location(self, *parts: str) -> str:
         """Where a table is, for Spark."""
         return "/".join((self.place, *parts))
