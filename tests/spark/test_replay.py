@@ -21,6 +21,7 @@ import bide
 from bide.cli.app import run
 from bide.errors import InvalidInputError
 from bide.lifecycle import ErrorQueue, FailedMessage, Selection, read_audit
+from bide.lifecycle.run import WINDOW
 from bide.pipelines.replay import COLUMNS, FailedIn, choose, failed, send, spread, totals
 from bide.recoverability.history import History
 from bide.topology import Binding, Exchange, Queue
@@ -329,4 +330,5 @@ def test_a_run_that_is_killed_is_finished_by_another(clock_url: str, capsys: pyt
     assert {message_id for message_id, _ in found} == {f"m{n}" for n in range(number)}, "nothing is lost"
     assert len(found) == number, "what came twice has the same id and body"
     assert parked(clock_url, error) == []
-    assert sum(found.values()) - number < 1_000
+    # Those that were on their way, and those whose acknowledgements were.
+    assert sum(found.values()) - number <= 3 * WINDOW

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,25 +12,30 @@ import click
 from bide.cli.errors_view import counted
 from bide.cli.output import print_json
 from bide.cli.pipeline import spark_options
-from bide.cli.pipeline_view import histogram, progress, span_for
+from bide.cli.pipeline_view import progress
 from bide.cli.settings import Settings, json_option, layout_options, management_options, pass_settings
 from bide.duration import parse_delay
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-    from bide.delay.infrastructure import DelayInfrastructure
     from bide.pipelines.replay import FailedIn
 
 
 @click.command()
-@click.option("--queue", required=True, metavar="NAME", help="The error queue, or any dead-letter queue.")
+@click.option("--queue", metavar="NAME", help="The error queue, or any dead-letter queue, that the messages leave.")
+@click.option("--audit", "audited", metavar="DIR", help="Instead: the audit that knows them; taps have the messages.")
 @click.option("--where", metavar="SQL", help="Only those that this holds for; see below. [default: all]")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N of those.")
 @click.option("--over", metavar="DELAY", help="Spread them evenly over this time: 2h. [default: all at once]")
 @click.option("--to", metavar="QUEUE", help="To this queue rather than where they failed.")
 @click.option("--dry-run", is_flag=True, help="Send nothing: count, and show when they would be due.")
-@click.option("--no-audit", is_flag=True, help="Leave no record in the stream bide.audit.")
+@click.option("--no-audit", is_flag=True, help="Leave no record in the stream bide.audit (--queue).")
+@click.option("--parked", is_flag=True, help="Those of an error queue, too, where they stay (--audit).")
+@click.option("--skip-missing", is_flag=True, help="Leave out those whose bodies no tap has any more (--audit).")
+@click.option("--ledger", metavar="DIR", help="Where it is written down what was sent (--audit); see below.")
+@click.option("--part-rows", type=click.IntRange(1), default=2_000, show_default=True, metavar="N",
+              help="Messages that are sent, and written down as sent, together (--audit).")  # fmt: skip
 @click.option("--declare/--no-declare", default=True, show_default=True,
               help="Put the delay infrastructure on the broker where it is missing.")  # fmt: skip
 @layout_options()
@@ -42,97 +47,120 @@ def replay(
     settings: Settings,
     /,
     *,
-    queue: str,
-    where: str | None,
-    limit: int | None,
+    queue: str | None,
+    audited: str | None,
     over: str | None,
     to: str | None,
     dry_run: bool,
-    no_audit: bool,
-    declare: bool,
-    infrastructure: DelayInfrastructure,
     as_json: bool,
     open_session: Callable[..., Any],
     is_here: bool,
+    **rest: Any,
 ) -> int:
     """Send failed messages back to the queues that they failed on, with their ids, headers and history.
 
     --where is a condition in SQL: "exception like 'Timeout%' and endpoint = 'orders'". Its columns are message_id,
-    type, queue (that it failed on), endpoint, reason, failed_at, attempts, exception, text, group, sent, due, body (as
-    text), size, headers, exchange, routing_key, correlation_id, id, place (in the error queue, from 0 on).
+    type, queue (that it failed on), endpoint, reason, failed_at, attempts, exception, text, group, sent, due, place
+    (in the error queue, or in time, from 0 on); of --queue also body (as text), size, headers, exchange, routing_key,
+    correlation_id, id.
 
-    A message leaves the error queue when the broker has confirmed its copy. Whatever ended a run, the same command
-    sends the rest; at most 200 messages are then sent twice, with the same ids. Exit code 1 if a message could not be
-    sent: it stays in the error queue.
+    With --queue, a message leaves the error queue when the broker has confirmed its copy. Whatever ended a run, the
+    same command sends the rest; a few hundred messages at most are sent twice, with the same ids. Exit code 1 if a
+    message could not be sent: it stays in the error queue.
+
+    With --audit, copies are sent of messages that endpoints discarded or let expire, out of the streams of the taps.
+    What was chosen and sent is written down in the ledger: the same command finishes what was begun, and sends nothing
+    twice but the parts that were under way when it was killed. Without --ledger it lies in ~/.local/state/bide/replay.
     """
     from bide.amqp.url import DEFAULT_URL
     from bide.delay.infrastructure import check_name
-    from bide.pipelines.replay import FailedIn, check_values, choose, failed, spread
     from bide.pipelines.session import spark_errors
 
+    if (queue is None) == (audited is None):
+        raise click.UsageError("say which messages: --queue NAME for those of an error queue, or --audit DIR")
+    _refuse_others(rest, queue is not None)
     period = timedelta(0) if over is None else parse_delay(over)
     if to is not None:
         check_name("queue", to)
-    source = FailedIn(
-        url=settings.url or DEFAULT_URL,
-        queue=queue,
-        infrastructure=infrastructure,
-        declare=declare,
-        to=to,
-        management_url=settings.management_url,
-        record=not no_audit,
-    )
+    if queue is None and rest["ledger"] is None and not is_here and not dry_run:
+        raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors reach")
+    common = {"url": settings.url or DEFAULT_URL, "to": to}
+    prepare = _of_queue if queue is not None else _of_audit
     # What is wrong with the options or the broker is said before Spark starts.
-    source.check(period)
-    with open_session(f"bide pipeline replay {queue}", quiet=not settings.verbosity) as spark, spark_errors():
-        chosen = choose(failed(spark, source), where=where, limit=limit)
-        with progress("looking through the queue"):
-            messages = check_values(spread(chosen, period, begin=datetime.now(UTC)), where)
-        if dry_run:
-            return _show(messages, source, as_json=as_json)
-        details = {"where": where, "limit": limit, "over": over}
-        return _send(messages, source, details, as_json=as_json)
+    work = prepare(settings, queue or audited, period, {**common, **rest}, dry_run=dry_run, as_json=as_json)
+    with (
+        open_session(f"bide pipeline replay {queue or audited}", quiet=not settings.verbosity) as spark,
+        spark_errors(),
+    ):
+        return work(spark)
 
 
-def _show(messages: DataFrame, source: FailedIn, *, as_json: bool) -> int:
-    """What a run would do; 1 if it could not be done."""
-    from bide.pipelines.replay import totals
-    from bide.pipelines.schedule import due_times
+def _refuse_others(given: Mapping[str, Any], is_queue: bool) -> None:
+    wrong = ("parked", "skip_missing", "ledger") if is_queue else ("no_audit",)
+    for name in wrong:
+        if given[name]:
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with {'--audit' if is_queue else '--queue'} only")
 
-    found = totals(messages).collect()
-    counts: dict[str, int] = {}
-    unknown = 0
-    for row in found:
-        if (name := source.to or row["queue"]) is None:
-            unknown += row["messages"]
-        else:
-            counts[name] = counts.get(name, 0) + row["messages"]
-    missing = source.missing(list(counts))
-    first, last = (
-        (_moment(min(row["first"] for row in found)), _moment(max(row["last"] for row in found)))
-        if found
-        else (None, None)
+
+def _of_audit(
+    settings: Settings, place: Any, over: timedelta, given: Mapping[str, Any], *, dry_run: bool, as_json: bool
+) -> Callable[[SparkSession], int]:
+    from bide.cli.replay_audit import OfAudit
+    from bide.cli.replay_audit import replay as replay_audit
+    from bide.lifecycle.error_queue import check_period
+    from bide.pipelines.audit_folder import Folder
+
+    folder = Folder(place)
+    folder.check()
+    check_period(over, given["infrastructure"])
+    wanted = {name: value for name, value in given.items() if name != "no_audit"}
+    work = OfAudit(folder=folder, over=over, **wanted)
+    work.check()
+    return lambda spark: replay_audit(spark, work, dry_run=dry_run, as_json=as_json)
+
+
+def _of_queue(
+    settings: Settings, queue: Any, over: timedelta, given: Mapping[str, Any], *, dry_run: bool, as_json: bool
+) -> Callable[[SparkSession], int]:
+    from bide.pipelines.replay import FailedIn
+
+    source = FailedIn(
+        url=given["url"],
+        queue=queue,
+        infrastructure=given["infrastructure"],
+        declare=given["declare"],
+        to=given["to"],
+        management_url=settings.management_url,
+        record=not given["no_audit"],
     )
-    every = span_for(first, last)
-    # As seconds: PySpark turns timestamps into those of the driver's own zone, without saying so.
-    spans = due_times(messages, every).selectExpr("unix_seconds(due) as due", "count").collect()
-    times = [(datetime.fromtimestamp(row["due"], UTC), row["count"]) for row in spans]
-    total = unknown + sum(counts.values())
-    if as_json:
-        told = {"messages": total, "queues": counts, "missing_queues": missing, "without_queue": unknown,
-                "first_due": first and first.isoformat(), "last_due": last and last.isoformat(),
-                "every_seconds": every.total_seconds(),
-                "due": [{"from": due.isoformat(), "count": count} for due, count in times]}  # fmt: skip
-        print_json(told)
-    else:
-        click.echo(f"{counted(total)} of {source.queue}; nothing was sent")
-        for name, count in sorted(counts.items()):
-            click.echo(f"{count:>9,} to {name}{'  (does not exist)' if name in missing else ''}")
-        if unknown:
-            click.echo(f"{unknown:>9,} of which nothing tells where they failed")
-        for line in histogram(times, every):
-            click.echo(line)
-    return 1 if missing or unknown else 0
+    source.check(over)
+    return lambda spark: _replay_queue(
+        spark, source, over, where=given["where"], limit=given["limit"], dry_run=dry_run, as_json=as_json
+    )
+
+
+def _replay_queue(
+    spark: SparkSession,
+    source: FailedIn,
+    over: timedelta,
+    *,
+    where: str | None,
+    limit: int | None,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    from bide.cli.replay_view import preview, show
+    from bide.pipelines.replay import choose, failed, keep, spread
+
+    chosen = choose(failed(spark, source), where=where, limit=limit)
+    with progress("looking through the queue"):
+        messages = keep(spread(chosen, over, begin=datetime.now(UTC)), where)
+    if not dry_run:
+        details = {"where": where, "limit": limit, "over": str(over) if over else None}
+        return _send(messages, source, details, as_json=as_json)
+    found = preview(messages, url=source.url, source=source.queue, to=source.to, more={})
+    show(found, as_json=as_json)
+    return 1 if found.missing or found.unknown else 0
 
 
 def _send(messages: DataFrame, source: FailedIn, details: dict[str, Any], *, as_json: bool) -> int:
@@ -167,7 +195,3 @@ def _send(messages: DataFrame, source: FailedIn, details: dict[str, Any], *, as_
     if gone:
         click.echo(f"bide: {counted(gone)} left {source.queue} since they were chosen", err=True)
     return 1 if kept else 0
-
-
-def _moment(micros: int) -> datetime:
-    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=micros)

@@ -114,6 +114,17 @@ class Folder:
         """
         return hold(self._files, self._path("_state"), what=f"the audit in {self.place}")
 
+    def check(self) -> None:
+        """See whether an audit is here.
+
+        Raises:
+            InvalidInputError: there is none.
+        """
+        if not self._exists(self._path("_state", "audit.json")):
+            raise InvalidInputError(
+                f"the folder {self.place} is not of an audit: name the one that 'bide pipeline audit --into' was given"
+            )
+
     def location(self, *parts: str) -> str:
         """Where a table is, for Spark."""
         return "/".join((self.place, *parts))

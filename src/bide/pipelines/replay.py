@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -47,6 +47,8 @@ _KEY: Final = "_bide_key"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _KEY_DIGITS: Final = 32
+
+_RESULT: Final = "outcome string, queue string, reason string, messages long"
 
 _OF_VALUES: Final = (
     ArithmeticException,
@@ -88,17 +90,8 @@ class FailedIn:
             BrokerError: the broker cannot be asked.
         """
         check_period(over, self.infrastructure)
-        if self.queue in self.missing([self.queue]):
+        if missing_queues(self.url, [self.queue]):
             raise TargetNotFoundError(f"there is no queue {self.queue!r}: name another with --queue")
-
-    def missing(self, queues: list[str]) -> list[str]:
-        """Those of the queues that do not exist.
-
-        Raises:
-            BrokerError: the broker cannot be asked.
-        """
-        with connect_sync(self.url, declare=False) as client:
-            return [name for name in queues if not client.wait_for(client.client.exists(name))]
 
 
 def failed(spark: SparkSession, source: FailedIn) -> DataFrame:
@@ -162,6 +155,16 @@ def totals(messages: DataFrame) -> DataFrame:
     return messages.groupBy("queue").agg(*counts).orderBy("queue")
 
 
+def missing_queues(url: str, queues: Iterable[str]) -> list[str]:
+    """Those of the queues that do not exist.
+
+    Raises:
+        BrokerError: the broker cannot be asked.
+    """
+    with connect_sync(url, declare=False) as client:
+        return [name for name in queues if not client.wait_for(client.client.exists(name))]
+
+
 def send(
     messages: DataFrame,
     source: FailedIn,
@@ -171,8 +174,11 @@ def send(
 ) -> DataFrame:
     """Send messages back, and take them out of the error queue.
 
+    If the first is due already, because Spark took its time to find them, then all due times are moved on by that.
+
     A message leaves the queue when the broker has confirmed its copy. Whatever ends this before that leaves it there:
-    :data:`bide.lifecycle.run.WINDOW` messages at most are sent once more by the next run, with the same message ids.
+    what was on its way, :data:`bide.lifecycle.run.WINDOW` messages at once, and what was confirmed a moment before, is
+    sent once more by the next run, with the same message ids.
 
     Args:
         messages: of :func:`failed`, with ``deliver_at``.
@@ -193,9 +199,13 @@ def send(
     for row in messages.orderBy("place").select(_KEY, F.unix_micros("deliver_at").alias("due")).collect():
         chosen[row[_KEY]].append(row["due"])
         total += 1
+    if not chosen:
+        return messages.sparkSession.createDataFrame([], _RESULT)
+    first = _EPOCH + min(times[0] for times in chosen.values()) * _MICROSECOND
+    late = max(datetime.now(UTC) - first, timedelta(0))
     with connect_sync(source.url, infrastructure=source.infrastructure, declare=source.declare) as client:
         queue = ErrorQueue(client.client, source.queue, management_url=source.management_url, audit=source.record)
-        due = _due_times(chosen)
+        due = _due_times(chosen, late)
         work = queue.replay(due, to=source.to, total=total, details=details, progress=progress)
         moved = client.wait_for(work)
     found: list[tuple[str, str | None, str | None, int]] = [
@@ -204,11 +214,11 @@ def send(
     ]
     if gone := total - moved.done - sum(moved.kept.values()):
         found.append(("gone", None, None, gone))
-    return messages.sparkSession.createDataFrame(found, "outcome string, queue string, reason string, messages long")
+    return messages.sparkSession.createDataFrame(found, _RESULT)
 
 
-def check_values(messages: DataFrame, where: str | None) -> DataFrame:
-    """Have Spark find the messages, and keep them, so that it looks through the queue once.
+def keep(messages: DataFrame, where: str | None) -> DataFrame:
+    """Have Spark find the messages, and keep them, so that it looks for them once.
 
     Raises:
         InvalidInputError: the condition does not go with what is in a message.
@@ -222,11 +232,11 @@ def check_values(messages: DataFrame, where: str | None) -> DataFrame:
     return kept
 
 
-def _due_times(chosen: Mapping[str, deque[int]]) -> Callable[[FailedMessage], datetime | None]:
+def _due_times(chosen: Mapping[str, deque[int]], late: timedelta) -> Callable[[FailedMessage], datetime | None]:
     def due(message: FailedMessage) -> datetime | None:
         # Of messages that are alike, as many as were chosen.
         times = chosen.get(_key_of(message))
-        return _EPOCH + times.popleft() * _MICROSECOND if times else None
+        return _EPOCH + times.popleft() * _MICROSECOND + late if times else None
 
     return due
 

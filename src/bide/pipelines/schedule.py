@@ -12,26 +12,19 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceWriter, WriterCommitMessage
-from pyspark.sql.types import (
-    BinaryType,
-    DateType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import BinaryType, DateType, StringType, TimestampNTZType, TimestampType
 
 from bide.amqp.url import BrokerUrl
 from bide.errors import BideError, InvalidColumnError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.schedule_times import due_of, literal
+from bide.pipelines.writing import write
 from bide.spark.rows import Rows
 from bide.spark.sink import Place, Sent
 from bide.spark.sink import send as send_rows
@@ -40,7 +33,7 @@ from bide.spark.sink_settings import SinkSettings
 from bide.sync import connect_sync
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
 PART_ROWS: Final = 10_000
 """Rows of a part, about: what is repeated at most for each task that is killed."""
@@ -239,14 +232,12 @@ def send(rows: DataFrame, plan: Plan, ledger: Ledger, head: Head) -> DataFrame:
         before = ledger.parts()
         done = {one.part for one in before}
         if sum(one.sent + one.rejected for one in before) < head.rows:
-            _send_rest(spark, rows, plan, ledger, head, done)
+            _send_rest(rows, plan, ledger, head, done)
     found = [(one.part, one.sent, one.rejected) for one in ledger.parts() if one.part not in done]
     return spark.createDataFrame(found, "part int, sent long, rejected long")
 
 
-def _send_rest(
-    spark: SparkSession, rows: DataFrame, plan: Plan, ledger: Ledger, head: Head, done: Collection[int]
-) -> None:
+def _send_rest(rows: DataFrame, plan: Plan, ledger: Ledger, head: Head, done: Collection[int]) -> None:
     settings = plan.settings
     if (queue := settings.constants.get("to")) is not None:
         # Once, before many tasks do it at the same time: and whatever is wrong is said at once.
@@ -260,27 +251,9 @@ def _send_rest(
         left = left.where(~part.isin(sorted(done)))
     # Spark gives a row to the partition that this very expression says.
     placed = _identified(left.repartition(head.parts, F.col(_DIGEST)).withColumn(_PART, part), plan)
-    target = _target(_PartWriter(plan=plan, columns=_columns(plan), ledger=ledger, checksum=head.checksum % (1 << 64)))
-    spark.dataSource.register(target)
-    placed.select(_PART, *_columns(plan)).write.format(target.name()).mode("append").save()
-
-
-def _target(writer: _PartWriter) -> type[DataSource]:
-    """A format that writes with this writer: there is no other way to hand a task what is no text.
-
-    (``mapInArrow`` would be one, and wants Pandas.)
-    """
-    format_name = f"bide-schedule-{uuid4().hex}"
-
-    class Target(DataSource):
-        @classmethod
-        def name(cls) -> str:
-            return format_name
-
-        def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-            return writer
-
-    return Target
+    columns = _columns(plan)
+    writer = _PartWriter(plan=plan, columns=columns, ledger=ledger, checksum=head.checksum % (1 << 64))
+    write(placed.select(_PART, *columns), writer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

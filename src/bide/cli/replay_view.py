@@ -1,0 +1,119 @@
+"""What ``bide pipeline replay`` shows before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bide.cli.errors_view import counted
+from bide.cli.output import print_json
+from bide.cli.pipeline_view import histogram, span_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """What a replay would do.
+
+    Attributes:
+        source: what the messages are of.
+        queues: messages by the queue that they go to.
+        missing: those of the queues that do not exist.
+        unknown: messages of which nothing tells where they failed.
+        times: how many are due in each span of time, by its beginning.
+        every: how long a span is.
+        first: when the first is due, None where there is none.
+        last: when the last is due.
+        more: other counts, for ``--json``.
+    """
+
+    source: str
+    queues: Mapping[str, int]
+    missing: tuple[str, ...]
+    unknown: int
+    times: list[tuple[datetime, int]]
+    every: timedelta
+    first: datetime | None
+    last: datetime | None
+    more: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """All messages."""
+        return self.unknown + sum(self.queues.values())
+
+
+def preview(messages: DataFrame, *, url: str, source: str, to: str | None, more: Mapping[str, int]) -> Preview:
+    """Look at messages with their due times, and at the queues that they go to.
+
+    Args:
+        to: the queue that all of them go to, rather than to those that they failed on.
+
+    Raises:
+        BrokerError: the broker cannot be asked.
+    """
+    from bide.pipelines.replay import missing_queues, totals
+    from bide.pipelines.schedule import due_times
+
+    found = totals(messages).collect()
+    queues: dict[str, int] = {}
+    unknown = 0
+    for row in found:
+        if (name := to or row["queue"]) is None:
+            unknown += row["messages"]
+        else:
+            queues[name] = queues.get(name, 0) + row["messages"]
+    first = _moment(min(row["first"] for row in found)) if found else None
+    last = _moment(max(row["last"] for row in found)) if found else None
+    every = span_for(first, last)
+    # As seconds: PySpark turns timestamps into those of the driver's own zone, without saying so.
+    spans = due_times(messages, every).selectExpr("unix_seconds(due) as due", "count").collect()
+    return Preview(
+        source=source,
+        queues=dict(sorted(queues.items())),
+        missing=tuple(missing_queues(url, queues)),
+        unknown=unknown,
+        times=[(datetime.fromtimestamp(row["due"], UTC), row["count"]) for row in spans],
+        every=every,
+        first=first,
+        last=last,
+        more=more,
+    )
+
+
+def show(found: Preview, *, as_json: bool) -> None:
+    """Print it."""
+    if as_json:
+        print_json(_as_dict(found))
+        return
+    click.echo(f"{counted(found.total)} of {found.source}; nothing was sent")
+    for name, count in found.queues.items():
+        click.echo(f"{count:>9,} to {name}{'  (does not exist)' if name in found.missing else ''}")
+    if found.unknown:
+        click.echo(f"{found.unknown:>9,} of which nothing tells where they failed")
+    for line in histogram(found.times, found.every):
+        click.echo(line)
+
+
+def _as_dict(found: Preview) -> dict[str, Any]:
+    return {
+        "messages": found.total,
+        "queues": found.queues,
+        "missing_queues": list(found.missing),
+        "without_queue": found.unknown,
+        **found.more,
+        "first_due": None if found.first is None else found.first.isoformat(),
+        "last_due": None if found.last is None else found.last.isoformat(),
+        "every_seconds": found.every.total_seconds(),
+        "due": [{"from": due.isoformat(), "count": count} for due, count in found.times],
+    }
+
+
+def _moment(micros: int) -> datetime:
+    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=micros)

@@ -1,0 +1,334 @@
+"""Failed messages of an audit: which ones, where a tap's stream has them, and back to where they failed.
+
+The tables of an audit have no bodies: these come out of the streams of the taps, as long as those keep them. Nothing is
+taken out of a stream, so that what was sent has to be written down: in a folder with a subfolder for each choice that
+was made, which holds the choice itself with its due times, and a ledger of the parts of it that were sent. The same
+replay again finishes the last choice, and then makes a new one without what was in the earlier ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from bide.errors import InvalidInputError, NotFoundError
+from bide.pipelines import audit_facts as facts
+from bide.pipelines.audit_folder import Folder
+from bide.pipelines.ledger import Head, Ledger, Part
+from bide.pipelines.replay import choose, keep, spread
+from bide.pipelines.replay_taps import Wanted, Way, first_offsets, send_back
+from bide.pipelines.writing import write
+from bide.spark.sink import Sent
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PART_ROWS: Final = 2_000
+"""Messages of a part: what is repeated at most for each task that is killed."""
+
+COLUMNS: Final = (
+    *("message_id", "type", "queue", "endpoint", "reason", "failed_at", "attempts", "exception", "text", "group"),
+    *("sent", "due", "place"),
+)
+"""What a filter can ask for. ``place`` is the number of the failure, the oldest first."""
+
+FINAL: Final = ("parked", "discarded", "expired")
+"""What an endpoint may have done with a message for good, other than to process it."""
+
+_KEY: Final = ("message_id", "queue", "failed_at")
+_CHOSEN: Final = (*_KEY, "stream", "offset", "deliver_at", "part")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def failures(spark: SparkSession, folder: Folder) -> DataFrame:
+    """The messages with which endpoints ended otherwise than by processing them: the columns of :data:`COLUMNS`.
+
+    Each message is there once for each queue, with what befell it there last. One that waits for a retry, or was
+    processed after all, is not.
+    """
+    schema = facts.SCHEMAS["failed"]
+    failed = folder.read(spark, "failed", schema)
+    processed = folder.read(spark, "processed", facts.SCHEMAS["processed"]).withColumn("kind", F.lit("processed"))
+    both = failed.unionByName(processed, allowMissingColumns=True).where("message_id is not null and queue is not null")
+    last = both.groupBy("message_id", "queue").agg(
+        F.max_by(F.struct(*schema.names), F.struct("ended", "stream", "offset")).alias("last"),
+        F.count_if(F.col("kind").isin("failed", "retried", "parked", "discarded")).alias("attempts"),
+    )
+    known = {name: F.col(name) for name in ("message_id", "queue", "attempts")}
+    known |= {"reason": F.col("last.kind"), "failed_at": F.col("last.ended")}
+    found = last.where(F.col("last.kind").isin(*FINAL)).select(
+        *(known.get(name, F.col(f"last.`{name}`")).alias(name) for name in COLUMNS if name != "place")
+    )
+    order = Window.orderBy("failed_at", "message_id", "queue")
+    return found.withColumn("place", F.row_number().over(order) - 1)
+
+
+def located(chosen: DataFrame, folder: Folder) -> DataFrame:
+    """With ``stream`` and ``offset`` of the newest copy that a tap has seen; null where none has."""
+    spark = chosen.sparkSession
+    seen = [
+        folder.read(spark, table, facts.SCHEMAS[table]).select(
+            "message_id", "target", "retries", "stream", "offset", F.lit(rank).alias("rank")
+        )
+        for rank, table in enumerate(("scheduled", "delivered"))
+    ]
+    copies = seen[0].unionByName(seen[1]).join(chosen.select("message_id", "queue"), "message_id")
+    # An event may have gone to several queues, and come back to one of them for a retry.
+    is_its = F.col("target") == F.concat(F.lit("q:"), F.col("queue"))
+    newest = F.struct(F.coalesce(is_its, F.lit(False)), F.coalesce("retries", F.lit(0)), "rank", "offset")
+    places = copies.groupBy("message_id", "queue").agg(F.max_by(F.struct("stream", "offset"), newest).alias("copy"))
+    joined = chosen.join(places, ["message_id", "queue"], "left")
+    return joined.select(*chosen.columns, "copy.stream", "copy.offset")
+
+
+def is_there(url: str, located: DataFrame) -> DataFrame:
+    """With ``there``: whether the stream still has the message.
+
+    Raises:
+        BrokerError: the broker cannot be asked.
+    """
+    streams = [row["stream"] for row in located.select("stream").distinct().where("stream is not null").collect()]
+    begins = first_offsets(url, streams)
+    there = F.lit(False)
+    for stream, offset in begins.items():
+        there = there | ((F.col("stream") == stream) & (F.col("offset") >= offset))
+    return located.withColumn("there", F.coalesce(there, F.lit(False)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Messages to send back, and those that cannot be.
+
+    Attributes:
+        messages: that are there, with ``stream`` and ``offset``; kept by Spark.
+        parked: how many more were left out because they lie in an error queue.
+        unseen: how many no tap has seen.
+        dropped: how many the streams of the taps do not have any more.
+    """
+
+    messages: DataFrame
+    parked: int
+    unseen: int
+    dropped: int
+
+    def refuse_missing(self) -> None:
+        """See whether the bodies of all are there.
+
+        Raises:
+            NotFoundError: some are not.
+        """
+        said = [
+            f"{count:,} {what}"
+            for count, what in (
+                (self.unseen, "that no tap has seen (it was off, or they were never delayed)"),
+                (self.dropped, "that the limits of a tap's stream dropped, or the stream is gone"),
+            )
+            if count
+        ]
+        if said:
+            raise NotFoundError(
+                "the bodies of some messages are not there, and nothing was sent: "
+                f"{' and '.join(said)}. Send the others with --skip-missing; those that were parked are in an error "
+                "queue too, which --queue replays"
+            )
+
+
+def find(
+    spark: SparkSession,
+    folder: Folder,
+    choices: Choices,
+    *,
+    url: str,
+    where: str | None = None,
+    limit: int | None = None,
+    parked: bool = False,
+) -> Found:
+    """Choose failures of an audit that no earlier choice has, and look for their messages.
+
+    Args:
+        url: the broker's, with the password.
+        where: a condition in SQL on :data:`COLUMNS`.
+        limit: only the oldest ones.
+        parked: also those that lie in an error queue, where they stay.
+
+    Raises:
+        InvalidInputError: Spark cannot read the condition.
+        BrokerError: the broker cannot be asked.
+    """
+    known = keep(choose(choices.without_earlier(failures(spark, folder)), where=where), where)
+    left_out = 0 if parked else known.where("reason = 'parked'").count()
+    chosen = choose(known, where=None if parked else "reason <> 'parked'", limit=limit)
+    placed = is_there(url, located(chosen, folder).persist()).persist()
+    (counts,) = placed.agg(
+        F.count_if(F.col("stream").isNull()).alias("unseen"),
+        F.count_if(F.col("stream").isNotNull() & ~F.col("there")).alias("dropped"),
+    ).collect()
+    return Found(messages=placed.where("there"), parked=left_out, unseen=counts["unseen"], dropped=counts["dropped"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """The folder in which choices and what was sent of them are written down.
+
+    Attributes:
+        folder: a path, or a URI that Spark and Arrow know, which the driver and all executors reach.
+    """
+
+    folder: str
+
+    def ledger(self, number: int) -> Ledger:
+        """The ledger of a choice, from 1 on."""
+        return Ledger(f"{self.folder.rstrip('/')}/{number:04}")
+
+    def count(self) -> int:
+        """How many choices were made."""
+        number = 0
+        while self.ledger(number + 1).head() is not None:
+            number += 1
+        return number
+
+    def unfinished(self, plan: str, broker: str) -> Ledger | None:
+        """The last choice, if something of it was not sent.
+
+        Raises:
+            InvalidInputError: it was made with other options.
+        """
+        number = self.count()
+        if not number:
+            return None
+        ledger = self.ledger(number)
+        head = ledger.head()
+        assert head is not None
+        if sum(one.sent + one.rejected for one in ledger.parts()) >= head.rows:
+            return None
+        if (head.plan, head.broker) != (plan, broker):
+            raise InvalidInputError(
+                f"the ledger {self.folder} has a replay that was not finished, to the broker {head.broker} or with "
+                "other options: repeat those to finish it, or name another ledger"
+            )
+        return ledger
+
+    def without_earlier(self, failures: DataFrame) -> DataFrame:
+        """Those failures that no earlier choice has."""
+        folders = [f"{self.ledger(number + 1).folder}/chosen" for number in range(self.count())]
+        if not folders:
+            return failures
+        earlier = failures.sparkSession.read.parquet(*folders).select(*_KEY)
+        return failures.join(earlier, list(_KEY), "left_anti")
+
+    def make(
+        self,
+        messages: DataFrame,
+        over: timedelta = timedelta(0),
+        *,
+        plan: str,
+        broker: str,
+        part_rows: int = PART_ROWS,
+    ) -> Ledger:
+        """Write a choice down, with due times that are evenly spread from now on, before anything of it is sent.
+
+        Args:
+            messages: with ``stream`` and ``offset``.
+            plan: a digest of how they were chosen and are sent.
+            broker: where to.
+            part_rows: messages that are sent, and written down as sent, together.
+        """
+        ledger = self.ledger(self.count() + 1)
+        order = Window.orderBy("stream", "offset", "queue")
+        part = F.floor((F.row_number().over(order) - 1) / part_rows).cast("int")
+        rows = spread(messages, over, begin=datetime.now(UTC)).withColumn("part", part)
+        rows.select(*_CHOSEN).write.mode("overwrite").parquet(f"{ledger.folder}/chosen")
+        count = chosen_of(messages.sparkSession, ledger).count()
+        ledger.begin(Head(plan=plan, broker=broker, rows=count, checksum=0, parts=-(-count // part_rows)))
+        return ledger
+
+
+def chosen_of(spark: SparkSession, ledger: Ledger) -> DataFrame:
+    """The messages of a choice, with their due times, ``deliver_at``, and their parts."""
+    return spark.read.parquet(f"{ledger.folder}/chosen")
+
+
+def left_of(spark: SparkSession, ledger: Ledger) -> DataFrame:
+    """Those of them whose parts were not sent."""
+    return chosen_of(spark, ledger).where(~F.col("part").isin(sorted(ledger.numbers())))
+
+
+def send(
+    spark: SparkSession, ledger: Ledger, way: Way, *, to: str | None = None, skip_missing: bool = False
+) -> DataFrame:
+    """Send the messages of a choice whose parts the ledger does not have.
+
+    Args:
+        to: the queue to send all of them to, rather than to those that they failed on.
+        skip_missing: go on where a stream dropped a message since the choice was made.
+
+    Returns:
+        ``part``, ``sent`` and ``rejected`` (not there any more): a row for each part that was sent.
+
+    Raises:
+        FolderInUseError: another run goes on with this choice.
+        NotFoundError: a stream dropped a message since the choice was made.
+        PySparkException: a task failed, with the error of bide in its message.
+    """
+    with ledger.lock():
+        done = ledger.numbers()
+        left = left_of(spark, ledger)
+        if to is not None:
+            left = left.withColumn("queue", F.lit(to))
+        left = left.select("part", "message_id", "queue", "stream", "offset", F.unix_micros("deliver_at").alias("due"))
+        head = ledger.head()
+        assert head is not None
+        if len(done) < head.parts:
+            write(left.repartition(head.parts, "part"), _PartWriter(ledger=ledger, way=way, skip_missing=skip_missing))
+    found = [(one.part, one.sent, one.rejected) for one in ledger.parts() if one.part not in done]
+    return spark.createDataFrame(found, "part int, sent long, rejected long")
+
+
+def run_of(ledger: Ledger) -> str:
+    """Names the operation, the same whenever it goes on."""
+    return hashlib.sha256(ledger.folder.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PartWriter(DataSourceArrowWriter):
+    """Sends parts, and writes them down: what a task does."""
+
+    ledger: Ledger
+    way: Way
+    skip_missing: bool
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        parts: defaultdict[int, list[Wanted]] = defaultdict(list)
+        for batch in iterator:
+            for row in batch.to_pylist():
+                parts[row["part"]].append(_wanted(row))
+        confirmed = rejected = 0
+        for number, wanted in sorted(parts.items()):
+            # Another attempt at the same task may have sent it.
+            if self.ledger.get(number) is not None:
+                continue
+            sent = asyncio.run(send_back(wanted, self.way))
+            missing = len(wanted) - sent
+            if missing and not self.skip_missing:
+                raise NotFoundError(
+                    f"{missing:,} of {len(wanted):,} messages were dropped from the streams of the taps since they "
+                    "were chosen; the others were sent: go on with --skip-missing"
+                )
+            self.ledger.add(Part(part=number, sent=sent, rejected=missing))
+            confirmed, rejected = confirmed + sent, rejected + missing
+        return Sent(confirmed=confirmed, rejected=rejected)
+
+
+def _wanted(row: dict[str, Any]) -> Wanted:
+    due = _EPOCH + timedelta(microseconds=row["due"])
+    return Wanted(message_id=row["message_id"], queue=row["queue"], stream=row["stream"], offset=row["offset"], due=due)

@@ -1,0 +1,303 @@
+"""``bide pipeline replay --audit``: what an audit knows to have failed, out of the streams of real taps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter as Multiset
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import bide
+from bide.admin.apply import apply
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.cli.app import run
+from bide.delay.taps import Retention, taps_of
+from bide.endpoint import Event
+from bide.errors import InvalidInputError
+from bide.lifecycle import ErrorQueue, Selection
+from bide.pipelines import audit_facts as facts
+from bide.pipelines.audit_folder import Folder
+from bide.pipelines.replay_audit import Choices, failures, find
+from bide.topology import Queue, Topology
+from tests.broker.conftest import SMALL_CLOCK
+from tests.broker.endpoints import Recorder, running
+from tests.spark.receiving import drain, rest
+from tests.spark.test_replay import ON_SMALL_CLOCK, on_the_wire
+from tests.support import Vhost, stream_port
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+EVENTS = "bide.events"
+
+
+class Shop:
+    """A virtual host with a tapped clock, an endpoint that fails, and the folder of an audit."""
+
+    def __init__(self, spark: SparkSession, vhost: Vhost, tmp_path: Path) -> None:
+        self.spark, self.url, self.port = spark, vhost.url, stream_port(vhost.broker)
+        self.folder, self.ledger = Folder(str(tmp_path / "audit")), tmp_path / "ledger"
+        asyncio.run(self._put())
+
+    async def _put(self) -> None:
+        events = Queue(EVENTS, arguments={"x-queue-type": "stream"})
+        queues = Topology(queues=[Queue.quorum("orders"), Queue.quorum("errors"), events])
+        connection = await Connection.open(BrokerUrl.parse(self.url))
+        await apply(connection, SMALL_CLOCK.topology())
+        taps = taps_of(SMALL_CLOCK)
+        await apply(connection, taps.topology(Retention()), external=[*taps.sources, *taps.names])
+        await apply(connection, queues)
+        await connection.close()
+
+    async def fail(self, client: bide.Client, number: int) -> None:
+        """An endpoint ends with so many messages: it discards those with a discount and parks the others."""
+        recorder = Recorder()
+        retry = bide.Retry(immediate=0, delays=["50ms"], discard=(LookupError,))
+        app = bide.Endpoint(
+            "orders", name="shop", error_queue="errors", retry=retry, observers=[bide.EventStream(), recorder]
+        )
+
+        @app.handler
+        async def handle(message: bide.Message) -> None:
+            if message.headers.get("discount"):
+                raise LookupError("no such discount")
+            if message.headers.get("bad"):
+                raise TimeoutError("too slow")
+
+        async with running(app, client, recorder):
+            await recorder.until("processed", "parked", "discarded", count=number)
+
+    def work(self, *steps: Any) -> None:
+        """Take steps with a client."""
+
+        async def all_of_them() -> None:
+            async with bide.connect(self.url, infrastructure=SMALL_CLOCK) as client:
+                for step in steps:
+                    await step(client)
+
+        asyncio.run(all_of_them())
+
+    def audit(self) -> None:
+        """Write the facts down, as a round does, without what follows from them."""
+        self.folder.begin()
+        taps = taps_of(SMALL_CLOCK)
+        self.folder.append(facts.delivered(self._read(taps.delivered), {taps.delivered: "clock"}), "delivered", 0)
+        events = facts.events(self._read(EVENTS))
+        self.folder.append(facts.failed(events), "failed", 0)
+        self.folder.append(facts.processed(events), "processed", 0)
+
+    def _read(self, stream: str) -> DataFrame:
+        source = self.spark.read.format("rabbitmq").option("includeHeaders", True)
+        return source.options(url=self.url, streamPort=str(self.port), stream=stream).load()
+
+    def replay(self, *arguments: object) -> int:
+        return run([*self.command(), *(str(one) for one in arguments)])
+
+    def command(self) -> list[str]:
+        where = ("--url", self.url, "--audit", self.folder.place, "--ledger", str(self.ledger))
+        return ["pipeline", "replay", *ON_SMALL_CLOCK, *where]
+
+
+@pytest.fixture
+def shop(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> Iterator[Shop]:
+    yield Shop(spark, vhost, tmp_path)
+    # A session is the tests' own: tables that were kept are no longer needed.
+    spark.catalog.clearCache()
+
+
+@pytest.mark.slow
+def test_what_was_discarded_goes_back_once(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    async def publish(client: bide.Client) -> None:
+        for number in range(4):
+            headers = {"discount": 0.5, "n": number, "tags": ["a", 1]}
+            await client.publish(
+                b"d%d" % number, to="orders", delay="100ms", message_id=f"d{number}", type="Order", headers=headers
+            )
+        await client.publish(b"p", to="orders", delay="100ms", message_id="p", headers={"bad": True})
+        await client.publish(b"n", to="orders", message_id="never-delayed", headers={"discount": 1})
+        await client.publish(b"g", to="orders", delay="100ms", message_id="good")
+
+    async def fail(client: bide.Client) -> None:
+        await shop.fail(client, 7)
+
+    shop.work(publish, fail)
+    shop.audit()
+    known = {row["message_id"]: row for row in failures(shop.spark, shop.folder).collect()}
+    assert {name: row["reason"] for name, row in known.items()} == {
+        **dict.fromkeys(("d0", "d1", "d2", "d3", "never-delayed"), "discarded"),
+        "p": "parked",
+    }
+    assert (known["p"]["attempts"], known["d0"]["attempts"]) == (2, 1)
+    assert (known["d0"]["exception"], known["d0"]["endpoint"], known["d0"]["queue"]) == (
+        "LookupError",
+        "shop",
+        "orders",
+    )
+
+    assert shop.replay("--dry-run", "--json") == 1
+    told = capsys.readouterr()
+    dry = json.loads(told.out)
+    assert (dry["messages"], dry["queues"]) == (4, {"orders": 4})
+    assert (dry["parked"], dry["unseen"], dry["dropped"]) == (1, 1, 0)
+    assert not shop.ledger.exists()
+    assert "bide: the bodies of some messages are not there, and nothing was sent: 1 that no tap has seen" in told.err
+    assert shop.replay("--where", "exception = 'LookupError' and message_id like 'd%'", "--over", "12s", "--json") == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["sent"], done["sent_before"], done["gone"]) == (4, 0, 0)
+    found = sorted(drain(shop.url, "orders", 4), key=lambda one: str(one.message_id))
+    assert [(one.message_id, one.body, one.type) for one in found] == [
+        (f"d{number}", b"d%d" % number, "Order") for number in range(4)
+    ]
+    assert [one.headers["n"] for one in found] == [0, 1, 2, 3]
+    assert all(one.history.returned == 1 and one.history.retries == 0 for one in found)
+    due = sorted(one.due for one in found if one.due is not None)
+    assert len(due) >= 2
+    assert [later - sooner for sooner, later in pairwise(due)] == [
+        pytest.approx(timedelta(seconds=3), abs=timedelta(seconds=0.06))
+    ] * (len(due) - 1)
+
+    # What was chosen is not chosen again, unless it fails again.
+    assert shop.replay("--skip-missing") == 0
+    assert "replayed 0 messages" in capsys.readouterr().out
+    assert rest(shop.url, "orders") == []
+
+    async def again(client: bide.Client) -> None:
+        await client.publish(b"d1", to="orders", delay="50ms", message_id="d1", headers={"discount": 1})
+        await shop.fail(client, 1)
+
+    shop.work(again)
+    shop.audit()
+    assert shop.replay("--skip-missing", "--parked") == 0
+    assert "replayed 2 messages" in capsys.readouterr().out
+    assert {one.message_id for one in drain(shop.url, "orders", 2)} == {"d1", "p"}
+    assert rest(shop.url, "orders") == []
+
+
+def events(kind: Any, numbers: range) -> list[bide.Letter]:
+    """What an endpoint would tell of so many messages."""
+    now = datetime.now(UTC)
+    common = {"kind": kind, "endpoint": "shop", "queue": "orders", "host": "h", "process": 1, "message_type": None,
+              "attempt": 1, "retries": 0, "sent_at": now, "due_at": None, "delivered_at": now, "started_at": now,
+              "ended_at": now, "exception": "ValueError", "text": "no"}  # fmt: skip
+    return [bide.Letter(Event(**common, message_id=f"m{number}").to_json(), to=EVENTS) for number in numbers]
+
+
+def fill(shop: Shop, number: int) -> None:
+    """So many messages have been delivered, and discarded by an endpoint."""
+
+    async def publish(client: bide.Client) -> None:
+        letters = [bide.Letter(b"%d" % n, to="orders", delay="100ms", message_id=f"m{n}") for n in range(number)]
+        await client.publish_many(letters)
+        await client.publish_many(events("discarded", range(number)))
+
+    shop.work(publish)
+    assert len(drain(shop.url, "orders", number)) == number
+    shop.audit()
+
+
+def test_the_same_message_as_a_retry_sends(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    """Out of a tap, after a retry, as out of the error queue."""
+
+    async def publish(client: bide.Client) -> None:
+        await client.publish(
+            b"p", to="orders", delay="100ms", message_id="p", headers={"bad": True}, type="T", expiration="1h"
+        )
+
+    async def fail(client: bide.Client) -> None:
+        await shop.fail(client, 1)
+
+    async def retry(client: bide.Client) -> None:
+        await ErrorQueue(client, "errors", audit=False).retry(Selection())
+
+    shop.work(publish, fail)
+    shop.audit()
+    assert shop.replay("--parked") == 0
+    replayed = on_the_wire(shop.url, "orders")
+    shop.work(retry)
+    retried = on_the_wire(shop.url, "orders")
+    # The copy for the retry passed the tap before its attempt failed: that one it does not count.
+    names = replayed["headers"].keys() | retried["headers"].keys()
+    other = {name for name in names if replayed["headers"].get(name) != retried["headers"].get(name)}
+    assert other == {"bide-operator-run", "bide-attempts", "bide-attempt-times"}
+    assert {**replayed, "headers": None} == {**retried, "headers": None}
+    capsys.readouterr()
+
+
+async def drop(client: bide.Client, stream: str) -> None:
+    """Delete a stream with what it holds."""
+    connection = await client._publisher.connection()
+    async with await connection.channel() as channel:
+        await channel.delete_queue(stream)
+
+
+def test_what_is_not_there_any_more(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(shop, 3)
+    given = (shop.spark, shop.folder, Choices(folder=str(shop.ledger)))
+    assert shop.replay("--where", "sent >") == 2
+    assert "the columns are message_id, type, queue," in capsys.readouterr().err
+    found = find(*given, url=shop.url, limit=2)
+    assert (found.messages.count(), found.unseen, found.dropped) == (2, 0, 0)
+    taps = taps_of(SMALL_CLOCK)
+    with bide.connect_sync(shop.url) as client:
+        client.destroy(Topology(queues=[Queue("orders")]))
+    assert shop.replay() == 1
+    assert "messages failed on queues that do not exist any more (orders), and nothing was sent" in (
+        capsys.readouterr().err
+    )
+    with bide.connect_sync(shop.url) as client:
+        client.declare(Topology(queues=[Queue.quorum("orders")]))
+        client.wait_for(drop(client.client, taps.delivered))
+    assert shop.replay() == 1
+    assert "3 that the limits of a tap's stream dropped, or the stream is gone" in capsys.readouterr().err
+    assert shop.replay("--skip-missing") == 0
+    assert "replayed 0 messages" in capsys.readouterr().out
+    assert run(["pipeline", "replay", "--url", shop.url, "--audit", str(shop.ledger)]) == 2
+    assert "is not of an audit" in capsys.readouterr().err
+    for arguments in (
+        (),
+        ("--queue", "x", "--audit", "y"),
+        ("--queue", "x", "--parked"),
+        ("--audit", "x", "--no-audit"),
+    ):
+        assert run(["pipeline", "replay", *arguments]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_run_that_is_killed_goes_on(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    """``kill -9`` of Python and JVM while parts are under way, and the same command again."""
+    number = 2_400
+    fill(shop, number)
+    options = ("--part-rows", "200")
+    command = [sys.executable, "-m", "bide", *shop.command(), *options, "--master", "local[2]"]
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+    ledger = Choices(folder=str(shop.ledger)).ledger(1)
+    deadline = time.monotonic() + 90
+    while not ledger.numbers():
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert 0 < sum(one.sent for one in ledger.parts()) < number
+    with pytest.raises(InvalidInputError, match="has a replay that was not finished"):
+        Choices(folder=str(shop.ledger)).unfinished("another", "broker")
+    assert shop.replay(*options, "--json") == 0
+    done = json.loads(capsys.readouterr().out)
+    assert done["sent"] + done["sent_before"] == number
+    found = Multiset((one.message_id, one.body) for one in drain(shop.url, "orders", 10 * number, quiet="3s"))
+    assert {message_id for message_id, _ in found} == {f"m{n}" for n in range(number)}, "nothing is lost"
+    assert len(found) == number, "what came twice has the same id and body"
+    assert sum(found.values()) - number <= 4 * 200, "no more than the parts that were under way"
