@@ -72,7 +72,10 @@ def session(
         builder = builder.config(key, value)
     found = SparkSession.getActiveSession()
     with spark_errors(), _own_interrupts(), _stderr_aside() if quiet and found is None else nullcontext():
-        spark = builder.config("spark.sql.session.timeZone", time_zone).getOrCreate()
+        try:
+            spark = builder.config("spark.sql.session.timeZone", time_zone).getOrCreate()
+        except ImportError as error:
+            raise InvalidInputError(f"the master {master} needs more packages: install pyspark[connect]") from error
     # Its connection to the JVM logs every error that it raises, and what is wrong with a query once more, as JSON.
     for logger in (logging.getLogger("py4j"), PySparkLogger.getLogger("SQLQueryContextLogger")):
         logger.setLevel(logging.CRITICAL)
@@ -198,6 +201,11 @@ def spark_errors() -> Iterator[None]:
 
 def _translated(text: str) -> BideError:
     found = _OURS.search(text)
+    if found is None and "No module named 'bide'" in text:
+        return BideError(
+            "the Python of Spark does not have bide: install bide[spark] where it runs, on Spark Connect in the Python "
+            "of the server. (What is sent along is not found where Spark plans a streaming read.)"
+        )
     if found is None:
         return BideError(f"Spark: {text.partition(chr(10))[0].strip()}")
     kind, message = found[1], " ".join(found[2].split())
