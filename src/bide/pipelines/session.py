@@ -26,6 +26,8 @@ FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
 _SUFFIXES: Final = {"jsonl": "json", "ndjson": "json", "gz": "", "zst": "", "bz2": ""}
 
 _CONNECT: Final = "sc://"
+# What Spark says then. Files that are sent along are not found where it plans a streaming read.
+_NO_PYTHON: Final = ("No module named 'bide'", "Python worker failed to connect back")
 _OURS: Final = re.compile(
     r"^(?:[\w.]*: )?(?:bide\.errors\.)(\w+): (.+?)(?=\n\s*\n|\n[ \t]*at |\n\s*SQLSTATE|\Z)", re.M | re.S
 )
@@ -201,10 +203,10 @@ def spark_errors() -> Iterator[None]:
 
 def _translated(text: str) -> BideError:
     found = _OURS.search(text)
-    if found is None and "No module named 'bide'" in text:
+    if found is None and any(sign in text for sign in _NO_PYTHON):
         return BideError(
-            "the Python of Spark does not have bide: install bide[spark] where it runs, on Spark Connect in the Python "
-            "of the server. (What is sent along is not found where Spark plans a streaming read.)"
+            "Spark plans and runs with a Python that does not have what it takes: install bide[spark] there; on Spark "
+            "Connect, in the Python of the server, bide[spark] and pyspark[connect]"
         )
     if found is None:
         return BideError(f"Spark: {text.partition(chr(10))[0].strip()}")
