@@ -11,7 +11,7 @@ die() { say "$*"; exit 1; }
 venv=.venv
 stamp=$venv/.installed
 # What the environment was made from: another lock file, other metadata or another place make it anew.
-wanted="$(pwd) $(cksum <requirements/lock.txt) $(cksum <pyproject.toml)"
+wanted="$(pwd) $(cat requirements/*.txt | cksum) $(cksum <pyproject.toml)"
 if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$venv/bin/python" -c ''; then
     exit 0
 fi
@@ -46,7 +46,10 @@ say "making $venv with $("$python" --version) and the pinned packages"
 [ ! -e "$stamp" ] || rm "$stamp"
 "$python" -m venv --clear "$venv"
 pip() { "$venv/bin/python" -m pip -qq --disable-pip-version-check --no-input "$@"; }
-pip install --require-hashes --requirement requirements/lock.txt ||
-    die "the pinned packages could not be installed: is the package index reachable?"
+# Packages that come as sources are built by what is pinned as well, rather than by what is the newest today.
+for file in sources lock; do
+    pip install --require-hashes --no-build-isolation --use-pep517 --requirement "requirements/$file.txt" ||
+        die "the pinned packages could not be installed: is the package index reachable?"
+done
 pip install --no-deps --no-build-isolation --editable .
 echo "$wanted" >"$stamp"

@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on loopback, and a Python for its executors that does not have bide."""
+"""A standalone Spark cluster on loopback, and a Python for its executors that does not have bide; a Connect server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +20,7 @@ QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Tests end before thorough compilation pays."""
 
 _MASTER: Final = "org.apache.spark.deploy.master.Master"
+_CONNECT: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _WORKER: Final = "org.apache.spark.deploy.worker.Worker"
 
 
@@ -60,21 +61,46 @@ def standalone(folder: Path) -> Iterator[Cluster]:
 
 
 @contextmanager
-def _running(service: str, folder: Path, log: Path, *arguments: str) -> Iterator[None]:
+def connect_server(folder: Path) -> Iterator[str]:
+    """A Spark Connect server with two cores, whose Python is this one, and its URL."""
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.driver.extraJavaOptions": QUICK_JAVA,
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.ui.enabled": "false",
+    }
+    words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    log = folder / "connect.log"
+    with _script("spark-submit", folder, log, "--class", _CONNECT, "--master", "local[2]", *words, "spark-internal"):
+        started = re.compile(r"Spark Connect server started at: (\S+:[1-9][0-9]*)")
+        wait_until(lambda: started.search(log.read_text()) is not None, "the server answers")
+        found = started.search(log.read_text())
+        assert found is not None
+        yield f"sc://{found[1]}"
+
+
+def _running(service: str, folder: Path, log: Path, *arguments: str) -> AbstractContextManager[None]:
+    where = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    return _script("spark-class", folder, log, service, *where, *arguments)
+
+
+@contextmanager
+def _script(name: str, folder: Path, log: Path, *arguments: str) -> Iterator[None]:
     environment = {
         **os.environ,
         "SPARK_HOME": str(_package("pyspark")),
-        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_MEMORY": "768m",
         "SPARK_DAEMON_JAVA_OPTS": f"{QUICK_JAVA} -Dspark.master.rest.enabled=false",
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
     }
-    script = _package("pyspark") / "bin" / "spark-class"
-    where = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    command = [str(_package("pyspark") / "bin" / name), *arguments]
     with (
         log.open("w") as said,
-        subprocess.Popen(
-            [script, service, *where, *arguments], env=environment, cwd=folder, stdout=said, stderr=subprocess.STDOUT
-        ) as process,
+        subprocess.Popen(command, env=environment, cwd=folder, stdout=said, stderr=subprocess.STDOUT) as process,
     ):
         try:
             yield

@@ -1,4 +1,4 @@
-"""A program for ``spark-submit``: the sink and the source where executors have bide by ``--py-files`` alone.
+"""A program for ``spark-submit``, where executors have bide by ``--py-files`` alone, and for Spark Connect.
 
 What it is told, and what it says, is JSON.
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import SparkSession
 
 import bide.spark
+from bide.spark.shipping import is_connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,7 +33,7 @@ def look(_: Iterable[int]) -> list[tuple[str, str, str]]:
 def use(spark: SparkSession, told: dict[str, str]) -> dict[str, Any]:
     """Write, read what was written in a batch and in a query, and write that in a query."""
     bide.spark.register(spark)
-    places = spark.sparkContext.parallelize(range(4), 4).mapPartitions(look).collect()
+    places = [] if is_connect(spark) else spark.sparkContext.parallelize(range(4), 4).mapPartitions(look).collect()
     rabbitmq = {"url": told["url"], "maxDelay": "2h", "resolution": "1s"}
     rows = spark.range(0, ROWS, 1, 4).selectExpr("concat('row ', id) as value", "concat('m-', id) as message_id")
     rows.write.format("rabbitmq").mode("append").options(**rabbitmq, queue="facts").save()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
+from pyspark.errors import AnalysisException
 
 import pyspark_bide
+from bide.spark import register
 from bide.spark.datasource import RabbitMQDataSource
 
 if TYPE_CHECKING:
@@ -35,3 +37,31 @@ def test_registering_once_more_does_no_harm(spark: SparkSession) -> None:
     bide.spark.register(spark)
     with pytest.raises(Exception, match="rabbitmqq"):
         spark.read.format("rabbitmqq").load()
+
+
+class Refused(AnalysisException):
+    """As PySpark raises what its JVM says."""
+
+    def __init__(self, condition: str) -> None:
+        super().__init__("refused")
+        self.condition = condition
+
+    def getCondition(self) -> str:  # noqa: N802 (Spark's name)
+        return self.condition
+
+
+class FoundBefore:
+    """A session of PySpark 4.0 that has found the data source by itself: the tests run on a later one."""
+
+    def __init__(self, condition: str) -> None:
+        self.dataSource = self
+        self.condition = condition
+
+    def register(self, source: type[object]) -> None:
+        raise Refused(self.condition)
+
+
+def test_registering_what_pyspark_4_0_found_by_itself_does_no_harm() -> None:
+    register(cast("SparkSession", FoundBefore("DATA_SOURCE_ALREADY_EXISTS")))
+    with pytest.raises(Refused):
+        register(cast("SparkSession", FoundBefore("DATA_SOURCE_NOT_FOUND")))

@@ -26,6 +26,8 @@ FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
 _SUFFIXES: Final = {"jsonl": "json", "ndjson": "json", "gz": "", "zst": "", "bz2": ""}
 
 _CONNECT: Final = "sc://"
+# What Spark says then. Files that are sent along are not found where it plans a streaming read.
+_NO_PYTHON: Final = ("No module named 'bide'", "Python worker failed to connect back")
 _OURS: Final = re.compile(
     r"^(?:[\w.]*: )?(?:bide\.errors\.)(\w+): (.+?)(?=\n\s*\n|\n[ \t]*at |\n\s*SQLSTATE|\Z)", re.M | re.S
 )
@@ -72,7 +74,10 @@ def session(
         builder = builder.config(key, value)
     found = SparkSession.getActiveSession()
     with spark_errors(), _own_interrupts(), _stderr_aside() if quiet and found is None else nullcontext():
-        spark = builder.config("spark.sql.session.timeZone", time_zone).getOrCreate()
+        try:
+            spark = builder.config("spark.sql.session.timeZone", time_zone).getOrCreate()
+        except ImportError as error:
+            raise InvalidInputError(f"the master {master} needs more packages: install pyspark[connect]") from error
     # Its connection to the JVM logs every error that it raises, and what is wrong with a query once more, as JSON.
     for logger in (logging.getLogger("py4j"), PySparkLogger.getLogger("SQLQueryContextLogger")):
         logger.setLevel(logging.CRITICAL)
@@ -198,6 +203,11 @@ def spark_errors() -> Iterator[None]:
 
 def _translated(text: str) -> BideError:
     found = _OURS.search(text)
+    if found is None and any(sign in text for sign in _NO_PYTHON):
+        return BideError(
+            "Spark plans and runs with a Python that does not have what it takes: install bide[spark] there; on Spark "
+            "Connect, in the Python of the server, bide[spark] and pyspark[connect]"
+        )
     if found is None:
         return BideError(f"Spark: {text.partition(chr(10))[0].strip()}")
     kind, message = found[1], " ".join(found[2].split())
