@@ -353,6 +353,16 @@ def test_from_4_3_on_attempts_are_counted_across_dead_letters() -> None:
         assert (headers(delivery).get("x-delivery-count"), delivery.redelivered) == (count, count is not None)
 
 
+def test_a_purge_throws_dead_letters_that_wait_away_from_4_3_on() -> None:
+    for release, number in ((V3, 0), (V40, 0), (V43, 1)):
+        lab = Lab(release)
+        at_least_once = {"dead_letter_strategy": "at-least-once", "overflow": "reject-publish"}
+        lab.queue("q", queue_type="quorum", message_ttl=1000, dead_letter_exchange="nowhere", **at_least_once)
+        lab.send("a")
+        lab.clock.advance("1s")
+        assert lab.host.queue("q").purge() == number
+
+
 def test_the_delayed_retry_of_4_3() -> None:
     lab = Lab()
     rests = {"delayed_retry_type": "failed", "delayed_retry_min": 1000, "delayed_retry_max": 2500}
