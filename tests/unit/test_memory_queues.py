@@ -307,6 +307,39 @@ def test_below_4_3_and_without_a_limit_what_is_given_back_goes_to_the_end() -> N
         assert lab.bodies() == order
 
 
+@pytest.mark.parametrize("strategy", ["at-least-once", "at-most-once"])
+def test_what_a_dead_letter_takes_along_from_4_0_to_4_2(strategy: str) -> None:
+    for steps, taken, again in (("j", 1, 2), ("rj", 1, 2), ("rrj", 1, 2), ("lj", 2, 3), ("rx", None, 1), ("lx", 1, 2)):
+        lab = Lab(V40)
+        dead_letters = {"dead_letter_exchange": "", "dead_letter_strategy": strategy, "overflow": "reject-publish"}
+        lab.queue("q", queue_type="quorum", message_ttl=1000, dead_letter_routing_key="c", **dead_letters)
+        # A classic queue hands it on, and shows and counts nothing.
+        lab.queue("c", dead_letter_exchange="", dead_letter_routing_key="d")
+        lab.queue("d", queue_type="quorum", dead_letter_routing_key="e", **dead_letters)
+        lab.queue("e", queue_type="quorum")
+        lab.send("a")
+        for step in steps:
+            if step == "x":
+                lab.clock.advance("1s")
+            elif step == "l":
+                lost = lab.open()
+                assert lost.get("q", no_ack=False) is not None
+                lost.close()
+            else:
+                lab.channel.reject(lab.take(), multiple=False, requeue=step == "r", failed=True)
+        delivery = lab.channel.get("c", no_ack=False)
+        assert delivery is not None
+        assert not delivery.redelivered
+        assert "x-delivery-count" not in headers(delivery)
+        lab.channel.reject(delivery.delivery_tag, multiple=False, requeue=False, failed=False)
+        delivery = lab.channel.get("d", no_ack=False)
+        assert delivery is not None
+        assert delivery.redelivered == (taken is not None)
+        assert headers(delivery).get("x-delivery-count") == taken
+        lab.channel.reject(delivery.delivery_tag, multiple=False, requeue=False, failed=False)
+        assert headers(lab.get("e"))["x-delivery-count"] == again
+
+
 def test_from_4_3_on_attempts_are_counted_across_dead_letters() -> None:
     for release, count in ((V40, None), (V43, 1)):
         lab = Lab(release)
@@ -318,6 +351,16 @@ def test_from_4_3_on_attempts_are_counted_across_dead_letters() -> None:
         delivery = lab.get("d")
         assert delivery is not None
         assert (headers(delivery).get("x-delivery-count"), delivery.redelivered) == (count, count is not None)
+
+
+def test_a_purge_throws_dead_letters_that_wait_away_from_4_3_on() -> None:
+    for release, number in ((V3, 0), (V40, 0), (V43, 1)):
+        lab = Lab(release)
+        at_least_once = {"dead_letter_strategy": "at-least-once", "overflow": "reject-publish"}
+        lab.queue("q", queue_type="quorum", message_ttl=1000, dead_letter_exchange="nowhere", **at_least_once)
+        lab.send("a")
+        lab.clock.advance("1s")
+        assert lab.host.queue("q").purge() == number
 
 
 def test_the_delayed_retry_of_4_3() -> None:

@@ -48,7 +48,7 @@ class ClassicQueue(BrokerQueue):
             self._hand_over(consumer, entry)
             return True
         # From 4.3 on a message that failed elsewhere counts as delivered here too.
-        entry.redelivered = message.delivery_count is not None
+        entry.redelivered = message.delivery_count is not None and self._surroundings.release >= (4, 3)
         self._ready.add(entry)
         self._ready_bytes += size
         # Only one that comes to the head makes the queue look for what is expired, save with priorities: there one may

@@ -69,7 +69,7 @@ class StoredMessage:
         properties: by their AMQP names; the headers without BCC. Below 4.0 with ``x-death``.
         deaths: the latest first; from 4.0 on.
         first_death, last_death: reason, queue and exchange; from 4.0 on.
-        delivery_count: what quorum queues of 4.3 hand on when they dead-letter a message.
+        delivery_count: what a dead letter takes along from quorum queues (from 4.0 on) and classic ones (from 4.3 on).
     """
 
     exchange: str

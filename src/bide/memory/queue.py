@@ -250,7 +250,7 @@ class BrokerQueue(ABC):
 
     def marked(self, entry: Entry) -> StoredMessage:
         """The message with what its dead letter takes along of its deliveries."""
-        if entry.failed is None or self._surroundings.release < (4, 3):
+        if entry.failed is None or self._surroundings.release < (4, 0):
             return entry.message
         return replace(entry.message, delivery_count=entry.failed)
 

@@ -37,6 +37,9 @@ class QuorumQueue(BrokerQueue):
     * On 3.10 a consumer that gives a message back once too often has room for one more from then on: the broker counts
       the place of that message twice, as dead-lettered and as given back.
     * A consumer without a prefetch has a prefetch of 2,000.
+    * From 4.0 on a dead letter takes along how many attempts failed, and the next queue goes on counting: those of
+      channels that were lost, from 4.0 to 4.2 also the rejected one, from 4.3 on also those given back by
+      ``basic.reject``.
     * Of several messages that a limit drops at once, below 4.3 the last is dead-lettered first.
     """
 
@@ -82,7 +85,7 @@ class QuorumQueue(BrokerQueue):
             size=len(message.body),
             expires_at=self._expires_at(message),
         )
-        if self._surroundings.release >= (4, 3) and message.delivery_count is not None:
+        if message.delivery_count is not None:
             # It goes on counting where the queue that dead-lettered it stopped.
             entry.failed = message.delivery_count
             entry.redelivered = True
@@ -99,7 +102,8 @@ class QuorumQueue(BrokerQueue):
     def requeue(self, entries: Sequence[Entry], *, failed: bool) -> None:
         """See :class:`BrokerQueue`."""
         for entry in entries:
-            self._count(entry, failed=failed)
+            # Below 4.3 what a client gives back is no failed attempt.
+            self._count(entry, failed=failed and self._surroundings.release >= (4, 3))
             if self._delivery_limit is None and self._surroundings.release < (4, 3):
                 # It keeps its age, but not its place, nor its priority.
                 entry.level = self._ordinary_level
@@ -117,6 +121,9 @@ class QuorumQueue(BrokerQueue):
 
     def discard(self, entries: Sequence[Entry]) -> None:
         """See :class:`BrokerQueue`."""
+        if (4, 0) <= self._surroundings.release < (4, 3):
+            for entry in entries:
+                entry.failed = (entry.failed or 0) + 1
         self._dead_letter(entries, "rejected")
         self._changed()
 
@@ -125,11 +132,11 @@ class QuorumQueue(BrokerQueue):
         release = self._surroundings.release
         if release < (4, 0) and asked_for:
             return {"x-delivery-count": entry.acquired or 0}
-        if release < (4, 3):
-            return {} if entry.acquired is None else {"x-delivery-count": entry.acquired}
-        acquired = entry.failed if entry.acquired is None else entry.acquired
+        acquired = entry.failed if entry.acquired is None and release >= (4, 0) else entry.acquired
         if acquired is None:
             return {}
+        if release < (4, 3):
+            return {"x-delivery-count": acquired}
         counts = {"x-acquired-count": acquired}
         if entry.failed is not None:
             counts["x-delivery-count"] = entry.failed
