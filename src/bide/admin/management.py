@@ -7,38 +7,25 @@ seconds by default.
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import re
-import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
-from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from bide.admin.private import private_broker
-from bide.amqp.network import TCP
+from bide.admin.management_address import Endpoint, endpoints
 from bide.amqp.url import BrokerUrl
 from bide.delay.cascade import Policy
-from bide.errors import InvalidUrlError, ManagementApiError
+from bide.errors import ManagementApiError
 from bide.topology import Argument, Binding, Exchange, Queue
 
 if TYPE_CHECKING:
     import httpx2
 
-MANAGEMENT_VARIABLE: Final = "BIDE_MANAGEMENT_URL"
-
-_PORTS: Final = {"http": 15672, "https": 15671}
 _PAGE: Final = 500
 """Entries per page: the most that RabbitMQ gives."""
-
-_ENABLE: Final = (
-    "enable it with 'rabbitmq-plugins enable rabbitmq_management', or name its address with --management-url or "
-    f"{MANAGEMENT_VARIABLE}"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,99 +69,6 @@ class FoundQueue:
         return max(self.messages - self.ready - self.unacknowledged, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """Where a management API is, and who asks. Printing it never shows the password.
-
-    Attributes:
-        base: scheme, host and port, and a path where a proxy adds one: ``http://localhost:15672``.
-        tls: settings for https; None for the system's.
-        timeout: for one call.
-    """
-
-    base: str
-    user: str
-    password: str = field(repr=False)
-    tls: ssl.SSLContext | None = field(default=None, repr=False)
-    timeout: timedelta = timedelta(seconds=30)
-
-    def url(self, *parts: str, query: Mapping[str, str | int] | None = None) -> str:
-        """The URL of ``/api/<part>/<part>...``, each part percent-encoded."""
-        path = "/".join(quote(part, safe="") for part in parts)
-        return f"{self.base}/api/{path}" + (f"?{urlencode(query)}" if query else "")
-
-    def options(self) -> dict[str, Any]:
-        """How to make an HTTP client for it.
-
-        Proxies and passwords that the environment names are for other servers: AMQP does not heed them either.
-        """
-        # Without TLS a bare context does: loading the system's certificates takes 40 ms.
-        tls = self.tls or (ssl.create_default_context() if self.base.startswith("https:") else _bare())
-        return {
-            "auth": (self.user, self.password),
-            "verify": tls,
-            "timeout": self.timeout.total_seconds(),
-            "trust_env": False,
-        }
-
-    def read(self, response: httpx2.Response, *, missing_ok: bool = False) -> Any:
-        """The decoded answer; None where the API has nothing to say.
-
-        Args:
-            response: to a call of this API.
-            missing_ok: return None too where what the call names does not exist.
-
-        Raises:
-            ManagementApiError: the answer is a refusal, or none of this API's.
-        """
-        try:
-            answer = json.loads(response.content) if response.content else None
-        except ValueError as error:
-            raise self._alien(response.status_code) from error
-        if response.is_success:
-            return answer
-        reason = ""
-        if isinstance(answer, dict):
-            reason = html.unescape(str(answer.get("reason") or answer.get("error") or ""))
-            reason = " ".join(reason.split())
-        match response.status_code:
-            case 401 | 403:
-                raise self._refused(f"{response.request.method} {response.request.url.path}", reason)
-            case 404 if missing_ok and answer is not None:
-                return None
-            case status if reason:
-                what = f"{response.request.method} {response.request.url.path}"
-                raise ManagementApiError(f"the management API at {self.base} refuses {what}: {reason} ({status})")
-            case status:
-                raise self._alien(status)
-
-    def unreachable(self, error: httpx2.HTTPError) -> ManagementApiError:
-        """The error for a call that got no answer."""
-        reason = str(error) or f"no answer within {self.timeout.total_seconds():g} s"
-        return ManagementApiError(f"no management API answers at {self.base} ({reason}): {_ENABLE}")
-
-    def _alien(self, status: int) -> ManagementApiError:
-        return ManagementApiError(
-            f"what answers at {self.base} is not RabbitMQ's management API (status {status}): {_ENABLE}"
-        )
-
-    def _refused(self, what: str, reason: str) -> ManagementApiError:
-        if "management user" in reason:
-            return ManagementApiError(
-                f"the user {self.user!r} may not use the management API at {self.base}: tag it with "
-                f"'rabbitmqctl set_user_tags {self.user} management', or name another user with --management-url"
-            )
-        if "authorised to access" in reason or "administrator" in reason or "monitor user" in reason:
-            return ManagementApiError(
-                f"the user {self.user!r} may not do this in the management API at {self.base}: {what}; it takes "
-                "permissions in the virtual host, and the tag policymaker for policies"
-            )
-        return ManagementApiError(
-            f"the management API at {self.base} does not accept the user {self.user!r} with this password: check "
-            "both, or name another user with --management-url"
-        )
-
-
 class ManagementApi:
     """The management API of one broker. Nothing is sent before the first call; ``async with`` closes it.
 
@@ -194,9 +88,9 @@ class ManagementApi:
     ) -> Self:
         """The management API that belongs to an AMQP URL.
 
-        Its address is ``management_url``, or that of ``BIDE_MANAGEMENT_URL``, or that of the private broker which
-        serves the URL, or the URL's own hosts with RabbitMQ's default port. A user that it does not name is the
-        URL's.
+        Its address is ``management_url``, or that of ``BIDE_MANAGEMENT_URL`` (unless ``BIDE_URL`` names another broker
+        than this), or that of the private broker which serves the URL, or the URL's own hosts with RabbitMQ's default
+        port. A user that it does not name is the URL's.
 
         Args:
             url: of the broker.
@@ -207,15 +101,7 @@ class ManagementApi:
             InvalidUrlError: the management URL cannot be read; the message never shows the password.
             ManagementApiError: it is the URL of a broker in memory, which has none.
         """
-        if url.network is not TCP:
-            raise ManagementApiError("a broker in memory has no management API: use a real broker for what needs it")
-        if given := management_url or (os.environ if environment is None else environment).get(MANAGEMENT_VARIABLE):
-            return cls(parse_management_url(given, url))
-        if broker := private_broker(url):
-            return cls(parse_management_url(broker.management_url, url))
-        scheme = "https" if url.tls else "http"
-        hosts = dict.fromkeys(host for host, _ in url.hosts)
-        return cls(*(_endpoint(url, scheme, host, _PORTS[scheme]) for host in hosts))
+        return cls(*endpoints(url, management_url, os.environ if environment is None else environment))
 
     @property
     def address(self) -> str:
@@ -344,38 +230,6 @@ class ManagementApi:
                 yield one
             pages = int(found.get("page_count", 1))
             page += 1
-
-
-def parse_management_url(text: str, url: BrokerUrl) -> Endpoint:
-    """Read ``http[s]://user:password@host:port``; what it leaves out is the AMQP URL's.
-
-    Raises:
-        InvalidUrlError: it is not of that form; the message never shows the password.
-    """
-    form = "give http://user:password@host:15672, or leave out the user to take the AMQP URL's"
-    parts = urlsplit(text)
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise InvalidUrlError(f"the management URL has a port that is no number from 0 to 65535: {form}") from error
-    if parts.scheme not in _PORTS or not host:
-        raise InvalidUrlError(f"the management URL does not start with http:// or https:// and a host: {form}")
-    # What people copy from a browser ends in "/#/queues", what they copy from a script in "/api".
-    path = parts.path.rstrip("/").removesuffix("/api").rstrip("/")
-    endpoint = _endpoint(url, parts.scheme, host, port or _PORTS[parts.scheme], path)
-    if parts.username is None:
-        return endpoint
-    return replace(endpoint, user=unquote(parts.username), password=unquote(parts.password or ""))
-
-
-def _endpoint(url: BrokerUrl, scheme: str, host: str, port: int, path: str = "") -> Endpoint:
-    name = f"[{host}]" if ":" in host else host
-    tls = replace(url, tls=True).ssl_context() if scheme == "https" else None
-    return Endpoint(base=f"{scheme}://{name}:{port}{path}", user=url.user, password=url.password, tls=tls)
-
-
-def _bare() -> ssl.SSLContext:
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _object(value: Any) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from bide.admin.management import Endpoint
+from bide.admin.management_address import Endpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,21 +101,17 @@ def _url(environment_variable: str | None) -> Callable[[_Decorated], _Decorated]
     )
 
 
-def _management_url(environment_variable: str | None) -> Callable[[_Decorated], _Decorated]:
+def _management_url(command: _Decorated) -> _Decorated:
+    # The environment's is not read here: whether it is meant depends on the broker.
     return click.option(
         "--management-url",
         metavar="URL",
-        envvar=environment_variable,
-        show_envvar=True,
         expose_value=False,
         callback=_remember_url,
         help="The broker's management API: http[s]://user:password@host:port. "
-        + (
-            "User, password and host of the broker's URL, and port 15672, if none is named."
-            if environment_variable
-            else "Or set BIDE_MANAGEMENT_URL."
-        ),
-    )
+        "Or set BIDE_MANAGEMENT_URL, for the broker of BIDE_URL. User, password and host of the broker's URL, and port "
+        "15672, if none is named.",
+    )(command)
 
 
 def verbose_option(command: _Decorated) -> _Decorated:
@@ -132,7 +128,7 @@ def verbose_option(command: _Decorated) -> _Decorated:
 
 def program_options(command: _Decorated) -> _Decorated:
     """Add the options before the command. Only these read the environment: a command's own options win over them."""
-    return _url("BIDE_URL")(_management_url("BIDE_MANAGEMENT_URL")(verbose_option(command)))
+    return _url("BIDE_URL")(_management_url(verbose_option(command)))
 
 
 def broker_options(command: _Decorated) -> _Decorated:
@@ -142,7 +138,7 @@ def broker_options(command: _Decorated) -> _Decorated:
 
 def management_options(command: _Decorated) -> _Decorated:
     """Add the options of a command that talks to a broker and to its management API."""
-    return _url(None)(_management_url(None)(verbose_option(command)))
+    return _url(None)(_management_url(verbose_option(command)))
 
 
 def json_option(what: str) -> Callable[[_Decorated], _Decorated]:

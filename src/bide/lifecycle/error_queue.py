@@ -49,7 +49,7 @@ class ErrorQueue:
     Any queue will do: one that :class:`bide.Endpoint` parks in, one of NServiceBus's, or anybody's dead-letter queue.
 
     Nothing is lost: a message is acknowledged only after the broker has confirmed the copy that takes its place. A
-    crash repeats at most the messages that were on their way, see :data:`WINDOW`.
+    crash repeats at most the messages that were on their way, and those of the last moment, see :data:`WINDOW`.
 
     Looking takes nothing out of the queue. But a quorum queue counts it as a delivery of every message in it (before
     RabbitMQ 4.3), and gives a message up at its delivery limit. One that comes near to it is replaced by a copy, which

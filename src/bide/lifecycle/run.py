@@ -18,7 +18,8 @@ from bide.outgoing import Outgoing
 from bide.recoverability.failed import FailedMessage
 
 WINDOW: Final = 200
-"""Messages on their way at once: so many may be repeated after a crash."""
+"""Messages on their way at once: so many may be repeated after a crash, and those that were confirmed within the last
+moment, because acknowledgements are gathered."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of messages that are done, and of those chosen."""
