@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import bide.spark
 from bide import errors
 from bide.errors import BideError, InvalidInputError
+from bide.pipelines.requirements import missing
 from bide.spark.shipping import is_connect
 
 if TYPE_CHECKING:
@@ -48,10 +49,11 @@ def session(
         quiet: show nothing of what Spark and its JVM say beside errors that they raise.
 
     Raises:
-        InvalidInputError: there is no PySpark.
+        InvalidInputError: there is no PySpark, or no Java that it runs on, or no such time zone.
         BideError: it did not start.
     """
     try:
+        from pyspark.errors import PySparkRuntimeError
         from pyspark.logger import PySparkLogger
         from pyspark.sql import SparkSession
     except ImportError as error:
@@ -75,13 +77,19 @@ def session(
     found = SparkSession.getActiveSession()
     with spark_errors(), _own_interrupts(), _stderr_aside() if quiet and found is None else nullcontext():
         try:
-            spark = builder.config("spark.sql.session.timeZone", time_zone).getOrCreate()
+            spark = builder.getOrCreate()
         except ImportError as error:
             raise InvalidInputError(f"the master {master} needs more packages: install pyspark[connect]") from error
+        except PySparkRuntimeError as error:
+            # Looked for only now: asking a Java for its release takes as long as starting it.
+            if (why_not := missing()) is None:
+                raise
+            raise InvalidInputError(why_not) from error
     # Its connection to the JVM logs every error that it raises, and what is wrong with a query once more, as JSON.
     for logger in (logging.getLogger("py4j"), PySparkLogger.getLogger("SQLQueryContextLogger")):
         logger.setLevel(logging.CRITICAL)
     try:
+        _set_time_zone(spark, time_zone)
         if not runs_here(master):
             bide.spark.ship(spark)
         yield spark
@@ -120,6 +128,18 @@ def _own_interrupts() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
+def _set_time_zone(spark: SparkSession, zone: str) -> None:
+    """Set it when the session is there: one that is started with a zone that is none does not say what is wrong."""
+    from pyspark.errors import IllegalArgumentException
+
+    try:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    except IllegalArgumentException as error:
+        raise InvalidInputError(
+            f"Spark does not know the time zone {zone!r}: give one such as UTC, Europe/Berlin or +02:00"
+        ) from error
+
+
 def _stop(spark: SparkSession) -> None:
     """Stop a session whose caller may have been interrupted in the middle of a call to the JVM.
 
@@ -140,6 +160,9 @@ def _stderr_aside() -> Iterator[None]:
             os.dup2(aside.fileno(), 2)
             try:
                 yield
+            except InvalidInputError:
+                # It says what is wrong; what a shell script said of it would only stand in the way.
+                raise
             except BaseException:
                 aside.seek(0)
                 os.write(usual, aside.read())
