@@ -187,7 +187,7 @@ def test_explain_prints_the_table_of_the_manual(program: Program) -> None:
         (["send", "x", "--to", "q", "--header", "bide-due=1"], "bide-due"),
         (["delay", "explain", "1s"], "--to or --exchange"),
         (["delay", "apply", "--layout", "waiting-hall", "--levels", "29"], "29 levels: give 1 to 28"),
-        (["delay", "apply", "--layout", "nservicebus", "--levels", "4"], "leave out --levels"),
+        (["delay", "apply", "--layout", "nservicebus", "--levels", "4"], "has no levels, which is"),
         (["nonsense"], "No such command"),
         (["receive"], "Missing argument"),
         (["--url", "http://x", "receive", "q"], "amqp://"),
