@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -28,6 +31,38 @@ def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
     assert ended.stderr == (
         "bide: Spark needs a Java 17 or later, and there is none: install one, or set JAVA_HOME to the folder of one\n"
     )
+
+
+@pytest.mark.timeout(180)
+def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
+    """A JVM whose start is given up half-way would stay for ever."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bide", *ANY_PLAN],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not any(program.startswith("java") for program in programs_of(process.pid)):
+        assert process.poll() is None, "it ended before it could be interrupted"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        # To the end of what it says: a process that was left would hold on to the pipe.
+        said, _ = process.communicate(timeout=90)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert (process.returncode, said.strip()) == (130, "")
+
+
+def programs_of(group: int) -> list[str]:
+    """The names of the programs of a process group."""
+    listed = subprocess.run(["ps", "-eo", "pgid=,comm="], capture_output=True, text=True, check=True, timeout=30)
+    rows = (line.split(maxsplit=1) for line in listed.stdout.splitlines())
+    return [program for number, program in rows if int(number) == group]
 
 
 @pytest.mark.usefixtures("spark")

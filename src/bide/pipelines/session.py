@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import PurePosixPath
+from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import bide.spark
@@ -75,7 +76,8 @@ def session(
     for key, value in configuration.items():
         builder = builder.config(key, value)
     found = SparkSession.getActiveSession()
-    with spark_errors(), _own_interrupts(), _stderr_aside() if quiet and found is None else nullcontext():
+    aside = _stderr_aside() if quiet and found is None else nullcontext()
+    with spark_errors(), _interrupts_held() as interrupts, aside:
         try:
             spark = builder.getOrCreate()
         except ImportError as error:
@@ -89,6 +91,8 @@ def session(
     for logger in (logging.getLogger("py4j"), PySparkLogger.getLogger("SQLQueryContextLogger")):
         logger.setLevel(logging.CRITICAL)
     try:
+        for number in interrupts:
+            signal.raise_signal(number)
         _set_time_zone(spark, time_zone)
         if not runs_here(master):
             bide.spark.ship(spark)
@@ -118,14 +122,30 @@ def _is_submitted() -> bool:
 
 
 @contextmanager
-def _own_interrupts() -> Iterator[None]:
-    """Keep what Ctrl-C does as it is: Spark would call the JVM on the connection whose answer is being waited for."""
+def _interrupts_held() -> Iterator[list[int]]:
+    """Let a Ctrl-C wait for the end of the block, where it is in the list; a second one does not wait.
+
+    PySpark that is interrupted while its JVM starts takes away the folder in which the JVM is about to write where it
+    listens, and the JVM, which then has nobody to tell it, stays for good. Nor is PySpark's own handler of Ctrl-C left
+    behind: it would call the JVM on the connection whose answer is being waited for.
+    """
+    held: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield held
+        return
     before = signal.getsignal(signal.SIGINT)
+
+    def hold(number: int, _: FrameType | None) -> None:
+        if held:
+            raise KeyboardInterrupt
+        held.append(number)
+
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, hold)
     try:
-        yield
+        yield held
     finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, before)
 
 
 def _set_time_zone(spark: SparkSession, zone: str) -> None:
