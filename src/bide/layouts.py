@@ -95,9 +95,5 @@ def _refuse_foreign(layout: str, given: Mapping[str, Any]) -> None:
             owners = " and ".join(one for one, settings in _SETTINGS.items() if name in settings)
             raise InvalidInputError(
                 f"the layout {layout!r} has no {name.replace('_', ' ')}, which is a setting of {owners}: "
-                f"leave out {_option(name)}, or choose another layout"
+                "leave it out, or choose another layout"
             )
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

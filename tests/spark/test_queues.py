@@ -84,6 +84,9 @@ def test_what_a_read_of_a_queue_refuses(spark: SparkSession, vhost_url: str) -> 
         peek(spark, vhost_url, mode="drain").collect()
     with pytest.raises(AnalysisException, match="unknown option for reading a queue: startingoffsets"):
         peek(spark, vhost_url, startingOffsets="earliest").collect()
+    with pytest.raises(Exception, match="there is no queue 'q' on the virtual host") as caught:
+        peek(spark, vhost_url).collect()
+    assert "--queue" not in str(caught.value), "which is no option of Spark's"
     with pytest.raises(Exception, match="no offsets to go back to"):
         (
             spark.readStream.format("rabbitmq")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -240,3 +241,27 @@ def test_the_same_write_again_has_the_same_ids_with_a_prefix(spark: SparkSession
         ids.setdefault(one.message_id, set()).add(one.body)
     assert len(ids) == 100
     assert all(len(bodies) == 1 for bodies in ids.values())
+
+
+def test_an_endpoint_drops_what_a_repeated_write_sent_again(spark: SparkSession, clock_url: str, queue: str) -> None:
+    rows = spark.range(0, 40, 1, 2).selectExpr("concat('v', id % 20) as value")
+    for _ in range(2):
+        writer(rows, clock_url, queue=queue, type="Remind", idPrefix="campaign").save()
+    last = spark.sql("select 'x' as value, 'last' as message_id")
+    writer(last, clock_url, queue=queue, type="Remind").save()
+    handled: list[str | None] = []
+    app = bide.Endpoint(queue, deduplicate="1h")
+
+    @app.handler(type="Remind")
+    async def remind(message: bide.Message) -> None:
+        handled.append(message.message_id)
+        if message.message_id == "last":
+            app.stop()
+
+    async def work() -> None:
+        async with bide.connect(clock_url) as client:
+            await asyncio.wait_for(app.run(client), timeout=30)
+
+    asyncio.run(work())
+    assert len(handled) == len(set(handled)) == 41
+    assert rest(clock_url, queue) == []

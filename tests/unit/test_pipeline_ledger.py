@@ -42,3 +42,16 @@ def test_another_file_of_that_name_is_no_ledger(tmp_path: Path, text: str) -> No
 def test_a_place_that_arrow_does_not_know() -> None:
     with pytest.raises(InvalidInputError, match="the ledger 'ftp://x/y' is no folder"):
         Ledger("ftp://x/y")
+
+
+@pytest.mark.parametrize("place", ["file", "file/ledger"])
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    ledger = Ledger(str(tmp_path / place))
+    with (
+        pytest.raises(InvalidInputError, match=r"the ledger .*file.* cannot be used: .*; name another folder"),
+        ledger.lock(),
+    ):
+        raise AssertionError("there is no folder to lock")
+    with pytest.raises(InvalidInputError, match=r"the ledger .*file.* cannot be read: .*; name another folder"):
+        ledger.head()

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bide.errors import InvalidInputError
 from bide.spark.rejects import Rejects
 
 BATCH = pa.RecordBatch.from_arrays(
@@ -39,6 +40,12 @@ def test_another_attempt_replaces_the_file_or_takes_it_away(tmp_path: Path) -> N
     assert pq.read_table(file).column("value").to_pylist() == ["c"]
     reject(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInputError, match=r"the folder .*file.rejects. for rejects cannot be used"):
+        reject(tmp_path / "file" / "rejects", 0)
 
 
 def test_an_attempt_that_fails_leaves_what_was_there(tmp_path: Path) -> None:

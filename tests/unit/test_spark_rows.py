@@ -46,6 +46,20 @@ COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "priority": (pa.int32(), mostly(None, 0, 255, bad=(256, -1))),
     "persistent": (pa.bool_(), st.none() | st.booleans()),
 }
+PAIRS: tuple[pa.DataType, st.SearchStrategy[Any]] = (
+    pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+    mostly(
+        None,
+        [],
+        [{"key": "a", "value": b""}, {"key": "b", "value": None}],
+        bad=(
+            [None],
+            [{"key": "a", "value": b""}, None],
+            [{"key": None, "value": b""}],
+            [{"key": "a", "value": b""}, {"key": "a", "value": b"x"}],
+        ),
+    ),
+)
 DELAYS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.duration("us"), mostly(None, timedelta(0), timedelta(days=99), bad=(-US, timedelta(days=100)))),
     (pa.int64(), mostly(None, 0, 5, 99 * 86_400_000, bad=(-1, 99 * 86_400_000 + 1, 2**62))),
@@ -57,6 +71,8 @@ DELAYS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
 def batches(draw: st.DrawFn) -> pa.RecordBatch:
     names = draw(st.sets(st.sampled_from([*COLUMNS][1:])))
     chosen = {name: COLUMNS[name] for name in ("value", *sorted(names))}
+    if "headers" in chosen and draw(st.booleans()):
+        chosen["headers"] = PAIRS
     for name in draw(st.sets(st.sampled_from(["delay", "expiration"]))):
         chosen[name] = draw(st.sampled_from(DELAYS))
     size = draw(st.integers(0, 4))
@@ -140,6 +156,30 @@ def test_headers_as_kafka_has_them() -> None:
     rows = Rows(("value", "headers"), {"to": "q"}, CLOCK)
     assert rows.problems(batch, NOW) == {}
     assert [one.headers for one in rows.letters(batch, [0, 1], run="r")] == [{"a": b"1"}, None]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "said"),
+    [
+        ([None, ("a", b"1")], "the column headers holds what cannot be sent: an entry that is null: leave it out"),
+        ([("a", b"1"), ("a", b"2")], "the column headers holds what cannot be sent: the header 'a' more than once"),
+        ([(None, b"1")], "the header name None is not text"),
+    ],
+)
+def test_headers_that_no_message_has(pairs: list[tuple[str | None, bytes] | None], said: str) -> None:
+    structs = [None if pair is None else dict(zip(("key", "value"), pair, strict=True)) for pair in pairs]
+    headers = pa.array([structs, []], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
+    batch = pa.RecordBatch.from_arrays([pa.array(["x", "y"]), headers], names=["value", "headers"])
+    rows = Rows(("value", "headers"), {"to": "q"}, CLOCK)
+    found = rows.problems(batch, NOW)
+    assert [*found] == [0]
+    assert found[0].startswith(said)
+
+
+def test_a_due_time_that_is_too_far_away_is_called_by_its_column() -> None:
+    batch = batch_of(value=["x"], deliver_at=[NOW + timedelta(days=100)])
+    found = Rows(("value", "deliver_at"), {"to": "q"}, CLOCK).problems(batch, NOW)
+    assert found[0].startswith("the column deliver_at: the delay 100 d 0:00:00 is longer than")
 
 
 def test_milliseconds_are_those_of_the_column() -> None:

@@ -15,8 +15,7 @@ import click
 from bide.cli.output import json_line, print_json
 from bide.cli.pipeline import spark_options
 from bide.cli.pipeline_view import progress
-from bide.cli.settings import Settings, broker_options, json_option, pass_settings
-from bide.duration import parse_delay
+from bide.cli.settings import Settings, broker_options, duration_of, json_option, pass_settings
 from bide.errors import BrokerUnreachableError, ConnectionLostError
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def audit(
     from bide.pipelines.audit_sources import candidates, find_sources
     from bide.pipelines.session import spark_errors
 
-    pause = parse_delay(every).total_seconds()
+    pause = duration_of("--every", every).total_seconds()
     folder = Folder(place)
 
     def find() -> Any:

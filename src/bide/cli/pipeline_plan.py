@@ -14,8 +14,7 @@ from bide.cli.output import print_json
 from bide.cli.pipeline import FORMATS, pairs_of, spark_options
 from bide.cli.pipeline_view import progress
 from bide.cli.plan_view import plan_text
-from bide.cli.settings import Settings, json_option, pass_settings, verbose_option
-from bide.duration import parse_delay
+from bide.cli.settings import Settings, duration_of, json_option, pass_settings, verbose_option
 from bide.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def plan(
     from bide.pipelines.session import spark_errors
 
     told = _flows(**rest)
-    spans = {"every": parse_delay(every), "tick": parse_delay(tick)}
+    spans = {"every": duration_of("--every", every), "tick": duration_of("--tick", tick)}
     known = {
         layout: Capacity.measured(
             layout,
@@ -156,7 +155,7 @@ def _flows(
         return None
     told = _read_flows(flows) if flows is not None else [{"rate": rate, "delay": _weighted(delays)}]
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    return flows_of(told, start=midnight, length=parse_delay(length), size=size)
+    return flows_of(told, start=midnight, length=duration_of("--for", length), size=size)
 
 
 def _workload(
@@ -186,7 +185,7 @@ def _workload(
     columns = Columns(
         at=at_column, delay=delay_column, due=due_column, size=size_column, count=count_column, constant_size=size
     )
-    return of_table(rows, columns, grain=parse_delay(grain))
+    return of_table(rows, columns, grain=duration_of("--grain", grain))
 
 
 def _read_flows(path: Path) -> Any:

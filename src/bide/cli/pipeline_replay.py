@@ -13,8 +13,7 @@ from bide.cli.errors_view import counted
 from bide.cli.output import print_json
 from bide.cli.pipeline import spark_options
 from bide.cli.pipeline_view import progress
-from bide.cli.settings import Settings, json_option, layout_options, management_options, pass_settings
-from bide.duration import parse_delay
+from bide.cli.settings import Settings, duration_of, json_option, layout_options, management_options, pass_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -79,7 +78,7 @@ def replay(
     if (queue is None) == (audited is None):
         raise click.UsageError("say which messages: --queue NAME for those of an error queue, or --audit DIR")
     _refuse_others(rest, queue is not None)
-    period = timedelta(0) if over is None else parse_delay(over)
+    period = timedelta(0) if over is None else duration_of("--over", over)
     if to is not None:
         check_name("queue", to)
     if queue is None and rest["ledger"] is None and not is_here and not dry_run:

@@ -13,7 +13,7 @@ import click
 from bide.cli.output import on_one_line, print_json
 from bide.cli.pipeline import spark_options
 from bide.cli.pipeline_view import progress
-from bide.cli.settings import Settings, json_option, pass_settings
+from bide.cli.settings import Settings, duration_of, json_option, pass_settings
 from bide.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -50,11 +50,10 @@ def report(
     The page is one file that fetches nothing: send it on, or put it anywhere. Tables that are not in DIR are named in
     it. All tables are read and counted by Spark; what comes back is small, however many messages there were.
     """
-    from bide.duration import parse_delay
     from bide.pipelines.report.writing import headline, write
     from bide.pipelines.session import spark_errors
 
-    grace = parse_delay(lost_after)
+    grace = duration_of("--lost-after", lost_after)
     _check(out, png)
     started = time.monotonic()
     with open_session(f"bide pipeline report {folder}", quiet=not settings.verbosity) as spark, spark_errors():

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from bide.errors import InvalidInputError
+from bide.errors import InvalidDelayError, InvalidInputError
 
 if TYPE_CHECKING:
     from bide.amqp.url import BrokerUrl
@@ -63,6 +64,20 @@ class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
         return text if self._details else text.partition("\n")[0]
+
+
+def duration_of(option: str, text: str) -> timedelta:
+    """Read the value of an option that is a duration.
+
+    Raises:
+        InvalidDelayError: it is none; the message names the option.
+    """
+    from bide.duration import parse_delay
+
+    try:
+        return parse_delay(text)
+    except InvalidDelayError as error:
+        raise InvalidDelayError(f"{option}: {error}") from error
 
 
 def configure_logging(verbosity: int) -> None:

@@ -13,6 +13,7 @@ from bide.cli.running import connected, run_async
 from bide.cli.settings import (
     Settings,
     broker_options,
+    duration_of,
     json_option,
     layout_options,
     management_options,
@@ -175,11 +176,10 @@ def _shown(stream: StreamStatus) -> str:
 def _retention(max_age: str | None, max_bytes: str | None) -> Retention | None:
     """The limits that were given; None where none was, so that a stream keeps those that it has."""
     from bide.delay.taps import Retention
-    from bide.duration import parse_delay
 
     given: dict[str, Any] = {}
     if max_age is not None:
-        given["max_age"] = parse_delay(max_age)
+        given["max_age"] = duration_of("--max-age", max_age)
     if max_bytes is not None:
         given["max_bytes"] = _size(max_bytes)
     return Retention(**given) if given else None

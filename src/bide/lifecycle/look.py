@@ -265,7 +265,7 @@ async def looking(url: BrokerUrl, queue: str, renewal: Renewal) -> AsyncIterator
             counted = await channel.declare_queue(Queue(queue), passive=True)
         except TargetNotFoundError as error:
             raise TargetNotFoundError(
-                f"there is no queue {queue!r} on the virtual host {url.vhost!r}: name another with --queue",
+                f"there is no queue {queue!r} on the virtual host {url.vhost!r}",
                 reply_code=error.reply_code,
             ) from error
         expected, others = counted.message_count, counted.consumer_count

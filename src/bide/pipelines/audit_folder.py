@@ -90,8 +90,14 @@ class Folder:
         """Make the folder where it is missing.
 
         Raises:
-            InvalidInputError: it has other things in it, or another version of bide's.
+            InvalidInputError: it has other things in it, or another version of bide's, or cannot be used.
         """
+        try:
+            self._begin()
+        except OSError as error:
+            raise InvalidInputError(f"the folder {self.place} cannot be used: {error}; name another one") from error
+
+    def _begin(self) -> None:
         head = self._path("_state", "audit.json")
         found = self._files.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
         if self._exists(head):

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from pyarrow import fs
 
-from bide.errors import FolderInUseError
+from bide.errors import FolderInUseError, InvalidInputError
 
 LOCK: Final = "lock.json"
 
@@ -88,9 +88,13 @@ def hold(files: Any, root: str, *, what: str) -> Iterator[None]:
 
     Raises:
         FolderInUseError: another holds it.
+        InvalidInputError: the folder cannot be made, or no file in it.
     """
-    files.create_dir(root, recursive=True)
     path = posixpath.join(root, LOCK)
+    try:
+        files.create_dir(root, recursive=True)
+    except OSError as error:
+        raise _unusable(what, error) from error
     if isinstance(files, fs.LocalFileSystem):
         with _locked(path, what):
             yield
@@ -102,7 +106,10 @@ def hold(files: Any, root: str, *, what: str) -> Iterator[None]:
 @contextmanager
 def _locked(path: str, what: str) -> Iterator[None]:
     # Never deleted: who waits for a file that is gone would hold nothing.
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise _unusable(what, error) from error
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,6 +149,10 @@ def _holder(files: Any, path: str) -> Holder | None:
             return Holder.read(file.read())
     except FileNotFoundError:
         return None
+
+
+def _unusable(what: str, error: OSError) -> InvalidInputError:
+    return InvalidInputError(f"{what} cannot be used: {error}; name another folder")
 
 
 def _in_use(what: str, other: Holder | None, way_out: str) -> FolderInUseError:

@@ -88,6 +88,7 @@ class Ledger:
 
         Raises:
             FolderInUseError: entering it, another run has it.
+            InvalidInputError: entering it, the folder cannot be made or written.
         """
         return hold(self._files, self._root, what=f"the ledger {self.folder}")
 
@@ -95,7 +96,7 @@ class Ledger:
         """What the ledger is about, or None for a new one.
 
         Raises:
-            InvalidInputError: it is of another version, or no ledger.
+            InvalidInputError: it is of another version, or no ledger, or cannot be read.
         """
         found = self._read(_HEAD)
         if found is None:
@@ -139,6 +140,8 @@ class Ledger:
                 found = json.loads(file.read())
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise InvalidInputError(f"the ledger {self.folder} cannot be read: {error}; name another folder") from error
         except ValueError as error:
             raise InvalidInputError(f"{name} in {self.folder} cannot be read: {error}; name another ledger") from error
         if not isinstance(found, dict):

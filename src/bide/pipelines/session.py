@@ -12,11 +12,13 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import PurePosixPath
+from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import bide.spark
 from bide import errors
 from bide.errors import BideError, InvalidInputError
+from bide.pipelines.requirements import missing
 from bide.spark.shipping import is_connect
 
 if TYPE_CHECKING:
@@ -48,10 +50,11 @@ def session(
         quiet: show nothing of what Spark and its JVM say beside errors that they raise.
 
     Raises:
-        InvalidInputError: there is no PySpark.
+        InvalidInputError: there is no PySpark, or no Java that it runs on, or no such time zone.
         BideError: it did not start.
     """
     try:
+        from pyspark.errors import PySparkRuntimeError
         from pyspark.logger import PySparkLogger
         from pyspark.sql import SparkSession
     except ImportError as error:
@@ -73,15 +76,24 @@ def session(
     for key, value in configuration.items():
         builder = builder.config(key, value)
     found = SparkSession.getActiveSession()
-    with spark_errors(), _own_interrupts(), _stderr_aside() if quiet and found is None else nullcontext():
+    aside = _stderr_aside() if quiet and found is None else nullcontext()
+    with spark_errors(), _interrupts_held() as interrupts, aside:
         try:
-            spark = builder.config("spark.sql.session.timeZone", time_zone).getOrCreate()
+            spark = builder.getOrCreate()
         except ImportError as error:
             raise InvalidInputError(f"the master {master} needs more packages: install pyspark[connect]") from error
+        except PySparkRuntimeError as error:
+            # Looked for only now: asking a Java for its release takes as long as starting it.
+            if (why_not := missing()) is None:
+                raise
+            raise InvalidInputError(why_not) from error
     # Its connection to the JVM logs every error that it raises, and what is wrong with a query once more, as JSON.
     for logger in (logging.getLogger("py4j"), PySparkLogger.getLogger("SQLQueryContextLogger")):
         logger.setLevel(logging.CRITICAL)
     try:
+        for number in interrupts:
+            signal.raise_signal(number)
+        _set_time_zone(spark, time_zone)
         if not runs_here(master):
             bide.spark.ship(spark)
         yield spark
@@ -110,14 +122,42 @@ def _is_submitted() -> bool:
 
 
 @contextmanager
-def _own_interrupts() -> Iterator[None]:
-    """Keep what Ctrl-C does as it is: Spark would call the JVM on the connection whose answer is being waited for."""
+def _interrupts_held() -> Iterator[list[int]]:
+    """Let a Ctrl-C wait for the end of the block, where it is in the list; a second one does not wait.
+
+    PySpark that is interrupted while its JVM starts takes away the folder in which the JVM is about to write where it
+    listens, and the JVM, which then has nobody to tell it, stays for good. Nor is PySpark's own handler of Ctrl-C left
+    behind: it would call the JVM on the connection whose answer is being waited for.
+    """
+    held: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield held
+        return
     before = signal.getsignal(signal.SIGINT)
+
+    def hold(number: int, _: FrameType | None) -> None:
+        if held:
+            raise KeyboardInterrupt
+        held.append(number)
+
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, hold)
     try:
-        yield
+        yield held
     finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, before)
+
+
+def _set_time_zone(spark: SparkSession, zone: str) -> None:
+    """Set it when the session is there: one that is started with a zone that is none does not say what is wrong."""
+    from pyspark.errors import IllegalArgumentException
+
+    try:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    except IllegalArgumentException as error:
+        raise InvalidInputError(
+            f"Spark does not know the time zone {zone!r}: give one such as UTC, Europe/Berlin or +02:00"
+        ) from error
 
 
 def _stop(spark: SparkSession) -> None:
@@ -140,6 +180,9 @@ def _stderr_aside() -> Iterator[None]:
             os.dup2(aside.fileno(), 2)
             try:
                 yield
+            except InvalidInputError:
+                # It says what is wrong; what a shell script said of it would only stand in the way.
+                raise
             except BaseException:
                 aside.seek(0)
                 os.write(usual, aside.read())

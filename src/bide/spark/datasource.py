@@ -23,7 +23,7 @@ from bide.spark.options import Options
 
 
 class RabbitMQDataSource(DataSource):
-    """Streams and queues of RabbitMQ as tables. Options and columns: docs/spark.md."""
+    """Streams and queues of RabbitMQ as tables. Options and columns: docs/spark-source.md."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)

@@ -13,6 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from bide.errors import InvalidInputError
+
 STATUS: Final = "reject_status"
 REASON: Final = "reject_reason"
 
@@ -58,6 +60,9 @@ class Rejects:
 
         Args:
             found: by their place in the batch: a status in one word, the reason, and the message id, where it has one.
+
+        Raises:
+            InvalidInputError: the folder cannot be made, or no file in it.
         """
         places = sorted(found)
         rows = batch.take(pa.array(places, pa.int64()))
@@ -67,10 +72,13 @@ class Rejects:
         rows = _with(rows, STATUS, [found[place][0] for place in places])
         rows = _with(rows, REASON, [found[place][1] for place in places])
         if self._writer is None:
-            self._files.create_dir(self._root, recursive=True)
             # Columns that are never null in one batch may be so in the next.
             schema = pa.schema([one.with_nullable(True) for one in rows.schema])
-            self._writer = pq.ParquetWriter(self._temporary, schema, filesystem=self._files)
+            try:
+                self._files.create_dir(self._root, recursive=True)
+                self._writer = pq.ParquetWriter(self._temporary, schema, filesystem=self._files)
+            except OSError as error:
+                raise InvalidInputError(f"the folder {self._root!r} for rejects cannot be used: {error}") from error
         self._writer.write_table(pa.Table.from_batches([rows]).cast(self._writer.schema))
         self.count += len(places)
 

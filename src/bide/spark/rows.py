@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 
 from bide.delay.infrastructure import MAX_NAME_BYTES, DelayInfrastructure
 from bide.duration import format_delay, parse_delay
-from bide.errors import BideError, InvalidInputError, InvalidRowError
+from bide.errors import BideError, InvalidDelayError, InvalidInputError, InvalidRowError
 from bide.letter import Letter, Letters
 from bide.outgoing import checked_headers
 
@@ -109,7 +110,13 @@ class Rows:
             raise InvalidRowError("the columns delay and deliver_at both have a value: leave one null")
         values = {_FIELDS.get(name, name): value for name, value in row.items()}
         message = self._letters.check(Letter(**values, **self.constants))
-        message.starting(now).route(self.infrastructure, now)
+        try:
+            message.starting(now).route(self.infrastructure, now)
+        except InvalidDelayError as error:
+            if due is None:
+                raise
+            # What is too long is called the delay there, which is no column of this table.
+            raise InvalidRowError(f"the column deliver_at: {error}") from error
 
     def _check_target(self, row: Mapping[str, Any]) -> None:
         if {"to", "exchange"} & self.constants.keys():
@@ -155,7 +162,14 @@ class Rows:
     def _have_good_headers(self, headers: pa.Array | None) -> bool:
         if headers is None:
             return True
-        keys = headers.keys if pa.types.is_map(headers.type) else pc.struct_field(headers.flatten(), "key")
+        if pa.types.is_map(headers.type):
+            keys = headers.keys
+        else:
+            keys = pc.struct_field(headers.flatten(), "key")
+            # A map has a key once, an array has what it was given.
+            table = pa.table([pc.list_parent_indices(headers), keys], names=["row", "key"])
+            if table.group_by(["row", "key"], use_threads=False).aggregate([]).num_rows < len(keys):
+                return False
         return all(_is_header(name) for name in pc.unique(keys).to_pylist())
 
     def _are_of_good_kinds(self, columns: Mapping[str, pa.Array], now: datetime) -> bool:
@@ -239,11 +253,17 @@ def _moment(microseconds: int) -> datetime | InvalidInputError:
     return InvalidRowError("a time outside the years 1 to 9999")
 
 
-def _headers(pairs: list[Any]) -> dict[str, Any]:
+def _headers(pairs: list[Any]) -> dict[str, Any] | InvalidInputError:
     """From the entries of a map, or from structs of key and value."""
-    if pairs and isinstance(pairs[0], dict):
-        return {pair["key"]: pair["value"] for pair in pairs}
-    return dict(pairs)
+    if None in pairs:
+        return InvalidRowError("an entry that is null: leave it out")
+    if not pairs or not isinstance(pairs[0], dict):
+        return dict(pairs)
+    found = {pair["key"]: pair["value"] for pair in pairs}
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(pair["key"] for pair in pairs).items() if count > 1)
+        return InvalidRowError(f"the header {twice!r} more than once: give it one value")
+    return found
 
 
 def _fits(texts: pa.Array) -> bool:

@@ -106,7 +106,9 @@ class SinkSettings:
         options.refuse_unknown(KNOWN, purpose="writing")
         url = options.url(environment)
         BrokerUrl.parse(url)
-        timeout = options.text("timeout")
+        timeout = _duration(options, "timeout")
+        if timeout == timedelta(0):
+            raise InvalidOptionError("the option timeout is zero: no broker is as quick, give 1s or more")
         infrastructure = _infrastructure(options)
         return cls(
             url=url,
@@ -114,7 +116,7 @@ class SinkSettings:
             declare=options.flag("declare", default=True),
             constants=_constants(options, infrastructure),
             window=options.count("window", highest=1_000_000) or 10_000,
-            timeout=timedelta(seconds=30) if timeout is None else _parsed("timeout", timeout),
+            timeout=timedelta(seconds=30) if timeout is None else timeout,
             id_prefix=_id_prefix(options),
             rejects=_folder(options, "rejects"),
         )
@@ -125,8 +127,8 @@ def _infrastructure(options: Options) -> DelayInfrastructure:
         return make_infrastructure(
             options.choice("layout", *LAYOUTS),
             prefix=options.text("prefix"),
-            max_delay=options.text("maxDelay"),
-            resolution=options.text("resolution"),
+            max_delay=_duration(options, "maxDelay"),
+            resolution=_duration(options, "resolution"),
             lanes=options.count("lanes", highest=64),
             routing=cast("Routing", options.choice("routing", *ROUTINGS)) if "routing" in options else None,
             queue_type=cast("QueueType", options.choice("queueType", *QUEUE_TYPES)) if "queueType" in options else None,
@@ -163,7 +165,8 @@ def _constants(options: Options, infrastructure: DelayInfrastructure) -> dict[st
     constants = {name: value for name, value in values.items() if value is not None}
     now = datetime.now(UTC)
     for name, value in constants.items():
-        target = {} if name in ("to", "exchange") else {"exchange": "any"}
+        # Not every layout can delay what goes to an exchange: a queue as the target leaves only the value in question.
+        target = {} if name in ("to", "exchange") else {"exchange": "any"} if name == "routing_key" else {"to": "any"}
         try:
             message = Letters().check(Letter(b"", **{**target, name: value}))
             message.starting(now).route(infrastructure, now)

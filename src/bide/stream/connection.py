@@ -75,7 +75,8 @@ class StreamConnection:
         except OSError as error:
             raise BrokerUnreachableError(
                 f"no broker answers the stream protocol at {self._place} ({error.strerror or error}): is the plugin "
-                "rabbitmq_stream enabled, and its port this one? Give another with the option streamPort"
+                "rabbitmq_stream enabled, and its port this one? 'bide tap status --json' tells its port: give it by "
+                "--stream-port, and to Spark by the option streamPort"
             ) from error
         try:
             self._enter(url)

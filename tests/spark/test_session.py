@@ -1,0 +1,74 @@
+"""What the pipelines of the command line say when Spark cannot be started as it was asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from bide.cli.app import run
+
+ANY_PLAN = ("pipeline", "plan", "--rate", "1/s", "--delay", "5m", "--for", "1m")
+
+
+def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
+    elsewhere = {**os.environ, "JAVA_HOME": str(tmp_path)}
+    ended = subprocess.run(
+        [sys.executable, "-m", "bide", *ANY_PLAN],
+        env=elsewhere,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        "bide: Spark needs a Java 17 or later, and there is none: install one, or set JAVA_HOME to the folder of one\n"
+    )
+
+
+@pytest.mark.timeout(180)
+def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
+    """A JVM whose start is given up half-way would stay for ever."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bide", *ANY_PLAN],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not any(program.startswith("java") for program in programs_of(process.pid)):
+        assert process.poll() is None, "it ended before it could be interrupted"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        # To the end of what it says: a process that was left would hold on to the pipe.
+        said, _ = process.communicate(timeout=90)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert (process.returncode, said.strip()) == (130, "")
+
+
+def programs_of(group: int) -> list[str]:
+    """The names of the programs of a process group."""
+    listed = subprocess.run(["ps", "-eo", "pgid=,comm="], capture_output=True, text=True, check=True, timeout=30)
+    rows = (line.split(maxsplit=1) for line in listed.stdout.splitlines())
+    return [program for number, program in rows if int(number) == group]
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("zone", ["Mars/Olympus", ""])
+def test_a_time_zone_that_is_none(zone: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*ANY_PLAN, "--time-zone", zone]) == 2
+    assert capsys.readouterr().err == (
+        f"bide: Spark does not know the time zone {zone!r}: give one such as UTC, Europe/Berlin or +02:00\n"
+    )

@@ -1,0 +1,45 @@
+"""The options of a write."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from bide.errors import InvalidOptionError
+from bide.layouts import LAYOUTS
+from bide.spark.options import Options
+from bide.spark.sink_settings import SinkSettings
+
+
+def settings_of(**options: str) -> SinkSettings:
+    return SinkSettings.read(Options({"queue": "q", **options}), {})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_layout_takes_a_queue_with_a_delay(layout: str) -> None:
+    found = settings_of(layout=layout, delay="5s")
+    assert found.constants == {"to": "q", "delay": timedelta(seconds=5)}
+    assert "deliver_at" in settings_of(layout=layout, deliver_at="2026-11-21T06:00:00Z").constants
+
+
+def test_a_routing_key_goes_with_an_exchange() -> None:
+    found = SinkSettings.read(Options({"exchange": "x", "routing_key": "k"}), {})
+    assert found.constants == {"exchange": "x", "routing_key": "k"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"maxDelay": "long"}, "the option maxDelay: the delay 'long' cannot be read"),
+        ({"resolution": "fine"}, "the option resolution: the delay 'fine' cannot be read"),
+        ({"layout": "nservicebus", "lanes": "2"}, "'nservicebus' has no lanes, which is a setting of clock: leave it"),
+        ({"timeout": "0"}, "the option timeout is zero"),
+        ({"timeout": "soon"}, "the option timeout: the delay 'soon' cannot be read"),
+    ],
+)
+def test_what_is_refused_is_called_by_the_name_of_its_option(options: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidOptionError) as caught:
+        settings_of(**options)
+    assert said in str(caught.value)
+    assert "--" not in str(caught.value)
