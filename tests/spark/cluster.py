@@ -13,15 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from tests.spark.killing import wait_until
+from tests.spark.killing import QUICK_JAVA, wait_until
 
 WORKERS: Final = 2
-QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
-"""Tests end before thorough compilation pays.
-
-Java keeps 48 MB for the code of this compiler alone, which the tests of one session fill; then it compiles nothing
-any more, and everything takes several times as long. The size is that of a Java with both compilers.
-"""
 
 _MASTER: Final = "org.apache.spark.deploy.master.Master"
 _CONNECT: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import bide.spark
-from tests.spark.cluster import QUICK_JAVA
+from tests.spark.killing import QUICK_JAVA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

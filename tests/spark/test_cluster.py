@@ -18,7 +18,8 @@ import bide
 from bide.broker import LocalBroker
 from bide.cli.app import run
 from tests.spark import on_cluster
-from tests.spark.cluster import QUICK_JAVA, WORKERS, Cluster, standalone
+from tests.spark.cluster import WORKERS, Cluster, standalone
+from tests.spark.killing import QUICK_JAVA
 from tests.spark.receiving import drain
 from tests.support import Vhost, stream_port
 
