@@ -17,7 +17,6 @@ import bide.testing
 from bide.amqp.connection import Connection
 from bide.memory.classic import ClassicQueue
 from bide.memory.clock import Timer
-from bide.memory.entry import Entry
 from bide.memory.message import X_DEATH, StoredMessage
 from bide.memory.queue import BrokerQueue
 from bide.memory.quorum import QuorumQueue
@@ -37,7 +36,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._by_queue: dict[str, list[tuple[int, str]]] = {}
-        self._expired: dict[str, list[int]] = {}
+        self._expiries: dict[str, set[int]] = {}
         self._timers: list[int] = []
 
     @contextmanager
@@ -50,20 +49,14 @@ class Arrivals:
             def watched(queue: BrokerQueue, message: StoredMessage, publisher: object | None) -> bool:
                 came = (queue._clock.milliseconds, _way(message))
                 self._by_queue.setdefault(queue.name, []).append(came)
-                return publish(queue, message, publisher)
+                taken = publish(queue, message, publisher)
+                if _is_bounded_or_sorted(queue):
+                    # Also those of which another comes before them just then, so that they do not expire.
+                    due = {one.expires_at // 1000 for one in queue._ready if one.expires_at is not None}
+                    self._expiries.setdefault(queue.name, set()).update(due)
+                return taken
 
             return patch.object(kind, "publish", watched)
-
-        def watch_expiry(kind: type[BrokerQueue]) -> Any:
-            take_expired = kind._take_expired
-
-            def watched(queue: BrokerQueue) -> list[Entry]:
-                expired = take_expired(queue)
-                if expired and _is_bounded_or_sorted(queue):
-                    self._expired.setdefault(queue.name, []).append(queue._clock.milliseconds)
-                return expired
-
-            return patch.object(kind, "_take_expired", watched)
 
         run = Timer.run
 
@@ -74,7 +67,6 @@ class Arrivals:
         with ExitStack() as stack:
             for kind in (ClassicQueue, QuorumQueue):
                 stack.enter_context(watch(kind))
-                stack.enter_context(watch_expiry(kind))
             stack.enter_context(patch.object(Timer, "run", watched_run))
             yield
 
@@ -91,9 +83,9 @@ class Arrivals:
             for (earlier, one), (later, other) in pairwise(came):
                 if later - earlier < _CLOSE and one != other:
                     return True
-        for name, expired in self._expired.items():
+        for name, expiries in self._expiries.items():
             came_when = [when for when, _ in self._by_queue.get(name, ())]
-            if any(abs(when - gone) < _CLOSE for when in came_when for gone in expired):
+            if any(abs(when - due) < _CLOSE for when in came_when for due in expiries):
                 return True
         return any(abs(timer - act) < _CLOSE for timer in self._timers for act in acts)
 
