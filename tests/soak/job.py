@@ -24,6 +24,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from tests.spark.killing import QUICK_JAVA
+
 QUERIES: Final = ("read", "write")
 STREAM: Final = "soak-stream"
 QUEUE: Final = "soak-queue"
@@ -193,7 +195,7 @@ def session(task: Task) -> SparkSession:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": QUICK_JAVA,
         "spark.local.dir": f"{task.folder}/local",
         "spark.log.level": "OFF",
         "spark.sql.session.timeZone": "UTC",

@@ -13,11 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from tests.spark.killing import wait_until
+from tests.spark.killing import QUICK_JAVA, wait_until
 
 WORKERS: Final = 2
-QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Tests end before thorough compilation pays."""
 
 _MASTER: Final = "org.apache.spark.deploy.master.Master"
 _CONNECT: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"

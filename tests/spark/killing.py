@@ -1,19 +1,34 @@
-"""Which processes belong to a Spark on this machine, so that tests can kill them."""
+"""Sparks on this machine, and which processes belong to them, so that tests can kill them."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import bide
 from bide.amqp.connection import Connection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
+"""Tests end before thorough compilation pays.
+
+Java keeps 48 MB for the code of this compiler alone, which the tests of one session fill; then it compiles nothing
+any more, and everything takes several times as long. The size is that of a Java with both compilers.
+"""
+
+LOCAL: Final = ("--master", "local[2]", "--spark-conf", f"spark.driver.extraJavaOptions={QUICK_JAVA}")
+"""Where a pipeline of the command line has a Spark of its own."""
+
+_LONGEST_START: Final = 180.0
+"""Seconds: a Spark takes ten to start, and many times that where other tests have the cores."""
 
 
 def kill_python_workers(spark: SparkSession) -> int:
@@ -24,6 +39,35 @@ def kill_python_workers(spark: SparkSession) -> int:
     for pid in workers:
         os.kill(pid, signal.SIGKILL)
     return len(workers)
+
+
+class Program:
+    """A process with all that it starts, which tests kill in the middle of what it does."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
+        """Look again and again until something is so, which must be before the program ends."""
+        wait_until(lambda: is_so() or self._process.poll() is not None, what, seconds=_LONGEST_START)
+        assert self._process.poll() is None, "it ended before it could be killed"
+
+    def kill(self) -> None:
+        """``kill -9`` of all of its processes."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+@contextmanager
+def started(command: Sequence[str | Path], *, stderr: int | None = None) -> Iterator[Program]:
+    """A program, of which nothing is left at the end of the block, whatever happens in it."""
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=stderr) as process:
+        program = Program(process)
+        try:
+            yield program
+        finally:
+            program.kill()
 
 
 def wait_until(is_so: Callable[[], bool], what: str, *, seconds: float = 60) -> None:

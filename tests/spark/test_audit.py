@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +30,7 @@ from tests.broker import celery_app
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import receive
+from tests.spark.killing import LOCAL, started
 from tests.support import Vhost, stream_port
 
 if TYPE_CHECKING:
@@ -273,21 +271,9 @@ def test_a_run_that_is_killed_goes_on(audited: Audited, capsys: pytest.CaptureFi
         *("pipeline", "audit", "--once", "--into", str(audited.place), "--batch-rows", "100", "--json"),
         *("--events", EVENTS, "--url", audited.url, "--stream-port", str(audited.sources.port)),
     ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bide", *command, "--master", "local[2]"],
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while len(audited.folder.notes()) < 2:
-            assert process.poll() is None, "it ended before it could be killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with started([sys.executable, "-m", "bide", *command, *LOCAL]) as program:
+        program.wait_until(lambda: len(audited.folder.notes()) >= 2, "two batches were noted")
+        program.kill()
     before = audited.folder.noted()
     assert 0 < before < 2 * number
 

@@ -100,39 +100,40 @@ def test_a_round_touches_what_is_new_whatever_the_history(spark: SparkSession, t
 
     The increment has facts of new messages, and of half the messages of the round before.
     """
+    folder = Watched(tmp_path)
+    folder.begin()
+    days = {TODAY - timedelta(days=ago) for ago in range(3)}
+    refresh(spark, folder, [stories(spark, folder, days, 0, hour=0)], now=NOON)
+    last = 0
     for length in (1, 2):
-        folder = Watched(tmp_path / f"after-{length}")
-        folder.begin()
-        for batch in range(length):
-            days = {TODAY, TODAY - timedelta(days=batch + 1)}
-            refresh(spark, folder, [stories(spark, folder, days, batch, hour=batch)], now=NOON)
-        last = length - 1
+        new, more = 100 * length, 100 * length + 1
 
-        def increment(folder: Watched = folder, last: int = last) -> None:
-            again = stories(spark, folder, {TODAY}, 100)
+        def increment(last: int = last, new: int = new, more: int = more) -> None:
+            again = stories(spark, folder, {TODAY}, new, hour=new // 100)
             rows = folder.read_batches(spark, "delivered", facts.SCHEMAS["delivered"], {(TODAY, last)})
-            folder.append(rows.limit(10), "delivered", 101)
-            more = Note(name="delivered-101", rows={"delivered": 10}, days=(TODAY,))
-            assert refresh(spark, folder, [again, more], now=NOON) == {TODAY}
+            folder.append(rows.limit(10), "delivered", more)
+            note = Note(name=f"delivered-{more}", rows={"delivered": 10}, days=(TODAY,))
+            assert refresh(spark, folder, [again, note], now=NOON) == {TODAY}
 
         changed, looked_at = touched_by(folder, increment)
         assert changed == {
-            *(f"{table}/day={TODAY}/batch=100" for table in facts.SCHEMAS),
-            f"delivered/day={TODAY}/batch=101",
-            *(f"messages/day={TODAY}/batch={number}" for number in (last, length)),
+            *(f"{table}/day={TODAY}/batch={new}" for table in facts.SCHEMAS),
+            f"delivered/day={TODAY}/batch={more}",
+            *(f"messages/day={TODAY}/batch={number}" for number in (length - 1, length)),
             *(f"{table}/day={TODAY}" for table in ("lateness", "_state/failures")),
             *_SMALL,
         }
         of_messages = ("scheduled", "processed", "messages")
         assert {one for one in looked_at if one.startswith(of_messages)} == {
-            *(f"{table}/day={TODAY}/batch={batch}" for table in of_messages[:2] for batch in (last, 100)),
-            *(f"messages/day={TODAY}/batch={number}" for number in (last, length)),
+            *(f"{table}/day={TODAY}/batch={batch}" for table in of_messages[:2] for batch in (last, new)),
+            *(f"messages/day={TODAY}/batch={number}" for number in (length - 1, length)),
         }
         outcomes = spark.read.parquet(folder.location("messages")).groupBy("outcome", "attempts").count()
         assert {tuple(row) for row in outcomes.collect()} == {
-            ("processed", 1, 19 * (2 * length + 1)),
-            ("processed", 2, 2 * length + 1),
+            ("processed", 1, 19 * (len(days) + length)),
+            ("processed", 2, len(days) + length),
         }
+        last = new
 
 
 _SMALL = ("pending", "failures")

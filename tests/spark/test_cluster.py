@@ -18,7 +18,8 @@ import bide
 from bide.broker import LocalBroker
 from bide.cli.app import run
 from tests.spark import on_cluster
-from tests.spark.cluster import QUICK_JAVA, WORKERS, Cluster, standalone
+from tests.spark.cluster import WORKERS, Cluster, standalone
+from tests.spark.killing import QUICK_JAVA
 from tests.spark.receiving import drain
 from tests.support import Vhost, stream_port
 
@@ -26,6 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 BIN = Path(sys.executable).parent
 CLOCK = bide.Clock(max_delay=timedelta(hours=2), resolution=timedelta(seconds=1))
+ROWS = 200
 ON_CLOCK = ("--max-delay", "2h", "--resolution", "1s")
 # One task at a time on each of two executors; nothing begins before both are there.
 SMALL = {"spark.cores.max": "2", "spark.executor.cores": "1", "spark.executor.memory": "512m"}
@@ -38,6 +40,7 @@ SETTINGS = [
         "spark.executor.extraJavaOptions": QUICK_JAVA,
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.ui.enabled": "false",
     }.items()
 ]
@@ -98,14 +101,14 @@ def test_source_and_sink_by_py_files(cluster: Cluster, broker: LocalBroker, url:
 
 def test_pipelines_bring_bide_along(cluster: Cluster, broker: LocalBroker, url: str, tmp_path: Path) -> None:
     due = datetime.now(UTC) + timedelta(hours=1)
-    rows = {"order": list(range(500)), "due": pa.array([due] * 500, pa.timestamp("us", "UTC"))}
+    rows = {"order": list(range(ROWS)), "due": pa.array([due] * ROWS, pa.timestamp("us", "UTC"))}
     pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
     target = ("--to", "orders", "--at-column", "due", *ON_CLOCK, "--url", url)
     schedule = ("schedule", "rows.parquet", *target, "--part-rows", "100", "--ledger", str(tmp_path / "ledger"))
-    assert pipeline(cluster, tmp_path, *schedule)["sent"] == 500
+    assert pipeline(cluster, tmp_path, *schedule)["sent"] == ROWS
     where = ("--into", "audit", "--url", url, "--stream-port", str(stream_port(broker)))
     done = pipeline(cluster, tmp_path, "audit", "--once", *where)
-    assert (done["rows"]["scheduled"], done["pending"], done["overdue"]) == (500, 500, 0)
+    assert (done["rows"]["scheduled"], done["pending"], done["overdue"]) == (ROWS, ROWS, 0)
     told = pipeline(cluster, tmp_path, "report", "audit", "--out", "report.html")
-    assert (told["scheduled"], told["pending"]) == (500, 500)
+    assert (told["scheduled"], told["pending"]) == (ROWS, ROWS)
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")

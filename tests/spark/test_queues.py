@@ -16,6 +16,7 @@ from pyspark.errors import AnalysisException
 
 import bide.spark
 from bide.errors import BrokerError, DeliveryLostError, InvalidInputError, TargetNotFoundError
+from tests.spark.killing import QUICK_JAVA
 from tests.support import Vhost
 
 if TYPE_CHECKING:
@@ -168,11 +169,11 @@ import os, signal, sys
 from pyspark.sql import SparkSession
 import bide.spark
 
-url, files = sys.argv[1:]
+java, url, files = sys.argv[1:]
 spark = (
     SparkSession.builder.master("local[1]")
     .config("spark.ui.enabled", "false")
-    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+    .config("spark.driver.extraJavaOptions", java)
     .getOrCreate()
 )
 
@@ -184,13 +185,15 @@ bide.spark.drain(spark, "q", write=write, url=url)
 """
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_a_driver_that_is_killed_between_writing_and_acknowledging(
     spark: SparkSession, vhost_url: str, channel: Channel, tmp_path: Path
 ) -> None:
     fill(channel, 3)
     files = str(tmp_path / "files")
     killed = subprocess.run(
-        [sys.executable, "-c", KILLED, vhost_url, files], check=False, timeout=90, capture_output=True
+        [sys.executable, "-c", KILLED, QUICK_JAVA, vhost_url, files], check=False, timeout=180, capture_output=True
     )
     assert killed.returncode == -9, killed.stderr
     done = bide.spark.drain(spark, "q", write=lambda frame: frame.write.mode("append").parquet(files), url=vhost_url)

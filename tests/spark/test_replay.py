@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
 import sys
 import time
 from collections import Counter as Multiset
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -28,7 +26,7 @@ from bide.topology import Binding, Exchange, Queue
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.broker.receiving import fresh
 from tests.broker.test_lifecycle import park
-from tests.spark.killing import Counter
+from tests.spark.killing import LOCAL, Counter, started
 from tests.spark.receiving import drain, rest
 
 if TYPE_CHECKING:
@@ -308,18 +306,10 @@ def test_a_run_that_is_killed_is_finished_by_another(clock_url: str, capsys: pyt
     error, orders, number = fresh("error"), fresh("orders"), 3_000
     put(clock_url, error, number, orders)
     arguments = ("--url", clock_url, "--queue", error, "--where", "endpoint = 'billing'", *ON_SMALL_CLOCK)
-    command = [sys.executable, "-m", "bide", "pipeline", "replay", *arguments, "--master", "local[2]"]
-    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
-    counter = Counter(clock_url, orders)
-    deadline = time.monotonic() + 90
-    while (before := counter()) < 300:
-        assert process.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    counter.close()
-    assert before < number
+    command = [sys.executable, "-m", "bide", "pipeline", "replay", *arguments, *LOCAL]
+    with closing(Counter(clock_url, orders)) as counter, started(command) as program:
+        program.wait_until(lambda: counter() >= 300, "three hundred were sent")
+        program.kill()
     left = parked(clock_url, error)
     assert 0 < len(left) < number
 

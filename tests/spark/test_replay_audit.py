@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from collections import Counter as Multiset
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -33,6 +29,7 @@ from bide.pipelines.replay_audit import Choices, failures, find
 from bide.topology import Queue, Topology
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.endpoints import Recorder, running
+from tests.spark.killing import LOCAL, started
 from tests.spark.receiving import drain, rest
 from tests.spark.test_replay import ON_SMALL_CLOCK, on_the_wire
 from tests.support import Vhost, stream_port
@@ -281,16 +278,11 @@ def test_a_run_that_is_killed_goes_on(shop: Shop, capsys: pytest.CaptureFixture[
     number = 2_400
     fill(shop, number)
     options = ("--part-rows", "200")
-    command = [sys.executable, "-m", "bide", *shop.command(), *options, "--master", "local[2]"]
-    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "bide", *shop.command(), *options, *LOCAL]
     ledger = Choices(folder=str(shop.ledger)).ledger(1)
-    deadline = time.monotonic() + 90
-    while not ledger.numbers():
-        assert process.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with started(command) as program:
+        program.wait_until(lambda: bool(ledger.numbers()), "a part was sent")
+        program.kill()
     assert 0 < sum(one.sent for one in ledger.parts()) < number
     with pytest.raises(InvalidInputError, match="has a replay that was not finished"):
         Choices(folder=str(shop.ledger)).unfinished("another", "broker")

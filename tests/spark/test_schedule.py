@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +18,7 @@ from bide.pipelines.ledger import Ledger
 from bide.pipelines.schedule import Plan, due_times, head_for, messages, send, survey
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import SMALL_CLOCK, clock_url
+from tests.spark.killing import LOCAL, started
 from tests.spark.receiving import drain, new_queue, rest
 from tests.spark.test_folder_lock import holder_of
 
@@ -295,15 +292,9 @@ def test_a_run_that_is_killed_goes_on(
     ledger = Ledger(str(tmp_path / "ledger"))
     arguments = [str(source), "--to", queue, "--at-column", "due", "--ledger", ledger.folder, "--part-rows", "800",
                  "--json", "--url", clock_url, *ON_SMALL_CLOCK]  # fmt: skip
-    command = [sys.executable, "-m", "bide", "pipeline", "schedule", *arguments, "--master", "local[2]"]
-    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 90
-    while len(ledger.numbers()) < 2:
-        assert process.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with started([sys.executable, "-m", "bide", "pipeline", "schedule", *arguments, *LOCAL]) as program:
+        program.wait_until(lambda: len(ledger.numbers()) >= 2, "two parts were sent")
+        program.kill()
     done = sum(one.sent for one in ledger.parts())
     assert 0 < done < rows
 

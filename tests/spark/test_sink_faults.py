@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.broker.conftest import clock_url
-from tests.spark.killing import Counter, kill_python_workers, wait_until
+from tests.spark.killing import QUICK_JAVA, Counter, kill_python_workers, started, wait_until
 from tests.spark.receiving import drain, new_queue
 
 if TYPE_CHECKING:
@@ -29,10 +26,11 @@ SLOWLY = {"window": "200"}
 STREAM = """
 import sys
 from pyspark.sql import SparkSession
-url, queue, source, checkpoint = sys.argv[1:]
+java, url, queue, source, checkpoint = sys.argv[1:]
 spark = (
     SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    .config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
+    .config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+    .config("spark.driver.extraJavaOptions", java).getOrCreate()
 )
 spark.sparkContext.setLogLevel("OFF")
 stream = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).parquet(source).writeStream
@@ -119,16 +117,14 @@ def test_a_python_worker_of_a_stream_is_killed(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_the_jvm_of_a_stream_is_killed(
     spark: SparkSession, clock_url: str, queue: str, counted: Counter, source: Path, tmp_path: Path
 ) -> None:
     checkpoint = str(tmp_path / "checkpoint")
-    command = [sys.executable, "-c", STREAM, clock_url, queue, str(source), checkpoint]
-    process = subprocess.Popen(command, env=dict(os.environ), start_new_session=True)
-    wait_until(lambda: counted() > ROWS // 4 + 500 or process.poll() is not None, "the second micro-batch has begun")
-    assert process.poll() is None, "it ended before it could be killed"
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with started([sys.executable, "-c", STREAM, QUICK_JAVA, clock_url, queue, source, checkpoint]) as program:
+        program.wait_until(lambda: counted() > ROWS // 4 + 500, "the second micro-batch has begun")
+        program.kill()
     sent_before = counted()
     start(spark, source, url=clock_url, queue=queue, checkpointLocation=checkpoint).awaitTermination()
     assert_at_least_once_with_equal_ids(clock_url, queue, sent_before)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,6 +16,7 @@ from pika.adapters.blocking_connection import BlockingChannel as Channel
 from pika.exceptions import ChannelClosedByBroker
 
 from bide.broker import LocalBroker
+from tests.spark.killing import QUICK_JAVA, started
 from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port
 
 if TYPE_CHECKING:
@@ -28,11 +27,11 @@ KILLED = """
 import sys
 from pyspark.sql import SparkSession
 
-url, port, checkpoint, files = sys.argv[1:]
+java, url, port, checkpoint, files = sys.argv[1:]
 spark = (
     SparkSession.builder.master("local[2]")
     .config("spark.ui.enabled", "false")
-    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+    .config("spark.driver.extraJavaOptions", java)
     .getOrCreate()
 )
 (
@@ -82,28 +81,19 @@ def stored(spark: SparkSession, folder: Path) -> list[int]:
     return sorted(int(row.value) for row in spark.read.parquet(str(folder / "files")).collect())
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_spark_is_killed_and_started_again(spark: SparkSession, vhost: Vhost, channel: Channel, tmp_path: Path) -> None:
     """JVM and Python, with SIGKILL, in the middle of a query: every message is in the files, once."""
     declare(channel)
     fill(channel, range(1000))
     folders = [str(tmp_path / "checkpoint"), str(tmp_path / "files")]
     committed = tmp_path / "checkpoint" / "commits"
-    process = subprocess.Popen(
-        # With a name that Spark finds the data source by itself: nothing is registered.
-        [sys.executable, "-c", KILLED, vhost.url, str(stream_port(vhost.broker)), *folders],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while len(list(committed.glob("[0-9]*"))) < 3:
-            assert process.poll() is None, "it ended by itself"
-            assert time.monotonic() < deadline, "it wrote nothing"
-            time.sleep(0.05)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    # With a name that Spark finds the data source by itself: nothing is registered.
+    command = [sys.executable, "-c", KILLED, QUICK_JAVA, vhost.url, str(stream_port(vhost.broker)), *folders]
+    with started(command, stderr=subprocess.DEVNULL) as program:
+        program.wait_until(lambda: len(list(committed.glob("[0-9]*"))) >= 3, "three micro-batches are written")
+        program.kill()
     at_the_kill = len(list(committed.glob("[0-9]*")))
     assert 3 <= at_the_kill < 40, "it was killed after the end"
     fill(channel, range(1000, 1010))
