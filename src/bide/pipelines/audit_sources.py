@@ -52,6 +52,7 @@ def find_sources(
 
     Raises:
         NotAppliedError: nothing is there.
+        TargetNotFoundError: an events stream that was named is not there.
         BrokerError: the broker cannot be asked.
     """
     scheduled: dict[str, str] = {}
@@ -60,9 +61,14 @@ def find_sources(
         taps = find_taps(infrastructure)
         if taps is not None:
             scheduled[taps.scheduled] = delivered[taps.delivered] = infrastructure.name
-    events = events or (EVENTS,)
+    named, events = events, events or (EVENTS,)
     with StreamLogs(Address.of(url, port)) as logs:
         there = {name for name in (*scheduled, *delivered, *events) if _exists(logs, name)}
+    if absent := [name for name in named if name not in there]:
+        raise TargetNotFoundError(
+            f"there is no events stream {', '.join(map(repr, absent))} on this virtual host: name one that endpoints "
+            "write by bide.EventStream(), or none for the usual one",
+        )
     if not there:
         raise NotAppliedError(
             f"there is nothing to audit: neither the streams of taps ({', '.join(scheduled)}) nor {', '.join(events)} "

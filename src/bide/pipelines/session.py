@@ -90,6 +90,7 @@ def session(
     # Its connection to the JVM logs every error that it raises, and what is wrong with a query once more, as JSON.
     for logger in (logging.getLogger("py4j"), PySparkLogger.getLogger("SQLQueryContextLogger")):
         logger.setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(_is_no_interrupt)
     try:
         for number in interrupts:
             signal.raise_signal(number)
@@ -100,6 +101,11 @@ def session(
     finally:
         if found is None:
             _stop(spark)
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    """Whether a record is none of py4j's, which logs a Ctrl-C as an error, with the root logger."""
+    return record.module != "java_gateway"
 
 
 def runs_here(master: str | None) -> bool:

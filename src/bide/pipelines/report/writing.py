@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
+
+from bide.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from bide.pipelines.report.figures import Figures
@@ -17,7 +19,7 @@ def write(figures: Figures, *, out: Path, png: Path | None, title: str) -> None:
 
     Raises:
         ImportError: a picture is wanted, and Pillow is missing.
-        OSError: a file cannot be written.
+        InvalidInputError: a file cannot be written.
     """
     from bide.pipelines.report.page import page
 
@@ -38,8 +40,11 @@ def _replacing(path: Path) -> Iterator[Path]:
     try:
         yield beside
         beside.replace(path)
+    except OSError as error:
+        raise InvalidInputError(f"the file {path} cannot be written: {error.strerror}; name another") from error
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 def headline(figures: Figures) -> dict[str, Any]:
