@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,6 +18,7 @@ from bide.cli.output import print_json
 from bide.cli.pipeline_view import progress, span_for, summary, survey_text
 from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
 from bide.errors import InvalidRowError
+from bide.pipelines.formats import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from bide.pipelines.schedule import Plan, Survey
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
-
-FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
 
 
 @click.group()

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from bide.cli.output import print_json
-from bide.cli.pipeline import FORMATS, pairs_of, spark_options
+from bide.cli.pipeline import pairs_of, spark_options
 from bide.cli.pipeline_view import progress
 from bide.cli.plan_view import plan_text
 from bide.cli.settings import Settings, duration_of, json_option, pass_settings, verbose_option
 from bide.errors import InvalidInputError
+from bide.pipelines.formats import FORMATS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,21 +11,18 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from pathlib import PurePosixPath
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import bide.spark
 from bide import errors
 from bide.errors import BideError, InvalidInputError
+from bide.pipelines.formats import guess_format
 from bide.pipelines.requirements import missing
 from bide.spark.shipping import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
-_SUFFIXES: Final = {"jsonl": "json", "ndjson": "json", "gz": "", "zst": "", "bz2": ""}
 
 _CONNECT: Final = "sc://"
 # What Spark says then. Files that are sent along are not found where it plans a streaming read.
@@ -213,21 +210,6 @@ def read(spark: SparkSession, source: str, *, format: str | None, options: Mappi
             return spark.read.options(**options).table(source)
         defaults = {"header": "true"} if kind == "csv" else {}
         return spark.read.format(kind).options(**{**defaults, **options}).load(source)
-
-
-def guess_format(source: str) -> str:
-    """The format that the suffix of a file tells.
-
-    Raises:
-        InvalidInputError: it tells none.
-    """
-    for suffix in reversed(PurePosixPath(source).suffixes):
-        kind = _SUFFIXES.get(suffix[1:].lower(), suffix[1:].lower())
-        if kind in FORMATS:
-            return kind
-        if kind:
-            break
-    raise InvalidInputError(f"the name {source!r} does not tell a format: give one of {', '.join(FORMATS)}")
 
 
 @contextmanager
