@@ -307,6 +307,10 @@ def test_what_the_command_says(vhost: Vhost, tmp_path: Path, capsys: pytest.Capt
     assert cli.run(["pipeline", "audit", "--once", *where[:2], "--events", "told", "--events", "nope", "--url", url,
                     "--stream-port", port]) == 1  # fmt: skip
     assert "there is no events stream 'nope' on this virtual host" in capsys.readouterr().err
+    assert cli.run(["pipeline", "audit", "--once", *where, "--events", "told", "--layout", "celery"]) == 1
+    assert "there are no streams of taps of the layout celery on this virtual host: run 'bide tap on'" in (
+        capsys.readouterr().err
+    )
     (tmp_path / "mine.txt").write_text("x")
     assert cli.run(["pipeline", "audit", "--once", *where[2:], "--into", str(tmp_path)]) == 2
     assert "has things that are no audit" in capsys.readouterr().err

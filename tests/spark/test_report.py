@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from datetime import datetime, timedelta
@@ -351,6 +350,7 @@ def test_texts_of_messages_end_as_texts(spark: SparkSession, tmp_path: Path) -> 
         (["."], BAD_USAGE, "has no table of the audit"),
         ([".", "--out", "nowhere/report.html"], BAD_USAGE, "nowhere/report.html cannot be written"),
         ([".", "--lost-after", "soon"], BAD_USAGE, "'soon'"),
+        ([".", "--png", "p.jpg"], BAD_USAGE, "the picture is a PNG, and p.jpg is named as something else"),
         (["broken"], FAILED, "Spark: "),
     ],
 )
@@ -378,5 +378,5 @@ def test_a_picture_needs_pillow(
 ) -> None:
     monkeypatch.delitem(sys.modules, "bide.pipelines.report.png", raising=False)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    assert run(["pipeline", "report", str(folder), "--png", os.devnull]) == BAD_USAGE
+    assert run(["pipeline", "report", str(folder), "--png", str(folder.parent / "p.png")]) == BAD_USAGE
     assert "bide[report]" in capsys.readouterr().err

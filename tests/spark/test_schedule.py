@@ -135,6 +135,10 @@ def test_bad_columns_and_ids(spark: SparkSession) -> None:
     timed = rows.selectExpr("body", "id", "current_timestamp() as due")
     with pytest.raises(InvalidRowError, match=r"column 'id' are no message ids, each being there once: k \(2 times\)"):
         survey(timed, plan_for("amqp://localhost", "orders", id_column="id"), now=NOW)
+    for value, said in (("''", "an empty text"), ("cast(null as string)", "null")):
+        one = timed.where("body = 'x'").selectExpr("body", "due", f"{value} as id")
+        with pytest.raises(InvalidRowError, match=rf"each being there once: {said} \(1 times\)"):
+            survey(one, plan_for("amqp://localhost", "orders", id_column="id"), now=NOW)
 
 
 def test_every_row_is_sent_once_and_what_is_in_the_ledger_is_not_sent_again(
@@ -247,7 +251,8 @@ def test_what_the_command_line_refuses(
     for arguments, code, said in (
         ((csv, "--to", queue), 2, "1 of 11 rows cannot be sent (1 with no due time, or one that cannot be read)"),
         ((csv, "--to", f"{queue}-x", "--rejects", tmp_path / "r"), 1, f"the queue '{queue}-x' does not exist"),
-        ((tmp_path / "none.csv", "--to", queue), 1, "Path does not exist"),
+        ((tmp_path / "none.csv", "--to", queue), 2, "none.csv does not exist: name a file or a folder of csv files"),
+        ((tmp_path / "none*.csv", "--to", queue), 1, "Path does not exist"),
         ((tmp_path / "none.xyz", "--to", queue), 2, "does not tell a format"),
         ((csv,), 2, "name where the messages go"),
     ):

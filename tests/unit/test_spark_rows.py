@@ -103,9 +103,11 @@ def test_what_is_found_good_is_good(batch: pa.RecordBatch, constants: dict[str, 
 
 
 def _send_one(rows: Rows, batch: pa.RecordBatch) -> None:
-    """Send a row whatever is wrong with it; a null, or two due times, is wrong to the sink alone."""
+    """Send a row whatever is wrong with it; a null, an empty id, or two due times, is wrong to the sink alone."""
     if batch.column("value")[0].as_py() is None:
         raise InvalidInputError("no value")
+    if "message_id" in batch.schema.names and batch.column("message_id")[0].as_py() == "":
+        raise InvalidInputError("an empty id")
     for letter in rows.letters(batch, [0], run="r"):
         for name in type(letter).__slots__:
             value = getattr(letter, name)
@@ -139,6 +141,13 @@ def test_rows_that_change_places_get_other_ids() -> None:
 def test_the_same_row_for_another_target_has_another_id() -> None:
     batch = batch_of(value=["a"])
     assert ids(batch) != ids(batch, to="other")
+
+
+def test_an_empty_id_is_none() -> None:
+    """Whoever drops duplicates would take all messages with it for one."""
+    batch = batch_of(value=["a", "b"], message_id=["mine", ""])
+    found = Rows(tuple(batch.schema.names), {"to": "q"}, CLOCK).problems(batch, NOW)
+    assert found == {1: "the column message_id is empty: leave it null, and one is made"}
 
 
 def test_a_given_id_is_kept() -> None:

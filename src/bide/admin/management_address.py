@@ -133,7 +133,7 @@ def endpoints(url: BrokerUrl, management_url: str | None, environment: Mapping[s
     """
     if url.network is not TCP:
         raise ManagementApiError("a broker in memory has no management API: use a real broker for what needs it")
-    if given := management_url or _of_environment(url, environment):
+    if given := management_url or of_environment(MANAGEMENT_VARIABLE, url, environment):
         return [parse_management_url(given, url)]
     if broker := private_broker(url):
         return [parse_management_url(broker.management_url, url)]
@@ -142,12 +142,15 @@ def endpoints(url: BrokerUrl, management_url: str | None, environment: Mapping[s
     return [_endpoint(url, scheme, host, _PORTS[scheme]) for host in hosts]
 
 
-def _of_environment(url: BrokerUrl, environment: Mapping[str, str]) -> str | None:
-    """The variables of the environment belong together: who names another broker does not mean this one's API."""
+def of_environment(variable: str, url: BrokerUrl, environment: Mapping[str, str]) -> str | None:
+    """A variable of the environment about a broker, where it is about this one.
+
+    They belong together: who names another broker by ``BIDE_URL`` means that one by the others too.
+    """
     other = environment.get(URL_VARIABLE)
     if other and BrokerUrl.parse(other).hosts != url.hosts:
         return None
-    return environment.get(MANAGEMENT_VARIABLE)
+    return environment.get(variable)
 
 
 def parse_management_url(text: str, url: BrokerUrl) -> Endpoint:

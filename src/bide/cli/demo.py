@@ -52,7 +52,7 @@ class _Broker:
 @click.option("--into", type=click.Path(path_type=Path, file_okay=False), default=Path("bide-demo"), show_default=True,
               metavar="DIR", help="The folder of the report; what an earlier demo left in it is replaced.")  # fmt: skip
 @click.option("--stream-port", type=click.IntRange(1, 65535), metavar="PORT",
-              help="Of your broker's stream protocol. [default: 5552, or 5551 with TLS]")  # fmt: skip
+              help="Of your broker's stream protocol. [default: BIDE_STREAM_PORT, or 5552; 5551 with TLS]")  # fmt: skip
 @json_option("the figures")
 @management_options
 @pass_settings
@@ -130,13 +130,14 @@ def _place(into: Path) -> tuple[Place | None, str]:
 
 def _broker(settings: Settings, stream_port: int | None, progress: Progress, stack: ExitStack) -> _Broker:
     """The broker that the settings name, or a new one until the stack ends."""
+    from bide.admin.stream_port import stream_port as known_stream_port
     from bide.amqp.url import BrokerUrl
 
     if settings.url:
         return _Broker(
             url=settings.broker_url(),
             text=settings.url,
-            stream_port=stream_port,
+            stream_port=stream_port or known_stream_port(settings.url, os.environ),
             management_url=settings.management_url,
         )
     from bide.broker import LocalBroker

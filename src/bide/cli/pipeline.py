@@ -18,7 +18,7 @@ from bide.cli.output import print_json
 from bide.cli.pipeline_view import progress, span_for, summary, survey_text
 from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
 from bide.errors import InvalidRowError
-from bide.pipelines.formats import FORMATS
+from bide.pipelines.formats import FORMATS, refuse_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,6 +120,7 @@ def schedule(
 
     plan = _plan(settings, **rest)
     options = pairs_of("--read-option", read_options)
+    refuse_missing(source, format, is_here=is_here)
     if ledger is None and not is_here and not dry_run:
         raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors reach")
     with open_session(f"bide pipeline schedule {source}", quiet=not settings.verbosity) as spark, spark_errors():

@@ -35,7 +35,7 @@ _LAYOUTS: Final = ("clock", "nservicebus", "nservicebus-v1", "celery")
 @click.option("--events", multiple=True, metavar="STREAM",
               help="An events stream to read; may be repeated. [default: bide.events]")  # fmt: skip
 @click.option("--stream-port", type=click.IntRange(1, 65535), metavar="PORT",
-              help="Of the broker's stream protocol. [default: 5552, or 5551 with TLS]")  # fmt: skip
+              help="Of the broker's stream protocol. [default: BIDE_STREAM_PORT, or 5552; 5551 with TLS]")  # fmt: skip
 @click.option("--batch-rows", type=click.IntRange(1), default=1_000_000, show_default=True, metavar="N",
               help="Messages that are read and written together, at most.")  # fmt: skip
 @click.option(
@@ -81,6 +81,7 @@ def audit(
         return find_sources(
             settings.url or DEFAULT_URL,
             candidates(layouts, prefix=prefix),
+            all_tapped=bool(layouts),
             events=events,
             port=stream_port,
             batch_rows=batch_rows,

@@ -16,7 +16,7 @@ from bide.cli.pipeline_view import progress
 from bide.cli.plan_view import plan_text
 from bide.cli.settings import Settings, duration_of, json_option, pass_settings, verbose_option
 from bide.errors import InvalidInputError
-from bide.pipelines.formats import FORMATS
+from bide.pipelines.formats import FORMATS, refuse_missing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,6 +101,8 @@ def plan(
     from bide.pipelines.session import spark_errors
 
     told = _flows(**rest)
+    if told is None:
+        refuse_missing(rest["source"], rest["format"], is_here=is_here)
     spans = {"every": duration_of("--every", every), "tick": duration_of("--tick", tick)}
     known = {
         layout: Capacity.measured(

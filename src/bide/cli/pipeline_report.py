@@ -74,13 +74,15 @@ def _check(out: Path, png: Path | None) -> None:
     """Refuse before Spark has worked for nothing.
 
     Raises:
-        InvalidInputError: a file cannot be written, or Pillow is not there.
+        InvalidInputError: a file cannot be written, the picture's name is not that of a PNG, or Pillow is not there.
     """
     for path in (out, png):
         if path is not None and not os.access(path.absolute().parent, os.W_OK):
             where = path.absolute().parent
             raise InvalidInputError(f"{path} cannot be written: make the folder {where}, or name one that is yours")
     if png is not None:
+        if png.suffix.lower() != ".png":
+            raise InvalidInputError(f"the picture is a PNG, and {png} is named as something else: name it *.png")
         try:
             import bide.pipelines.report.png  # noqa: F401 (whether it can be)
         except ImportError as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from bide.admin.stream_port import stream_port
 from bide.delay.taps import find_taps
 from bide.endpoint.events import EVENTS
 from bide.errors import NotAppliedError, TargetNotFoundError
@@ -38,6 +40,7 @@ def find_sources(
     url: str,
     infrastructures: Iterable[DelayInfrastructure],
     *,
+    all_tapped: bool = False,
     events: Sequence[str] = (),
     port: int | None = None,
     batch_rows: int = BATCH_ROWS,
@@ -47,11 +50,12 @@ def find_sources(
 
     Args:
         url: the broker's, with the password.
+        all_tapped: whether each of the infrastructures has to have its taps, since it was named.
         events: names of events streams; the usual one, if empty.
-        port: of the stream protocol, None for the usual one.
+        port: of the stream protocol; None for that of :func:`bide.admin.stream_port.stream_port`, or the usual one.
 
     Raises:
-        NotAppliedError: nothing is there.
+        NotAppliedError: nothing is there, or the taps of an infrastructure that has to have some are not.
         TargetNotFoundError: an events stream that was named is not there.
         BrokerError: the broker cannot be asked.
     """
@@ -62,12 +66,19 @@ def find_sources(
         if taps is not None:
             scheduled[taps.scheduled] = delivered[taps.delivered] = infrastructure.name
     named, events = events, events or (EVENTS,)
+    port = port or stream_port(url, os.environ)
     with StreamLogs(Address.of(url, port)) as logs:
         there = {name for name in (*scheduled, *delivered, *events) if _exists(logs, name)}
     if absent := [name for name in named if name not in there]:
         raise TargetNotFoundError(
             f"there is no events stream {', '.join(map(repr, absent))} on this virtual host: name one that endpoints "
             "write by bide.EventStream(), or none for the usual one",
+        )
+    tapped = {layout for name, layout in (*scheduled.items(), *delivered.items()) if name in there}
+    if all_tapped and (bare := sorted({*scheduled.values()} - tapped)):
+        raise NotAppliedError(
+            f"there are no streams of taps of the layout {' and '.join(bare)} on this virtual host: run 'bide tap on' "
+            "with the same --layout and --prefix"
         )
     if not there:
         raise NotAppliedError(

@@ -372,9 +372,13 @@ def _check_columns(rows: DataFrame, plan: Plan) -> None:
 
 
 def _refuse_repeated_ids(digested: DataFrame, column: str) -> None:
-    repeated = digested.groupBy("message_id").count().where("count > 1 or message_id is null").limit(3).collect()
+    unfit = "count > 1 or message_id is null or message_id = ''"
+    repeated = digested.groupBy("message_id").count().where(unfit).limit(3).collect()
     if repeated:
-        shown = ", ".join(f"{row['message_id']} ({row['count']} times)" for row in repeated)
+        shown = ", ".join(
+            f"{row['message_id'] or ('null' if row['message_id'] is None else 'an empty text')} ({row['count']} times)"
+            for row in repeated
+        )
         raise InvalidRowError(f"the values of the column {column!r} are no message ids, each being there once: {shown}")
 
 

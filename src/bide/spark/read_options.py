@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal
 
+from bide.admin.stream_port import stream_port
 from bide.errors import InvalidOptionError
 from bide.spark.options import Options, parse_time
 
@@ -77,6 +78,7 @@ class ReadOptions:
 
         Raises:
             InvalidOptionError: one is unknown, has a bad value, or contradicts another.
+            InvalidUrlError: the URL cannot be read, or ``BIDE_STREAM_PORT`` is no port.
         """
         given.refuse_unknown(_OF_STREAMS, purpose="reading streams")
         if sum(name in given for name in ("stream", "superStream")) != 1:
@@ -100,9 +102,10 @@ class ReadOptions:
                     f"the option {name} gives positions of {', '.join(sorted(positions)) or 'no stream'}, "
                     f"and the option stream names {', '.join(sorted(streams))}"
                 )
+        url = given.url(environment)
         return cls(
-            url=given.url(environment),
-            port=given.count("streamPort", highest=65535),
+            url=url,
+            port=given.count("streamPort", highest=65535) or stream_port(url, environment),
             streams=streams,
             super_stream=given.text("superStream"),
             start=start,

@@ -104,6 +104,8 @@ class Rows:
         for name in self.required:
             if row[name] is None:
                 raise InvalidRowError(f"the column {name} is null: {_WAYS_OUT.get(name, 'give a value')}")
+        if row.get("message_id") == "":
+            raise InvalidRowError("the column message_id is empty: leave it null, and one is made")
         self._check_target(row)
         delay, due = row.get("delay"), row.get("deliver_at")
         if delay is not None and due is not None:
@@ -139,6 +141,7 @@ class Rows:
             all(columns[name].null_count == 0 for name in self.required)
             and self._have_times(columns, now)
             and all(_fits(columns[name]) for name in ("message_id", "correlation_id") if name in columns)
+            and ("message_id" not in columns or _none_is_empty(columns["message_id"]))
             and self._have_good_headers(columns.get("headers"))
             and self._are_of_good_kinds(columns, now)
         )
@@ -270,6 +273,11 @@ def _fits(texts: pa.Array) -> bool:
     """Whether all are short enough for AMQP."""
     longest = pc.max(pc.binary_length(texts)).as_py()
     return longest is None or longest <= MAX_NAME_BYTES
+
+
+def _none_is_empty(texts: pa.Array) -> bool:
+    shortest = pc.min(pc.binary_length(texts)).as_py()
+    return shortest is None or shortest > 0
 
 
 def _is_between(numbers: pa.Array, lowest: int, highest: int) -> bool:

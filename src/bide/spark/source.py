@@ -111,7 +111,8 @@ class StreamsReader(DataSourceReader):
                 if start[name] > end[name]:
                     raise InvalidOptionError(
                         f"the stream {name!r} would be read from offset {start[name]:,} to {end[name]:,}: "
-                        "give an earlier start or a later end"
+                        "give an earlier startingOffsets or startingTimestamp, or a later endingOffsets or "
+                        "endingTimestamp"
                     )
         return streams.tasks([OffsetRange(stream=name, start=start[name], end=end[name]) for name in names])
 

@@ -76,7 +76,7 @@ class StreamConnection:
             raise BrokerUnreachableError(
                 f"no broker answers the stream protocol at {self._place} ({error.strerror or error}): is the plugin "
                 "rabbitmq_stream enabled, and its port this one? 'bide tap status --json' tells its port: give it by "
-                "--stream-port, and to Spark by the option streamPort"
+                "--stream-port or BIDE_STREAM_PORT, and to Spark by the option streamPort"
             ) from error
         try:
             self._enter(url)
