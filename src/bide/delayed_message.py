@@ -100,6 +100,9 @@ def delay_of(headers: Mapping[str, Any] | None) -> timedelta | None:
 def _number(value: float | str) -> float:
     if not isinstance(value, str):
         return value
+    if not value.isascii() or "_" in value:
+        # Python's own notation, which no other sender's library has.
+        raise ValueError(value)
     try:
         return int(value)
     except ValueError:

@@ -34,7 +34,9 @@ def test_now(value: object) -> None:
     assert delay_of({}) is None
 
 
-@pytest.mark.parametrize("value", ["soon", "", True, b"5", [5], float("nan"), float("inf"), "1e999", 10**30, "5s"])
+@pytest.mark.parametrize(
+    "value", ["soon", "", True, b"5", [5], float("nan"), float("inf"), "1e999", 10**30, "5s", "1_000", "١٥"]
+)
 def test_what_is_no_number(value: object) -> None:
     with pytest.raises(InvalidDelayError, match="x-delay"):
         delay_of({"x-delay": value})
