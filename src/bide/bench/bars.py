@@ -116,10 +116,15 @@ def bars(release: str) -> Iterator[Bar]:
         limit=2.0 if numbers(release) < (4,) else 1.7,
         at_least=True,
     )
-    for setting in (burst.LOW, burst.HIGH):
+    for case, setting in (
+        (burst.ONE_MOMENT, burst.LOW),
+        (burst.FOUR_LANES, burst.LOW),
+        (burst.ONE_LANE, burst.HIGH),
+        (burst.FOUR_LANES, burst.HIGH),
+    ):
         yield Bar(
-            title=f"burst: {burst.FOUR_LANES}, {setting} / {burst.ONE_LANE}, {burst.LOW}",
-            of=Place(burst.BURST.name, burst.FOUR_LANES, setting, "seconds"),
+            title=f"burst: {case}, {setting} / {burst.ONE_LANE}, {burst.LOW}",
+            of=Place(burst.BURST.name, case, setting, "seconds"),
             to=Place(burst.BURST.name, burst.ONE_LANE, burst.LOW, "seconds"),
             limit=0.4,
             at_least=False,

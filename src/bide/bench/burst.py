@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from bide.bench.job import Answer, Job
@@ -15,9 +15,11 @@ from bide.client import connect
 from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.delay.nservicebus import NServiceBus
+from bide.delay.units import RESOLUTION
 from bide.errors import BenchmarkError
 from bide.letter import Letter
 
+ONE_MOMENT: Final = "Clock, to one moment"
 ONE_LANE: Final = "Clock, 1 lane"
 FOUR_LANES: Final = "Clock, 4 lanes"
 CASCADE: Final = "binary cascade"
@@ -27,7 +29,7 @@ HIGH: Final = "prefetch 1,000"
 _MESSAGES: Final = 200_000
 _BODY: Final = 200
 _PREFETCH: Final = 1_000
-_SLOWEST: Final = 5_000
+_SLOWEST: Final = 8_000
 """Messages per second that a publisher reaches at least."""
 
 _MARGIN: Final = 5
@@ -44,11 +46,16 @@ def _cases(plan: Plan) -> Sequence[Case]:
             name=name,
             setting=setting,
             work="bide.bench.burst:burst",
-            options={"messages": messages, "lanes": lanes},
+            options={"messages": messages, "layout": layout, "lanes": lanes},
             dead_letter_prefetch=prefetch,
         )
         for setting, prefetch in ((LOW, 32), (HIGH, DEFAULT_PREFETCH))
-        for name, lanes in ((ONE_LANE, 1), (FOUR_LANES, 4), (CASCADE, 0))
+        for name, layout, lanes in (
+            (ONE_MOMENT, "clock", 1),
+            (ONE_LANE, "one queue", 1),
+            (FOUR_LANES, "one queue", 4),
+            (CASCADE, "cascade", 0),
+        )
     ]
 
 
@@ -56,27 +63,30 @@ BURST: Final = Measurement(
     name="burst",
     title="Many messages due in the same second",
     about=(
-        f"{_MESSAGES:,} messages of {_BODY} bytes, published over several seconds, each with the delay, in whole "
-        "seconds (and a half, with `Clock`), that makes it due in one and the same second. With `Clock` all of them "
-        "come through the one queue of the half second then, or through its lanes; in the cascade of NServiceBus "
-        "through its last levels. Prefetch is `dead_letter_worker_consumer_prefetch`, 32 unless it is configured. Time "
-        "from the beginning of the due second to the last receipt."
+        f"{_MESSAGES:,} messages of {_BODY} bytes, published over several seconds, due in one and the same second. "
+        "To one moment: all have the same `deliver_at`, as a campaign has; `Clock` releases them from the hundred "
+        "queues of their last digits at once. The others have the delay in whole seconds that makes them due in that "
+        "second, and half a second more with `Clock`, which takes all of them through the one queue of the half "
+        "second, or through its lanes: the worst that can be; in the cascade of NServiceBus they come through its last "
+        "levels. Prefetch is `dead_letter_worker_consumer_prefetch`, 32 unless it is configured. Time from the "
+        "beginning of the due second (and a half), or from the moment, to the last receipt."
     ),
     cases=_cases,
     broker="fresh",
 )
 
 
-def _infrastructure(lanes: int) -> DelayInfrastructure:
-    if lanes:
-        return Clock(lanes=lanes, max_delay=timedelta(seconds=60) - _HALF, resolution=_HALF)
-    return NServiceBus(routing="direct")
+def _infrastructure(layout: str, lanes: int) -> DelayInfrastructure:
+    if layout == "cascade":
+        return NServiceBus(routing="direct")
+    resolution = _HALF if layout == "one queue" else RESOLUTION
+    return Clock(lanes=lanes, max_delay=timedelta(seconds=60) - resolution, resolution=resolution)
 
 
 async def burst(job: Job) -> Answer:
     """Publish, wait for the due second, and receive."""
-    messages, lanes = job.options["messages"], job.options["lanes"]
-    infrastructure = _infrastructure(lanes)
+    messages, layout = job.options["messages"], job.options["layout"]
+    infrastructure = _infrastructure(layout, job.options["lanes"])
     await prepare(job.url, infrastructure)
     ahead = messages // _SLOWEST + _MARGIN
     async with (
@@ -86,10 +96,10 @@ async def burst(job: Job) -> Answer:
         await client.publish(b"", to=TARGET, delay=infrastructure.resolution)
         await (await anext(arriving)).ack()
         start = time.time()
-        due = start + ahead + (_HALF.total_seconds() if lanes else 0)
-        await client.publish_many(
-            _letters(messages, start, ahead, extra=_HALF if lanes else timedelta(0)), window=WINDOW
-        )
+        extra = _HALF if layout == "one queue" else timedelta(0)
+        due = start + ahead + extra.total_seconds()
+        letters = _at(messages, due) if layout == "clock" else _in_seconds(messages, start, ahead, extra=extra)
+        await client.publish_many(letters, window=WINDOW)
         if time.time() > due - 1:
             raise BenchmarkError(f"publishing {messages} messages took longer than {ahead} s")
         received = 0
@@ -103,7 +113,13 @@ async def burst(job: Job) -> Answer:
     return Answer(values={"seconds": seconds, "rate": messages / seconds})
 
 
-def _letters(messages: int, start: float, ahead: int, *, extra: timedelta) -> Iterator[Letter]:
+def _at(messages: int, due: float) -> Iterator[Letter]:
+    body, moment = bytes(_BODY), datetime.fromtimestamp(due, UTC)
+    for _ in range(messages):
+        yield Letter(body, to=TARGET, deliver_at=moment)
+
+
+def _in_seconds(messages: int, start: float, ahead: int, *, extra: timedelta) -> Iterator[Letter]:
     body = bytes(_BODY)
     for _ in range(messages):
         passed = int(time.time() - start)
