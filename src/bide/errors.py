@@ -307,17 +307,27 @@ class PublishInDoubtError(PublishError):
     """The connection broke before the confirm came: the message may or may not have been stored."""
 
 
+class UnsentError(PublishError):
+    """The message was taken from the input of a bulk publish, and not sent, since that ended before."""
+
+
 class BulkInDoubtError(PublishInDoubtError):
-    """The connection broke before all confirms came, and the messages are not sent again.
+    """A bulk publish ended before all confirms came, and the messages are not sent again.
 
     Attributes:
         reason: what happened.
         in_doubt: the :class:`bide.Outcome` of every message that was sent and not confirmed: the broker may have it.
         unsent: that of every message that was taken from the input and not sent.
+        report: a :class:`bide.Report` of all others, where no one was given their outcomes.
     """
 
     def __init__(
-        self, reason: str | None = None, *, in_doubt: tuple[Any, ...] = (), unsent: tuple[Any, ...] = ()
+        self,
+        reason: str | None = None,
+        *,
+        in_doubt: tuple[Any, ...] = (),
+        unsent: tuple[Any, ...] = (),
+        report: Any = None,
     ) -> None:
         super().__init__(
             None
@@ -328,6 +338,7 @@ class BulkInDoubtError(PublishInDoubtError):
         self.reason = reason or ""
         self.in_doubt = in_doubt
         self.unsent = unsent
+        self.report = report
 
 
 class BulkPublishError(PublishError):
