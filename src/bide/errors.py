@@ -40,6 +40,7 @@
     │       ├── PublishRefusedError    negatively confirmed: no queue stored it
     │       ├── PublishInDoubtError    the connection broke before the confirm came
     │       │   └── BulkInDoubtError   the same, for all messages of a bulk publish that it concerns
+    │       ├── UnsentError            the bulk publish that took it ended before it was sent
     │       └── BulkPublishError       of many messages, some were not taken
     ├── MessageError: a received message cannot be handled
     │   ├── UndecodableMessageError    its body is not what it should be (also a ValueError)
@@ -307,10 +308,6 @@ class PublishInDoubtError(PublishError):
     """The connection broke before the confirm came: the message may or may not have been stored."""
 
 
-class UnsentError(PublishError):
-    """The message was taken from the input of a bulk publish, and not sent, since that ended before."""
-
-
 class BulkInDoubtError(PublishInDoubtError):
     """A bulk publish ended before all confirms came, and the messages are not sent again.
 
@@ -339,6 +336,10 @@ class BulkInDoubtError(PublishInDoubtError):
         self.in_doubt = in_doubt
         self.unsent = unsent
         self.report = report
+
+
+class UnsentError(PublishError):
+    """The message was taken from the input of a bulk publish, and not sent, since that ended before."""
 
 
 class BulkPublishError(PublishError):

@@ -22,6 +22,7 @@ from bide.errors import (
     MessageTooLargeError,
     NotAppliedError,
     PublishError,
+    TargetNotFoundError,
     UnsentError,
     UnsupportedBrokerError,
 )
@@ -395,7 +396,7 @@ class Run:
             for one in blamed:
                 assert one.message is not None
                 self._failed(one, too_large(one.message, limit))
-        elif blamed and error.reply_code == faults.NOT_FOUND:
+        elif blamed and isinstance(error, TargetNotFoundError):
             # The exchange was there before, and may have taken some of them. It is looked for once more, or put there.
             for one in blamed:
                 one.prepared_in = None
