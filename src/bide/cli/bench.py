@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from bide.cli.output import print_json
+from bide.cli.running import ended_by_signals
 from bide.cli.settings import json_option, verbose_option
 
 if TYPE_CHECKING:
@@ -85,14 +86,15 @@ def bench(
     if files:
         shown = [Results.load(file) for file in files]
     else:
-        done = run(
-            wanted,
-            plan,
-            root=root,
-            only=only,
-            listener=lambda row, said: _say(console, row, said),
-            keeper=lambda results: results.keep(keep, partial=bool(only)) if keep is not None else None,
-        )
+        with ended_by_signals():
+            done = run(
+                wanted,
+                plan,
+                root=root,
+                only=only,
+                listener=lambda row, said: _say(console, row, said),
+                keeper=lambda results: results.keep(keep, partial=bool(only)) if keep is not None else None,
+            )
         if keep is not None:
             console.print(f"kept in {done.keep(keep, partial=bool(only))}", markup=False)
         shown = [done]
