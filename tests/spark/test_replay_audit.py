@@ -183,10 +183,10 @@ def test_what_was_discarded_goes_back_once(shop: Shop, capsys: pytest.CaptureFix
 
 
 def events(kind: Any, numbers: range) -> list[bide.Letter]:
-    """What an endpoint would tell of so many messages."""
+    """What an endpoint would tell of so many messages, whose sender does not say when he sent them."""
     now = datetime.now(UTC)
     common = {"kind": kind, "endpoint": "shop", "queue": "orders", "host": "h", "process": 1, "message_type": None,
-              "attempt": 1, "retries": 0, "sent_at": now, "due_at": None, "delivered_at": now, "started_at": now,
+              "attempt": 1, "retries": 0, "sent_at": None, "due_at": None, "delivered_at": now, "started_at": now,
               "ended_at": now, "exception": "ValueError", "text": "no"}  # fmt: skip
     return [bide.Letter(Event(**common, message_id=f"m{number}").to_json(), to=EVENTS) for number in numbers]
 

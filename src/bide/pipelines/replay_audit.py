@@ -42,6 +42,9 @@ COLUMNS: Final = (
 )
 """What a filter can ask for. ``place`` is the number of the failure, the oldest first."""
 
+SKEW: Final = timedelta(seconds=10)
+"""So far the clocks of senders, of the broker and of endpoints may be apart."""
+
 FINAL: Final = ("parked", "discarded", "expired")
 """What an endpoint may have done with a message for good, other than to process it."""
 
@@ -74,19 +77,38 @@ def failures(spark: SparkSession, folder: Folder) -> DataFrame:
 
 
 def located(chosen: DataFrame, folder: Folder) -> DataFrame:
-    """With ``stream`` and ``offset`` of the newest copy that a tap has seen; null where none has."""
+    """With ``stream`` and ``offset`` of the newest copy that a tap has seen of it; null where none has.
+
+    Ids are used again, with other bodies. What bide sent at another time than the message that failed is another one;
+    of what others sent, what was due after the failure.
+    """
     spark = chosen.sparkSession
     seen = [
         folder.read(spark, table, facts.SCHEMAS[table]).select(
-            "message_id", "target", "retries", "stream", "offset", F.lit(rank).alias("rank")
+            *("message_id", "target", "stream", "offset", "layout"),
+            F.col("sent").alias("copy_sent"),
+            # Not when it was seen: of one message, both taps are to tell the same time.
+            F.coalesce("due", table).alias("at"),
+            F.lit(rank).alias("rank"),
         )
         for rank, table in enumerate(("scheduled", "delivered"))
     ]
-    copies = seen[0].unionByName(seen[1]).join(chosen.select("message_id", "queue"), "message_id")
+    failure = chosen.select("message_id", "queue", "failed_at", "sent")
+    copies = seen[0].unionByName(seen[1]).join(failure, "message_id")
+    # Retries and replays keep the time of sending, which endpoints tell in whole milliseconds and NServiceBus does not.
+    # What that sent gets another one with its first retry by bide.
+    as_sent = F.abs(F.unix_millis("sent") - F.unix_millis("copy_sent")) <= 1
+    same = F.when(as_sent | ~F.col("layout").startswith("nservicebus"), as_sent)
+    in_time = F.col("at") <= F.col("failed_at") + F.lit(SKEW)
     # An event may have gone to several queues, and come back to one of them for a retry.
     is_its = F.col("target") == F.concat(F.lit("q:"), F.col("queue"))
-    newest = F.struct(F.coalesce(is_its, F.lit(False)), F.coalesce("retries", F.lit(0)), "rank", "offset")
-    places = copies.groupBy("message_id", "queue").agg(F.max_by(F.struct("stream", "offset"), newest).alias("copy"))
+    known = (F.coalesce(column, F.lit(False)) for column in (same, is_its))
+    newest = F.struct(*known, in_time, "at", "rank", "offset")
+    places = (
+        copies.where(F.coalesce(same, in_time))
+        .groupBy("message_id", "queue")
+        .agg(F.max_by(F.struct("stream", "offset"), newest).alias("copy"))
+    )
     joined = chosen.join(places, ["message_id", "queue"], "left")
     return joined.select(*chosen.columns, "copy.stream", "copy.offset")
 
