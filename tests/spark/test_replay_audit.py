@@ -21,7 +21,7 @@ from bide.amqp.url import BrokerUrl
 from bide.cli.app import run
 from bide.delay.taps import Retention, taps_of
 from bide.endpoint import Event
-from bide.errors import InvalidInputError
+from bide.errors import FolderInUseError, InvalidInputError
 from bide.lifecycle import ErrorQueue, Selection
 from bide.pipelines import audit_facts as facts
 from bide.pipelines.audit_folder import Folder
@@ -31,6 +31,7 @@ from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.endpoints import Recorder, running
 from tests.spark.killing import LOCAL, started
 from tests.spark.receiving import drain, rest
+from tests.spark.test_folder_lock import holder_of
 from tests.spark.test_replay import ON_SMALL_CLOCK, on_the_wire
 from tests.support import Vhost, stream_port
 
@@ -271,6 +272,35 @@ def test_what_is_not_there_any_more(shop: Shop, capsys: pytest.CaptureFixture[st
         assert run(["pipeline", "replay", *arguments]) == 2
 
 
+def test_a_limit_is_one_of_messages_that_are_there(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    async def publish(client: bide.Client) -> None:
+        await client.publish_many(events("discarded", range(9, 10)))
+
+    # The oldest failure, of a message that no tap has seen.
+    shop.work(publish)
+    fill(shop, 3)
+    for number in range(2):
+        assert shop.replay("--limit", "1", "--skip-missing", "--json") == 0
+        done = json.loads(capsys.readouterr().out)
+        assert (done["sent"], done["unseen"]) == (1, 1)
+        assert [one.message_id for one in drain(shop.url, "orders", 1)] == [f"m{number}"]
+    assert shop.replay("--limit", "1") == 1
+    assert "1 that no tap has seen" in capsys.readouterr().err
+
+
+def test_one_run_at_a_time(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(shop, 2)
+    with holder_of(shop.ledger) as process:
+        assert shop.replay() == 1
+        said = f"bide: the ledger {shop.ledger} is in use by the process {process.pid} on "
+        assert said in capsys.readouterr().err
+        assert shop.replay("--dry-run") == 0, "it chooses nothing"
+        assert Choices(folder=str(shop.ledger)).count() == 0
+    assert shop.replay() == 0
+    assert {one.message_id for one in drain(shop.url, "orders", 2)} == {"m0", "m1"}
+    assert rest(shop.url, "orders") == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_run_that_is_killed_goes_on(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,6 +312,8 @@ def test_a_run_that_is_killed_goes_on(shop: Shop, capsys: pytest.CaptureFixture[
     ledger = Choices(folder=str(shop.ledger)).ledger(1)
     with started(command) as program:
         program.wait_until(lambda: bool(ledger.numbers()), "a part was sent")
+        with pytest.raises(FolderInUseError), Choices(folder=str(shop.ledger)).lock():
+            pytest.fail("another could choose the same while it sends")
         program.kill()
     assert 0 < sum(one.sent for one in ledger.parts()) < number
     with pytest.raises(InvalidInputError, match="has a replay that was not finished"):

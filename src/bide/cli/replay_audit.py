@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -85,13 +86,20 @@ def replay(spark: SparkSession, given: OfAudit, *, dry_run: bool, as_json: bool)
     """Finish the last choice, or make a new one and send it; 1 if a dry run finds that it could not be done.
 
     Raises:
+        FolderInUseError: another run works with the ledger.
         NotFoundError: bodies are not there, and this was not to be skipped.
         TargetNotFoundError: queues are not there.
     """
+    choices = given.choices()
+    # A dry run writes nothing, not even that it has the lock.
+    with nullcontext() if dry_run else choices.lock():
+        return _replay(spark, given, choices, dry_run=dry_run, as_json=as_json)
+
+
+def _replay(spark: SparkSession, given: OfAudit, choices: Choices, *, dry_run: bool, as_json: bool) -> int:
     from bide.pipelines.replay import missing_queues, spread
     from bide.pipelines.replay_audit import find, left_of
 
-    choices = given.choices()
     ledger = choices.unfinished(given.plan, given.broker)
     found: Found | None = None
     if ledger is not None:

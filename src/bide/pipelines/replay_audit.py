@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -208,6 +209,18 @@ class Choices:
 
     folder: str
 
+    def lock(self) -> AbstractContextManager[None]:
+        """Keep other runs from this folder, from before one looks what is unfinished until all is sent.
+
+        Two that chose at the same time would choose the same messages. A lock that a dead process has left does not
+        count.
+
+        Raises:
+            FolderInUseError: entering it, another run has it.
+            InvalidInputError: entering it, the folder cannot be made or written.
+        """
+        return Ledger(self.folder).lock()
+
     def ledger(self, number: int) -> Ledger:
         """The ledger of a choice, from 1 on."""
         return Ledger(f"{self.folder.rstrip('/')}/{number:04}")
@@ -258,6 +271,8 @@ class Choices:
         part_rows: int = PART_ROWS,
     ) -> Ledger:
         """Write a choice down, with due times that are evenly spread from now on, before anything of it is sent.
+
+        Hold :meth:`lock` since before the messages were looked for.
 
         Args:
             messages: with ``stream`` and ``offset``.
