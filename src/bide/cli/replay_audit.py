@@ -114,6 +114,7 @@ def _replay(spark: SparkSession, given: OfAudit, choices: Choices, *, dry_run: b
                 where=given.where,
                 limit=given.limit,
                 parked=given.parked,
+                skip_missing=given.skip_missing,
             )
         messages = found.messages
     counts = {} if found is None else {name: getattr(found, name) for name in ("parked", "unseen", "dropped")}

@@ -175,6 +175,7 @@ def find(
     where: str | None = None,
     limit: int | None = None,
     parked: bool = False,
+    skip_missing: bool = False,
 ) -> Found:
     """Choose failures of an audit that no earlier choice has, and look for their messages.
 
@@ -183,6 +184,8 @@ def find(
         where: a condition in SQL on :data:`COLUMNS`.
         limit: only the oldest ones.
         parked: also those that lie in an error queue, where they stay.
+        skip_missing: the limit is one of messages that are there. Else those that are not would stand before the
+            others for ever.
 
     Raises:
         InvalidInputError: Spark cannot read the condition.
@@ -190,13 +193,14 @@ def find(
     """
     known = keep(choose(choices.without_earlier(failures(spark, folder)), where=where), where)
     left_out = 0 if parked else known.where("reason = 'parked'").count()
-    chosen = choose(known, where=None if parked else "reason <> 'parked'", limit=limit)
+    chosen = choose(known, where=None if parked else "reason <> 'parked'", limit=None if skip_missing else limit)
     placed = is_there(url, located(chosen, folder).persist()).persist()
     (counts,) = placed.agg(
         F.count_if(F.col("stream").isNull()).alias("unseen"),
         F.count_if(F.col("stream").isNotNull() & ~F.col("there")).alias("dropped"),
     ).collect()
-    return Found(messages=placed.where("there"), parked=left_out, unseen=counts["unseen"], dropped=counts["dropped"])
+    messages = choose(placed.where("there"), limit=limit)
+    return Found(messages=messages, parked=left_out, unseen=counts["unseen"], dropped=counts["dropped"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
