@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from bide.pipelines.audit_folder import Folder
     from bide.pipelines.ledger import Ledger
     from bide.pipelines.replay_audit import Choices, Found
+
+# Nobody can see on a copy what it has lost.
+_LISTS: Final = (
+    "bide: streams drop headers that hold lists or tables (since RabbitMQ 4.0 not those named x-...): messages that "
+    "had some go back without them"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +136,8 @@ def _replay(spark: SparkSession, given: OfAudit, choices: Choices, *, dry_run: b
             messages = spread(messages, given.over, begin=datetime.now(UTC))
         seen = preview(messages, url=given.url, source=source, to=given.to, more=counts)
         show(seen, as_json=as_json)
+        if seen.total:
+            click.echo(_LISTS, err=True)
         return _tell_missing(found, skip=given.skip_missing) or (1 if seen.missing else 0)
     if found is not None and not given.skip_missing:
         found.refuse_missing()
@@ -139,6 +147,8 @@ def _replay(spark: SparkSession, given: OfAudit, choices: Choices, *, dry_run: b
             f"messages failed on queues that do not exist any more ({', '.join(missing)}), and nothing was sent: "
             "declare them, send all to another queue by --to, or leave those out by --where"
         )
+    if queues:
+        click.echo(_LISTS, err=True)
     if ledger is None and queues:
         ledger = choices.make(messages, given.over, plan=given.plan, broker=given.broker, part_rows=given.part_rows)
     _send(spark, given, ledger, counts, as_json=as_json)
