@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
     from bide.pipelines.audit_folder import Folder
     from bide.pipelines.ledger import Ledger
     from bide.pipelines.replay_audit import Choices, Found
+
+# Nobody can see on a copy what it has lost.
+_LISTS: Final = (
+    "bide: streams drop headers that hold lists or tables (since RabbitMQ 4.0 not those named x-...): messages that "
+    "had some go back without them"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +92,20 @@ def replay(spark: SparkSession, given: OfAudit, *, dry_run: bool, as_json: bool)
     """Finish the last choice, or make a new one and send it; 1 if a dry run finds that it could not be done.
 
     Raises:
+        FolderInUseError: another run works with the ledger.
         NotFoundError: bodies are not there, and this was not to be skipped.
         TargetNotFoundError: queues are not there.
     """
+    choices = given.choices()
+    # A dry run writes nothing, not even that it has the lock.
+    with nullcontext() if dry_run else choices.lock():
+        return _replay(spark, given, choices, dry_run=dry_run, as_json=as_json)
+
+
+def _replay(spark: SparkSession, given: OfAudit, choices: Choices, *, dry_run: bool, as_json: bool) -> int:
     from bide.pipelines.replay import missing_queues, spread
     from bide.pipelines.replay_audit import find, left_of
 
-    choices = given.choices()
     ledger = choices.unfinished(given.plan, given.broker)
     found: Found | None = None
     if ledger is not None:
@@ -106,6 +120,7 @@ def replay(spark: SparkSession, given: OfAudit, *, dry_run: bool, as_json: bool)
                 where=given.where,
                 limit=given.limit,
                 parked=given.parked,
+                skip_missing=given.skip_missing,
             )
         messages = found.messages
     counts = {} if found is None else {name: getattr(found, name) for name in ("parked", "unseen", "dropped")}
@@ -121,6 +136,8 @@ def replay(spark: SparkSession, given: OfAudit, *, dry_run: bool, as_json: bool)
             messages = spread(messages, given.over, begin=datetime.now(UTC))
         seen = preview(messages, url=given.url, source=source, to=given.to, more=counts)
         show(seen, as_json=as_json)
+        if seen.total:
+            click.echo(_LISTS, err=True)
         return _tell_missing(found, skip=given.skip_missing) or (1 if seen.missing else 0)
     if found is not None and not given.skip_missing:
         found.refuse_missing()
@@ -130,6 +147,8 @@ def replay(spark: SparkSession, given: OfAudit, *, dry_run: bool, as_json: bool)
             f"messages failed on queues that do not exist any more ({', '.join(missing)}), and nothing was sent: "
             "declare them, send all to another queue by --to, or leave those out by --where"
         )
+    if queues:
+        click.echo(_LISTS, err=True)
     if ledger is None and queues:
         ledger = choices.make(messages, given.over, plan=given.plan, broker=given.broker, part_rows=given.part_rows)
     _send(spark, given, ledger, counts, as_json=as_json)

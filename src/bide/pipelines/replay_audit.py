@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -41,6 +42,9 @@ COLUMNS: Final = (
     *("sent", "due", "place"),
 )
 """What a filter can ask for. ``place`` is the number of the failure, the oldest first."""
+
+SKEW: Final = timedelta(seconds=10)
+"""So far the clocks of senders, of the broker and of endpoints may be apart."""
 
 FINAL: Final = ("parked", "discarded", "expired")
 """What an endpoint may have done with a message for good, other than to process it."""
@@ -74,19 +78,38 @@ def failures(spark: SparkSession, folder: Folder) -> DataFrame:
 
 
 def located(chosen: DataFrame, folder: Folder) -> DataFrame:
-    """With ``stream`` and ``offset`` of the newest copy that a tap has seen; null where none has."""
+    """With ``stream`` and ``offset`` of the newest copy that a tap has seen of it; null where none has.
+
+    Ids are used again, with other bodies. What bide sent at another time than the message that failed is another one;
+    of what others sent, what was due after the failure.
+    """
     spark = chosen.sparkSession
     seen = [
         folder.read(spark, table, facts.SCHEMAS[table]).select(
-            "message_id", "target", "retries", "stream", "offset", F.lit(rank).alias("rank")
+            *("message_id", "target", "stream", "offset", "layout"),
+            F.col("sent").alias("copy_sent"),
+            # Not when it was seen: of one message, both taps are to tell the same time.
+            F.coalesce("due", table).alias("at"),
+            F.lit(rank).alias("rank"),
         )
         for rank, table in enumerate(("scheduled", "delivered"))
     ]
-    copies = seen[0].unionByName(seen[1]).join(chosen.select("message_id", "queue"), "message_id")
+    failure = chosen.select("message_id", "queue", "failed_at", "sent")
+    copies = seen[0].unionByName(seen[1]).join(failure, "message_id")
+    # Retries and replays keep the time of sending, which endpoints tell in whole milliseconds and NServiceBus does not.
+    # What that sent gets another one with its first retry by bide.
+    as_sent = F.abs(F.unix_millis("sent") - F.unix_millis("copy_sent")) <= 1
+    same = F.when(as_sent | ~F.col("layout").startswith("nservicebus"), as_sent)
+    in_time = F.col("at") <= F.col("failed_at") + F.lit(SKEW)
     # An event may have gone to several queues, and come back to one of them for a retry.
     is_its = F.col("target") == F.concat(F.lit("q:"), F.col("queue"))
-    newest = F.struct(F.coalesce(is_its, F.lit(False)), F.coalesce("retries", F.lit(0)), "rank", "offset")
-    places = copies.groupBy("message_id", "queue").agg(F.max_by(F.struct("stream", "offset"), newest).alias("copy"))
+    known = (F.coalesce(column, F.lit(False)) for column in (same, is_its))
+    newest = F.struct(*known, in_time, "at", "rank", "offset")
+    places = (
+        copies.where(F.coalesce(same, in_time))
+        .groupBy("message_id", "queue")
+        .agg(F.max_by(F.struct("stream", "offset"), newest).alias("copy"))
+    )
     joined = chosen.join(places, ["message_id", "queue"], "left")
     return joined.select(*chosen.columns, "copy.stream", "copy.offset")
 
@@ -152,6 +175,7 @@ def find(
     where: str | None = None,
     limit: int | None = None,
     parked: bool = False,
+    skip_missing: bool = False,
 ) -> Found:
     """Choose failures of an audit that no earlier choice has, and look for their messages.
 
@@ -160,6 +184,8 @@ def find(
         where: a condition in SQL on :data:`COLUMNS`.
         limit: only the oldest ones.
         parked: also those that lie in an error queue, where they stay.
+        skip_missing: the limit is one of messages that are there. Else those that are not would stand before the
+            others for ever.
 
     Raises:
         InvalidInputError: Spark cannot read the condition.
@@ -167,13 +193,14 @@ def find(
     """
     known = keep(choose(choices.without_earlier(failures(spark, folder)), where=where), where)
     left_out = 0 if parked else known.where("reason = 'parked'").count()
-    chosen = choose(known, where=None if parked else "reason <> 'parked'", limit=limit)
+    chosen = choose(known, where=None if parked else "reason <> 'parked'", limit=None if skip_missing else limit)
     placed = is_there(url, located(chosen, folder).persist()).persist()
     (counts,) = placed.agg(
         F.count_if(F.col("stream").isNull()).alias("unseen"),
         F.count_if(F.col("stream").isNotNull() & ~F.col("there")).alias("dropped"),
     ).collect()
-    return Found(messages=placed.where("there"), parked=left_out, unseen=counts["unseen"], dropped=counts["dropped"])
+    messages = choose(placed.where("there"), limit=limit)
+    return Found(messages=messages, parked=left_out, unseen=counts["unseen"], dropped=counts["dropped"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +212,18 @@ class Choices:
     """
 
     folder: str
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Keep other runs from this folder, from before one looks what is unfinished until all is sent.
+
+        Two that chose at the same time would choose the same messages. A lock that a dead process has left does not
+        count.
+
+        Raises:
+            FolderInUseError: entering it, another run has it.
+            InvalidInputError: entering it, the folder cannot be made or written.
+        """
+        return Ledger(self.folder).lock()
 
     def ledger(self, number: int) -> Ledger:
         """The ledger of a choice, from 1 on."""
@@ -236,6 +275,8 @@ class Choices:
         part_rows: int = PART_ROWS,
     ) -> Ledger:
         """Write a choice down, with due times that are evenly spread from now on, before anything of it is sent.
+
+        Hold :meth:`lock` since before the messages were looked for.
 
         Args:
             messages: with ``stream`` and ``offset``.

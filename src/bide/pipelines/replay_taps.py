@@ -14,7 +14,7 @@ from bide.amqp.content import Delivery
 from bide.amqp.url import BrokerUrl
 from bide.client import Client, connect
 from bide.delay.infrastructure import DelayInfrastructure
-from bide.errors import TargetNotFoundError
+from bide.errors import ConnectionLostError, TargetNotFoundError
 from bide.lifecycle.run import WINDOW
 from bide.outgoing import Outgoing
 from bide.recoverability import restoration
@@ -29,7 +29,7 @@ _NEAR: Final = 20_000
 """Offsets that are read over rather than to subscribe anew behind them."""
 
 _PATIENCE: Final = 10.0
-"""Seconds without a message after which a stream counts as at its end."""
+"""Seconds without a message after which a stream is asked whether it is at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,8 @@ def first_offsets(url: str, streams: Iterable[str]) -> dict[str, int]:
     """The first offset that each stream has; streams that do not exist or are empty are left out.
 
     Raises:
-        BrokerError: the broker cannot be reached, or refuses.
+        ConnectionLostError: the broker does not answer any more.
+        BrokerError: it cannot be reached, or refuses.
     """
 
     async def work() -> dict[str, int]:
@@ -89,14 +90,22 @@ async def _first(connection: Connection, stream: str) -> int | None:
         subscription = await _subscribe(connection, stream, "first")
     except TargetNotFoundError:
         return None
+    async with subscription.channel:
+        delivery = await _next(subscription)
+        if delivery is None:
+            await _answer(subscription)
+            return None
+        return _offset(delivery)
+
+
+async def _answer(subscription: Subscription) -> None:
+    """See whether the broker answers at all, so that nothing that it sent before is still on its way."""
     try:
         async with asyncio.timeout(_PATIENCE):
-            delivery, _ = await subscription.next()
-    except TimeoutError:
-        return None
-    finally:
-        await subscription.channel.close()
-    return _offset(delivery)
+            await subscription.channel.qos(_PREFETCH)
+    except TimeoutError as error:
+        address = subscription.channel.connection.address
+        raise ConnectionLostError(f"the broker at {address} has not answered for {_PATIENCE:g} s") from error
 
 
 async def send_back(wanted: Sequence[Wanted], way: Way) -> int:
@@ -148,12 +157,14 @@ def _back(message: FailedMessage, row: Wanted, way: Way, now: datetime) -> Outgo
 async def copies(connection: Connection, stream: str, offsets: Sequence[int]) -> AsyncIterator[tuple[int, Delivery]]:
     """What a stream has at these offsets, in their order; what is not there any more is left out.
 
-    By AMQP 0-9-1, because there the broker gives a message as it was published.
+    By AMQP 0-9-1, because there the broker gives a message as it was published. There a stream does not tell its end:
+    nothing comes there, and nothing comes from a broker that stands still.
 
     Args:
         offsets: in ascending order.
 
     Raises:
+        ConnectionLostError: nothing comes, and that is not because the stream ends.
         BrokerError: the stream cannot be read.
     """
     left = deque(offsets)
@@ -162,22 +173,51 @@ async def copies(connection: Connection, stream: str, offsets: Sequence[int]) ->
             subscription = await _subscribe(connection, stream, left[0])
         except TargetNotFoundError:
             return
-        try:
+        async with subscription.channel:
             reached = left[0]
             while left and left[0] - reached <= _NEAR:
-                try:
-                    async with asyncio.timeout(_PATIENCE):
-                        delivery, _ = await subscription.next()
-                except TimeoutError:
-                    return
-                subscription.channel.ack(delivery.delivery_tag)
+                delivery = await _next(subscription)
+                if delivery is None:
+                    if await _ends_before(connection, stream, left[0]):
+                        return
+                    raise ConnectionLostError(
+                        f"the stream {stream} has given nothing for {_PATIENCE:g} s, and is not known to end before "
+                        f"the offset {left[0]}: do the same again to go on"
+                    )
                 reached = _offset(delivery)
                 while left and left[0] < reached:
                     left.popleft()
                 if left and left[0] == reached:
                     yield left.popleft(), delivery
-        finally:
-            await subscription.channel.close()
+
+
+async def _ends_before(connection: Connection, stream: str, offset: int) -> bool:
+    """Whether the stream gives its last messages, and none of them has this offset or a higher one."""
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            subscription = await _subscribe(connection, stream, "last")
+    except TargetNotFoundError:
+        return True
+    except TimeoutError:
+        return False
+    reached = None
+    async with subscription.channel:
+        while (delivery := await _next(subscription)) is not None:
+            reached = _offset(delivery)
+            if reached >= offset:
+                return False
+    return reached is not None
+
+
+async def _next(subscription: Subscription) -> Delivery | None:
+    """The next message of a stream, or None if none comes for a while."""
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            delivery, _ = await subscription.next()
+    except TimeoutError:
+        return None
+    subscription.channel.ack(delivery.delivery_tag)
+    return delivery
 
 
 async def _subscribe(connection: Connection, stream: str, offset: int | str) -> Subscription:
