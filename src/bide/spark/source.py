@@ -193,8 +193,10 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check(known, begin, ends)
         if isinstance(limit, ReadMaxRows) and LIMITS:
             ends = limited(begin, ends, limit.max_rows)
-        if all(ends[stream] == begin[stream] for stream in ends):
-            # The very same document, so that Spark sees that there is nothing new.
+        left_out = known.keys() - ends.keys()
+        if not left_out and all(ends[stream] == known.get(stream, begin[stream]) for stream in ends):
+            # The very same document, so that Spark sees that there is nothing new. Where data loss is allowed, what is
+            # gone is: the checkpoint forgets it, and it is allowed once.
             return dict(start)
         return document(ends, since=since)
 
