@@ -275,22 +275,22 @@ class Folder:
 
     def notes(self) -> list[Note]:
         """The notes that were not struck out."""
-        return [self._note(name) for name in self._noted()]
+        return [self._read_note(name) for name in self._note_names()]
 
     def noted(self) -> int:
         """Rows that the notes tell of, to show how far a round is. It may strike them out meanwhile."""
         rows = 0
-        for name in self._noted():
+        for name in self._note_names():
             with suppress(FileNotFoundError):
-                rows += sum(self._note(name).rows.values())
+                rows += sum(self._read_note(name).rows.values())
         return rows
 
-    def _noted(self) -> list[str]:
+    def _note_names(self) -> list[str]:
         suffix = ".json"
         found = self._entries(self._path(_NOTES))
         return [name.removesuffix(suffix) for name in found if name.endswith(suffix)]
 
-    def _note(self, name: str) -> Note:
+    def _read_note(self, name: str) -> Note:
         told = json.loads(self._read(self._path(_NOTES, f"{name}.json")))
         return Note(name=name, rows=told["rows"], days=tuple(date.fromisoformat(day) for day in told["days"]))
 

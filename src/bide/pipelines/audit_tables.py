@@ -297,8 +297,8 @@ def _waiting(scheduled: DataFrame, delivered: DataFrame) -> DataFrame:
     """
     which = (*KEY, "target")
     went = _known(scheduled).groupBy(*which).agg(F.array_sort(F.collect_list("due")).alias("dues"))
-    came = _known(delivered).groupBy(*(F.col(name).alias(f"that_{name}") for name in which))
-    came = came.agg(F.count(F.lit(1)).alias("come"))
+    those = (F.col(name).alias(f"that_{name}") for name in which)
+    came = _known(delivered).groupBy(*those).agg(F.count(F.lit(1)).alias("come"))
     # A target may be null.
     same = reduce(lambda some, more: some & more, (F.col(name).eqNullSafe(F.col(f"that_{name}")) for name in which))
     come = F.coalesce("come", F.lit(0)).cast("int")
