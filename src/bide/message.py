@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 from bide.amqp.content import Delivery
 from bide.delay.arrival import Arrival, restore
 from bide.errors import BideError, DeliveryLostError, InvalidInputError, UndecodableMessageError
-from bide.recoverability.history import HEADER_SENT_BY, History, read_nservicebus_time
+from bide.recoverability.history import (
+    HEADER_SENT_BY,
+    NSERVICEBUS_SENT,
+    History,
+    nservicebus_due,
+    read_nservicebus_time,
+)
 
 if TYPE_CHECKING:
     from bide.amqp.channel import Channel
@@ -75,7 +81,7 @@ class Message:
 
         bide tells it to the millisecond, NServiceBus to the microsecond, a ``timestamp`` to the second.
         """
-        return self._sent_at or read_nservicebus_time(self.headers.get("NServiceBus.TimeSent")) or self.timestamp
+        return self._sent_at or read_nservicebus_time(self.headers.get(NSERVICEBUS_SENT)) or self.timestamp
 
     @property
     def history(self) -> History:
@@ -207,12 +213,16 @@ class Message:
         return named if isinstance(named, str) else None
 
     def as_sent(self) -> Arrival:
-        """Where it was sent to, and its properties, without its body: what copies of it are made from."""
+        """Where it was sent to, and its properties, without its body: what copies of it are made from.
+
+        It has the due time that an NServiceBus endpoint gave, too.
+        """
+        due = self.due if self.due is not None else nservicebus_due(self.raw.values.get("headers") or {})
         return Arrival(
             exchange=self.exchange,
             routing_key=self.routing_key,
             values=self._values,
-            due=self.due,
+            due=due,
             sent_at=self.sent_at,
         )
 

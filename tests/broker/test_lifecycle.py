@@ -335,7 +335,7 @@ async def test_what_an_endpoint_parked_is_handled_after_its_retry(client: bide.C
             raise ConnectionError("down")
 
     async with running(app, client, recorder):
-        await client.publish(b"x", to=name, message_id="one", expiration="1h")
+        await client.publish(b"x", to=name, message_id="one", expiration="1h", delay="50ms")
         await recorder.until("parked")
         queue = ErrorQueue(client, error)
         assert (await queue.groups())[0].name == "ConnectionError at test_lifecycle.py in handle"
@@ -348,6 +348,11 @@ async def test_what_an_endpoint_parked_is_handled_after_its_retry(client: bide.C
         await queue.retry(Selection())
         await recorder.until("processed")
     assert await queue.count() == 0
+    # All tell when its sender wanted it, and only the first delivery is late.
+    (due,) = {one.due_at for one in recorder.events}
+    first = recorder.events[:2]
+    assert due is not None
+    assert [one.lateness for one in recorder.events] == [one.delivered_at - due for one in first] + [None] * 7
 
 
 async def test_nothing_tells_where_a_message_belongs(client: bide.Client) -> None:

@@ -233,7 +233,7 @@ async def test_expired_and_poisonous_messages_are_no_failures_of_a_handler(
 
 async def test_a_clock_behind_ours_takes_nothing_from_the_sums(metrics: Metrics, registry: CollectorRegistry) -> None:
     now = datetime.now(UTC)
-    await metrics.happened(event("processed", due_at=now + timedelta(hours=1), ended_at=now - timedelta(hours=1)))
+    await metrics.happened(event("processed", lateness=-timedelta(hours=1), ended_at=now - timedelta(hours=1)))
     value = Samples(generate_latest(registry).decode(), endpoint="shop", type="")
     for name in ("bide_message_lateness_seconds", "bide_message_handling_seconds"):
         assert (value(f"{name}_count"), value(f"{name}_sum")) == (1, 0)

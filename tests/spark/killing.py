@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final
 
 import bide
 from bide.amqp.connection import Connection
@@ -52,6 +52,11 @@ class Program:
         wait_until(lambda: is_so() or self._process.poll() is not None, what, seconds=_LONGEST_START)
         assert self._process.poll() is None, "it ended before it could be killed"
 
+    def end(self) -> int:
+        """SIGTERM to the program alone, and its exit code."""
+        self._process.terminate()
+        return self._process.wait(_LONGEST_START)
+
     def kill(self) -> None:
         """``kill -9`` of all of its processes."""
         with suppress(ProcessLookupError):
@@ -60,9 +65,11 @@ class Program:
 
 
 @contextmanager
-def started(command: Sequence[str | Path], *, stderr: int | None = None) -> Iterator[Program]:
+def started(
+    command: Sequence[str | Path], *, stdout: int | IO[bytes] = subprocess.DEVNULL, stderr: int | None = None
+) -> Iterator[Program]:
     """A program, of which nothing is left at the end of the block, whatever happens in it."""
-    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=stderr) as process:
+    with subprocess.Popen(command, start_new_session=True, stdout=stdout, stderr=stderr) as process:
         program = Program(process)
         try:
             yield program

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.cli import app as cli
 from bide.delay.taps import Retention, taps_of
+from bide.lifecycle import ErrorQueue, Selection
 from bide.pipelines.audit import Round, run
 from bide.pipelines.audit_folder import Folder, Note
 from bide.pipelines.audit_sources import candidates, find_sources
@@ -97,7 +99,7 @@ def audited(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> Audited:
     return Audited(spark, vhost.url, stream_port(vhost.broker), tmp_path / "audit")
 
 
-def with_client(url: str, infrastructure: Any, work: Callable[[bide.Client], Awaitable[None]]) -> None:
+def with_client(url: str, infrastructure: Any, work: Callable[[bide.Client], Awaitable[Any]]) -> None:
     async def all_of_it() -> None:
         async with bide.connect(url, infrastructure=infrastructure) as client:
             await work(client)
@@ -152,6 +154,31 @@ def test_rounds_follow_what_happens(audited: Audited) -> None:
     assert failures == {"ValueError": (2, 1), "KeyError": (1, 1)}
 
 
+def send_as_dotnet(url: str, delays: Mapping[str, int], *, ago: timedelta = timedelta(0)) -> None:
+    """Delay messages to Shop.Orders as an NServiceBus endpoint does, which did so a while ago.
+
+    Args:
+        delays: seconds from now, by message id.
+    """
+    sent = datetime.now(UTC) - ago
+    with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for message_id, delay in delays.items():
+            headers = {
+                "NServiceBus.MessageId": message_id,
+                "NServiceBus.TimeSent": sent.strftime("%Y-%m-%d %H:%M:%S:%f Z"),
+                "NServiceBus.EnclosedMessageTypes": "Shop.Remind, Shop.Messages, Version=1.0.0.0",
+                "NServiceBus.Transport.RabbitMQ.DelayInSeconds": delay + ago // timedelta(seconds=1),
+            }
+            channel.basic_publish(
+                bide.NServiceBus().cascade.level_names[delay.bit_length() - 1],
+                ".".join(f"{delay:028b}") + ".Shop.Orders",
+                b"{}",
+                pika.BasicProperties(message_id=message_id, headers=headers, delivery_mode=2),
+            )
+
+
 @pytest.mark.slow
 def test_only_nservicebus_and_celery(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> None:
     """A broker where nothing of bide publishes."""
@@ -165,24 +192,7 @@ def test_only_nservicebus_and_celery(spark: SparkSession, vhost: Vhost, tmp_path
         ]
     )
     asyncio.run(put(vhost.url, net.topology() | celery.topology(), queues, *taps, bound))
-    sent = datetime.now(UTC)
-    with closing(pika.BlockingConnection(pika.URLParameters(vhost.url))) as connection:
-        channel = connection.channel()
-        channel.confirm_delivery()
-        for number, delay in enumerate((1, 2, 3, 600)):
-            headers = {
-                "NServiceBus.MessageId": f"net-{number}",
-                "NServiceBus.TimeSent": sent.strftime("%Y-%m-%d %H:%M:%S:%f Z"),
-                "NServiceBus.EnclosedMessageTypes": "Shop.Remind, Shop.Messages, Version=1.0.0.0",
-                "NServiceBus.Transport.RabbitMQ.DelayInSeconds": delay,
-            }
-            key = ".".join(f"{delay:028b}") + ".Shop.Orders"
-            channel.basic_publish(
-                net.cascade.level_names[delay.bit_length() - 1],
-                key,
-                b"{}",
-                pika.BasicProperties(message_id=f"net-{number}", headers=headers, delivery_mode=2),
-            )
+    send_as_dotnet(vhost.url, {f"net-{number}": delay for number, delay in enumerate((1, 2, 3, 600))})
     app = celery_app.create(vhost.url)
     send = app.tasks[celery_app.TASK].apply_async
     tasks = [send(("reminder",), queue=celery_app.WORK, countdown=countdown).id for countdown in (2, 3, 600)]
@@ -222,6 +232,47 @@ def test_only_nservicebus_and_celery(spark: SparkSession, vhost: Vhost, tmp_path
         ("q:Shop.Orders", 1, 0),
         (f"q:{celery_app.ROUTING_KEY}", 1, 0),
     }
+
+
+@pytest.mark.slow
+def test_one_row_wherever_a_message_comes_from_and_goes(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> None:
+    """A .NET endpoint sent it days before it is due, one of ours parks it, and an operator sends it back."""
+    net = bide.NServiceBus(routing="direct")
+    queues = Topology(queues=[Queue.quorum("Shop.Orders"), Queue.quorum("errors"), Queue(EVENTS, arguments=STREAM)])
+    bound = Topology(bindings=[Binding(net.delivery_exchange, "Shop.Orders", "#.Shop.Orders")])
+    asyncio.run(put(vhost.url, net.topology(), queues, taps_of(net).topology(Retention()), bound))
+    send_as_dotnet(vhost.url, {"net": 1}, ago=timedelta(days=2))
+    recorder, repaired = Recorder(), asyncio.Event()
+    app = bide.Endpoint(
+        "Shop.Orders",
+        error_queue="errors",
+        retry=bide.Retry(immediate=0, delays=()),
+        observers=[bide.EventStream(EVENTS), recorder],
+    )
+
+    @app.handler
+    async def handle(message: bide.Message) -> None:
+        if not repaired.is_set():
+            raise ConnectionError("down")
+
+    async def deal_with_it(client: bide.Client) -> None:
+        async with running(app, client, recorder):
+            await recorder.until("parked")
+            repaired.set()
+            await ErrorQueue(client, "errors").retry(Selection())
+            await recorder.until("processed")
+
+    with_client(vhost.url, net, deal_with_it)
+    assert {one.lateness for one in recorder.events} == {None}, (
+        "metrics count what bide delayed, and its first delivery"
+    )
+    folder = Folder(str(tmp_path))
+    done = run(spark, find_sources(vhost.url, [net], events=[EVENTS], port=stream_port(vhost.broker)), folder)
+    assert dict(done.rows) == {"scheduled": 1, "delivered": 1, "processed": 1, "failed": 1}
+    (row,) = spark.read.parquet(folder.location("messages")).collect()
+    assert (row["message_id"], row["attempts"], row["outcome"]) == ("net", 2, "processed")
+    assert row["day"] == row["due"].date()
+    assert row["critical_ms"] < 60_000, "from the due time, not from when it was sent"
 
 
 # -- Kills
@@ -290,6 +341,41 @@ def test_a_run_that_is_killed_goes_on(audited: Audited, capsys: pytest.CaptureFi
     assert cli.run(command) == 0
     again = json.loads(capsys.readouterr().out)
     assert (sum(again["rows"].values()), again["days"]) == (0, 0), "what is there is not read again"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_rounds_until_it_is_ended(audited: Audited, tmp_path: Path) -> None:
+    """SIGTERM lets the round that is under way come to its end."""
+    command = [
+        *("pipeline", "audit", "--every", "1s", "--into", str(audited.place), "--json"),
+        *("--events", EVENTS, "--url", audited.url, "--stream-port", str(audited.sources.port)),
+    ]
+    output = tmp_path / "output"
+
+    def tell(message_id: str) -> None:
+        event = {"event": "processed", "message_id": message_id, "endpoint": "shop", "ended": 1_795_262_400_000}
+        with_client(audited.url, SMALL_CLOCK, lambda client: client.publish(json=event, to=EVENTS))
+
+    def found() -> list[int]:
+        lines = output.read_text().splitlines(keepends=True)
+        return [json.loads(line)["rows"]["processed"] for line in lines if line.endswith("\n")]
+
+    tell("first")
+    with output.open("wb") as file, started([sys.executable, "-m", "bide", *command, *LOCAL], stdout=file) as program:
+        program.wait_until(lambda: found()[:1] == [1], "a round found the first message")
+        tell("second")
+        program.wait_until(lambda: sum(found()) == 2, "a later round found the second")
+        tell("third")
+        program.wait_until(lambda: audited.folder.noted() == 1, "a round is working on the third")
+        assert program.end() == 128 + signal.SIGTERM
+    assert found()[-1] == 1
+    assert sum(found()) == 3
+    assert (audited.folder.notes(), audited.folder.unfinished_work()) == ([], set())
+    assert [(row["message_id"], row["outcome"]) for row in audited.messages()] == [
+        (name, "processed") for name in ("first", "second", "third")
+    ]
+    assert audited.run().rows["processed"] == 0, "nobody has the lock, and nothing is left to read"
 
 
 def test_what_the_command_says(vhost: Vhost, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -309,6 +309,25 @@ def test_rounds_and_one_round_come_to_the_same(
     assert tables_of(spark, folder) == tables_of(spark, whole)
 
 
+def test_notes_are_counted_while_they_are_struck_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As progress counts them, in a thread of its own, at the end of a round."""
+    folder = Folder(str(tmp_path))
+    folder.begin()
+    notes = [Note(name=f"events-{number}", rows={"processed": 2}, days=(TODAY,)) for number in range(3)]
+    for note in notes:
+        folder.note(note)
+    assert (folder.noted(), folder.notes()) == (6, notes)
+    listed = Folder._entries
+
+    def strike_out(self: Folder, path: str) -> list[str]:
+        found = listed(self, path)
+        self.strike_out(notes[:1])
+        return found
+
+    monkeypatch.setattr(Folder, "_entries", strike_out)
+    assert folder.noted() == 4
+
+
 def test_folders_of_others(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     with pytest.raises(InvalidInputError, match="has things that are no audit: name another folder"):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
+from bide.duration import from_milliseconds
 from bide.pipelines import audit_facts as facts
 from bide.pipelines import audit_tables as tables
+from bide.pipelines.audit_folder import Folder
 from bide.spark.columns import STREAM_COLUMNS, table_schema
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ def tapped(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
         row = {"value": b"12345", "stream": "tap", "offset": offset, "timestamp": NOON, **one}
         for column, header in (("due", "bide-due"), ("scheduled", "bide-sent")):
             if header in (row.get("headers") or {}):
-                row[column] = datetime.fromtimestamp(int(row["headers"][header]) / 1000, UTC)
+                row[column] = from_milliseconds(int(row["headers"][header]))
         rows.append(tuple(row.get(name) for name in READ.names))
     return spark.createDataFrame(rows, READ)
 
@@ -72,6 +75,9 @@ def test_what_messages_of_each_system_tell(spark: SparkSession) -> None:
         "NServiceBus.Transport.RabbitMQ.DelayInSeconds": "9",
         "NServiceBus.EnclosedMessageTypes": "Shop.OrderPlaced, Shop.Messages, Version=1.0.0.0;Shop.Other",
     }
+    net_again = {**net, "NServiceBus.MessageId": "net-again", "NServiceBus.Retries": "1"}
+    net_due = {"NServiceBus.MessageId": "net-due", "NServiceBus.DeliverAt": "2026-11-21 11:59:50:000000 Z"}
+    back = {"bide-operator-retries": "1"}
     task = {"id": "task-1", "task": "shop.remind", "eta": "2026-11-21T14:01:10.500000+02:00", "argsrepr": "()"}
     messages = tapped(
         spark,
@@ -83,6 +89,10 @@ def test_what_messages_of_each_system_tell(spark: SparkSession) -> None:
         {"message_id": "word-q", "routing_key": digits(1 << 27) + ".~q:a%2Eb%25"},
         native("again", due=86_400, type="Shop.Reminder", headers={"bide-retries": "2", "bide-first-due": str(ms(-5))}),
         native("odd", due=5, headers={"bide-retries": "x", "NServiceBus.TimeSent": "yesterday", "eta": "later"}),
+        native("back", due=86_400, headers={**back, "bide-first-due": str(ms(-5))}),
+        native("back, never delayed", due=86_400, headers=back),
+        {"routing_key": digits(9) + ".orders", "headers": net_again},
+        {"routing_key": digits(9) + ".orders", "headers": net_again | net_due},
     )
     columns = ("message_id", "target", "exchange", "routing_key", "type", "sent", "due", "first_due", "retries")
     found = {row[0]: row[1:] for row in told(facts.scheduled(messages, LAYOUTS), *columns)}
@@ -95,6 +105,10 @@ def test_what_messages_of_each_system_tell(spark: SparkSession) -> None:
         "word-q": ("q:a.b%", "", "a.b%", None, None, 1 << 27, 1 << 27, 0),
         "again": ("q:orders", "", "orders", "Shop.Reminder", -1, 86_400, -5, 2),
         "odd": ("q:orders", "", "orders", None, -1, 5, 5, 0),
+        "back": ("q:orders", "", "orders", None, -1, 86_400, -5, 0),
+        "back, never delayed": ("q:orders", "", "orders", None, -1, 86_400, None, 0),
+        "net-again": ("q:orders", "", "orders", "Shop.OrderPlaced", -0.75, 9, None, 1),
+        "net-due": ("q:orders", "", "orders", "Shop.OrderPlaced", -0.75, 9, -10, 1),
     }
     later = facts.delivered(messages.withColumn("timestamp", F.expr("timestamp + interval 71 seconds")), LAYOUTS)
     late = {row[0]: row[1:] for row in told(later, "message_id", "due", "lateness_ms", "day", "layout", "size")}
@@ -102,7 +116,58 @@ def test_what_messages_of_each_system_tell(spark: SparkSession) -> None:
     assert late["clock"] == (30, 41_000, today, "celery", 5)
     assert late["task-1"] == (70.5, 500, today, "celery", 5)
     assert late["other"] == (None, None, today, "celery", 5), "the key of a delivered message tells no time"
-    assert late["again"][2] == today, "the day of the sender's due time, not of the retry's"
+    assert late["again"][2] == late["back"][2] == today, "the day of the sender's due time, not of the copy's"
+    assert late["back, never delayed"][2] == today, "the day on which it was sent"
+    assert late["net-due"][:2] == (None, None), "nothing tells when .NET's retry was due"
+
+
+def test_odd_numbers_are_nothing_said(spark: SparkSession, tmp_path: Path) -> None:
+    """What anybody can write into a header must not end the audit of all others."""
+    nanoseconds, year_10000, year_0 = "1795240800000000000", "253402300800000", "-62135596800001"
+    net = {"NServiceBus.TimeSent": "2026-11-21 11:59:59:250000 Z"}
+    endless = {**net, "NServiceBus.Transport.RabbitMQ.DelayInSeconds": "1000000000000"}
+    late = {**endless, "NServiceBus.TimeSent": "9999-12-31 23:59:59:000000 Z"}
+    late["NServiceBus.Transport.RabbitMQ.DelayInSeconds"] = "9"
+    messages = tapped(
+        spark,
+        *(
+            native(f"{name} {value}", due=5, headers={name: value})
+            for name in ("bide-sent", "bide-first-due")
+            for value in (nanoseconds, year_10000, year_0)
+        ),
+        {"message_id": "endless", "routing_key": digits(9) + ".orders", "headers": endless},
+        {"message_id": "late", "routing_key": digits(9) + ".orders", "headers": late},
+        {"routing_key": digits(9) + ".tasks", "headers": {"id": "task", "task": "t", "eta": "+12026-11-21T12:00:00Z"}},
+        native("first of all", due=5, headers={"bide-sent": "-62135596800000"}),
+    )
+    found = facts.scheduled(messages, LAYOUTS)
+    year_9999, year_1 = (
+        datetime(*day, tzinfo=UTC).timestamp() - NOON.timestamp() for day in ((9999, 12, 31), (1, 1, 1))
+    )
+    expected = {
+        **{f"bide-sent {value}": (None, 5, 5) for value in (nanoseconds, year_10000, year_0)},
+        **{f"bide-first-due {value}": (-1, 5, 5) for value in (nanoseconds, year_10000, year_0)},
+        "endless": (-0.75, 9, 9),
+        "late": (year_9999 + 86_399, 9, 9),
+        "task": (None, 9, 9),
+        "first of all": (year_1, 5, 5),
+    }
+    assert {row[0]: row[1:] for row in told(found, "message_id", "sent", "due", "first_due")} == expected
+    assert found.select(F.collect_set("day")).collect()[0][0] == [date(2026, 11, 21)]
+    folder = Folder(str(tmp_path))
+    for table, make in (("scheduled", facts.scheduled), ("delivered", facts.delivered)):
+        folder.append(make(messages, LAYOUTS), table, 0)
+        assert folder.read(spark, table, facts.SCHEMAS[table]).count() == len(expected)
+
+    events = facts.events(
+        tapped(
+            spark,
+            happened("processed", "m", ended=2, sent=int(nanoseconds), due=int(year_10000), started=int(year_0)),
+            {"value": json.dumps({"event": "processed", "message_id": "n", "ended": int(year_10000)}).encode()},
+        )
+    )
+    columns = ("message_id", "sent", "due", "started", "ended", "day")
+    assert told(facts.processed(events), *columns) == [("m", None, None, None, 2, date(2026, 11, 21))]
 
 
 def test_days_are_those_of_utc(spark: SparkSession) -> None:
@@ -118,8 +183,11 @@ def test_days_are_those_of_utc(spark: SparkSession) -> None:
 def test_one_row_for_each_message(spark: SparkSession) -> None:
     """Its whole story, in whatever order its facts come, and however often."""
     again = {"bide-retries": "1", "bide-first-due": str(ms(10))}
+    back = {"bide-operator-retries": "1", "bide-first-due": str(ms(10))}
     scheduled = [
         native("done", due=10),
+        native("back", due=10),
+        native("back", due=86_410, headers=back, timestamp=at(12)),
         native("retry", due=10),
         native("retry", due=20, headers=again, timestamp=at(11)),
         native("waits", due=90),
@@ -129,6 +197,8 @@ def test_one_row_for_each_message(spark: SparkSession) -> None:
     ]
     delivered = [
         native("done", due=10, timestamp=at(10.02)),
+        native("back", due=10, timestamp=at(10.03)),
+        native("back", due=86_410, headers=back, timestamp=at(86_410.5)),
         native("retry", due=10, timestamp=at(10.05)),
         native("retry", due=20, headers=again, timestamp=at(20.5)),
         native("seen", due=10, timestamp=at(10.01)),
@@ -137,6 +207,8 @@ def test_one_row_for_each_message(spark: SparkSession) -> None:
     due, sent = ms(10), ms(-1)
     events = [
         happened("processed", "done", ended=10.5, due=due, sent=sent, message_type="reminder"),
+        happened("parked", "back", ended=11, due=due, sent=sent, exception="ValueError", group="g"),
+        happened("processed", "back", ended=86_411, due=due, sent=sent),
         happened("duplicate", "done", ended=30, due=due, sent=sent, started=None),
         happened("failed", "retry", ended=10.5, due=due, sent=sent, exception="ValueError", group="g"),
         happened("retried", "retry", ended=10.9, due=due, sent=sent, attempt=2, exception="ValueError", group="g"),
@@ -166,6 +238,7 @@ def test_one_row_for_each_message(spark: SparkSession) -> None:
     once = table(1, 1)
     assert once == [
         ("at once", "q:orders", None, None, None, None, 1, "processed", "shop", 2000, 200, 1800),
+        ("back", "q:orders", None, 0, 10, 30, 2, "processed", "shop", 86_401_000, 200, 86_400_800),
         ("done", "q:orders", "reminder", 0, 10, 20, 1, "processed", "shop", 500, 200, 300),
         ("fan", "x:shop", None, 0, 10, 10, 2, "parked", "shop", None, None, None),
         ("gone", "q:orders", None, 0, 10, None, 0, "overdue", None, None, None, None),
@@ -177,6 +250,7 @@ def test_one_row_for_each_message(spark: SparkSession) -> None:
 
 
 def test_what_is_pending(spark: SparkSession) -> None:
+    nowhere = {"message_id": "nowhere", "routing_key": "orders", "headers": {"bide-due": str(ms(4))}}
     scheduled = facts.scheduled(
         tapped(
             spark,
@@ -184,13 +258,16 @@ def test_what_is_pending(spark: SparkSession) -> None:
             native("twice", due=3600),
             native("twice", due=7200),
             native("late", due=3605),
+            nowhere,
             {"message_id": None, "routing_key": digits(5) + ".orders"},
         ),
         LAYOUTS,
     )
     delivered = facts.delivered(
-        tapped(spark, *(native(f"m-{number}", due=number) for number in range(12)), native("twice", due=3600)), LAYOUTS
+        tapped(spark, *(native(f"m-{number}", due=number) for number in range(12)), native("twice", due=3600), nowhere),
+        LAYOUTS,
     )
+    assert told(scheduled.where("message_id = 'nowhere'"), "target", "due") == [(None, 4)]
     nothing = tapped(spark).transform(facts.events)
 
     def counted(seconds: float) -> DataFrame:
@@ -217,6 +294,9 @@ def test_lateness_by_minute_and_target(spark: SparkSession) -> None:
     released = [native(f"m-{number}", due=61, timestamp=at(61 + number / 1000)) for number in range(101)]
     released += [native("x", due=119.9, timestamp=at(200)), native("y", due=120, timestamp=at(120.5))]
     released.append(native("again", due=62, timestamp=at(99), headers={"bide-retries": "1"}))
+    back = {"bide-operator-retries": "1"}
+    released.append(native("back", due=63, timestamp=at(199), headers={**back, "bide-first-due": str(ms(10))}))
+    released.append(native("back, never delayed", due=63, timestamp=at(299), headers=back))
     found = tables.lateness(facts.delivered(tapped(spark, *released), LAYOUTS))
     later, first = told(found, "minute", "target", "count", "p50_ms", "p95_ms", "p99_ms", "max_ms")
     assert later == (120, "q:orders", 1, 500, 500, 500, 500)

@@ -9,16 +9,22 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyarrow import fs
 
 from bide.errors import FolderInUseError
+from bide.pipelines.audit import Sources, run
+from bide.pipelines.audit_folder import Folder
 from bide.pipelines.folder_lock import LOCK, Holder, hold
 from bide.pipelines.ledger import Ledger
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 HOLDING = """
 import sys
@@ -65,6 +71,26 @@ def test_a_killed_run_is_in_nobodys_way(tmp_path: Path) -> None:
         process.wait()
         with Ledger(str(tmp_path / "ledger")).lock():
             assert json.loads((tmp_path / "ledger" / LOCK).read_text())["pid"] == os.getpid()
+
+
+def test_one_round_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
+    """As a function too, which a caller who has the lock already may call again and again."""
+    folder, nothing = Folder(str(tmp_path)), Sources(url="amqp://localhost")
+    folder.begin()
+
+    def take() -> None:
+        with folder.lock():
+            pytest.fail("two have the lock")
+
+    with folder.lock():
+        with pytest.raises(FolderInUseError, match=f"is in use by the process {os.getpid()} on "):
+            run(spark, nothing, Folder(str(tmp_path)))
+        assert run(spark, nothing, folder).pending == 0
+        with ThreadPoolExecutor(1) as other, pytest.raises(FolderInUseError):
+            other.submit(take).result()
+        with pytest.raises(FolderInUseError), Folder(str(tmp_path)).lock():
+            pytest.fail("the round has let go of it")
+    assert run(spark, nothing, Folder(str(tmp_path))).pending == 0
 
 
 class Store:

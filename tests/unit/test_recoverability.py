@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bide
+from bide.amqp.content import Delivery
 from bide.delay.arrival import Arrival, restore
+from bide.duration import to_milliseconds
 from bide.endpoint.gate import Gate
 from bide.endpoint.memory import REMEMBERED, FailedAttempts, Handled
 from bide.errors import InvalidDelayError, InvalidInputError, ReservedHeaderError, UndecodableMessageError
@@ -385,6 +388,59 @@ def test_an_operators_copies() -> None:
     with pytest.raises(InvalidInputError, match="--to"):
         restoration.back(nowhere)
     assert str(restoration.back(nowhere, to="q").target) == "q:q"
+
+
+def received(values: Mapping[str, Any]) -> bide.Message:
+    delivery = Delivery(exchange="", routing_key="orders", redelivered=False, delivery_tag=1, values=values)
+    return bide.Message(delivery, None, NOW)
+
+
+def due_of(values: Mapping[str, Any]) -> datetime | None:
+    """The sender's due time, as an endpoint reads it on a message with these properties."""
+    message = received(values)
+    return successor.senders_due(message.as_sent(), message.history)
+
+
+NET_SENT = {"NServiceBus.TimeSent": nservicebus_time(NOW)}
+NET_DELAY = {"NServiceBus.Transport.RabbitMQ.DelayInSeconds": 86_400}
+NET_DUE = {"NServiceBus.DeliverAt": nservicebus_time(NOW + timedelta(days=1))}
+
+
+@pytest.mark.parametrize(
+    ("headers", "due"),
+    [
+        ({}, None),
+        (NET_SENT, None),
+        (NET_DELAY, None),
+        (NET_SENT | dict.fromkeys(NET_DELAY, 1 << 28), None),
+        ({"NServiceBus.TimeSent": "9999-12-31 23:59:59:000000 Z", **NET_DELAY}, None),
+        (NET_SENT | NET_DELAY, NOW + timedelta(days=1)),
+        (NET_SENT | NET_DUE, NOW + timedelta(days=1)),
+        (NET_SENT | NET_DUE | NET_DELAY | {"bide-due": to_milliseconds(NOW)}, NOW),
+    ],
+)
+def test_every_copy_tells_when_its_sender_wanted_it(headers: dict[str, Any], due: datetime | None) -> None:
+    """Whoever delayed it, and whether an endpoint or an operator sent the copy, now or later."""
+    first = {"message_id": "m", "headers": headers}
+    assert due_of(first) == due
+    message = received(first)
+    own: dict[str, Any] = {"queue": "orders", "history": message.history, "places": 3, "sent_by": None}
+    later: dict[str, Any] = {"delay": timedelta(days=2), "now": NOW, "nservicebus": True}
+    copies = [successor.counted(message.as_sent(), b"", **own), successor.later(message.as_sent(), b"", **own, **later)]
+    for values in (first, *(one.values for one in copies)):
+        dead = {**values, "headers": {**values["headers"], "bide-to": "q:orders"}}
+        back = restoration.back(FailedMessage.read("", "error", dead, b""))
+        copies += [back, restoration.back(FailedMessage.read("", "error", back.values, b""), to="orders")]
+    assert [due_of(copy.values) for copy in copies] == [due] * 8
+    another = {"bide-due": to_milliseconds(NOW + timedelta(days=3))}
+    for copy in copies[1:]:
+        assert due_of({**copy.values, "headers": copy.values["headers"] | another}) == due, "its own is the copy's"
+
+
+def test_what_nservicebus_retries_later_tells_no_other_due_time() -> None:
+    again = {"NServiceBus.Retries": "1", **NET_SENT, **NET_DELAY}
+    assert due_of({"headers": again}) is None, "that is the delay of the retry"
+    assert due_of({"headers": again | NET_DUE}) == NOW + timedelta(days=1)
 
 
 # -- in words

@@ -16,12 +16,13 @@ from bide.cli.output import json_line, print_json
 from bide.cli.pipeline import spark_options
 from bide.cli.pipeline_view import progress
 from bide.cli.settings import Settings, broker_options, duration_of, json_option, pass_settings
-from bide.errors import BrokerUnreachableError, ConnectionLostError
+from bide.errors import BrokerUnreachableError, ConnectionLostError, InvalidOptionError, OffsetsLostError
 
 if TYPE_CHECKING:
     from bide.pipelines.audit import Round
 
 _LAYOUTS: Final = ("clock", "nservicebus", "nservicebus-v1", "celery")
+_GO_ON: Final = "with --allow-gaps, or audit into another folder (--into)"
 
 
 @click.command()
@@ -39,7 +40,9 @@ _LAYOUTS: Final = ("clock", "nservicebus", "nservicebus-v1", "celery")
 @click.option("--batch-rows", type=click.IntRange(1), default=1_000_000, show_default=True, metavar="N",
               help="Messages that are read and written together, at most.")  # fmt: skip
 @click.option(
-    "--allow-gaps", is_flag=True, help="Go on where messages were dropped from a stream before they were read."
+    "--allow-gaps",
+    is_flag=True,
+    help="Go on where messages were dropped from a stream before they were read, or a stream is not read any more.",
 )
 @spark_options
 @json_option("what was done, in a line for each round")
@@ -106,6 +109,8 @@ def audit(
                 if once:
                     raise
                 click.echo(f"bide: {error}; trying again in {every}", err=True)
+            except (OffsetsLostError, InvalidOptionError) as error:
+                raise own_words(error) from error
             else:
                 _tell(done, folder.place, once=once, as_json=as_json)
             if once:
@@ -114,6 +119,21 @@ def audit(
             while not received and (left := began + pause - time.monotonic()) > 0:
                 time.sleep(min(left, 0.5))
     raise SystemExit(128 + received[0])
+
+
+def own_words(error: OffsetsLostError | InvalidOptionError) -> OffsetsLostError | InvalidOptionError:
+    """The error with the options of this command in the place of those of the data source."""
+    from bide.spark.source import WAY_OUT_OF_NEW, WAY_OUT_OF_UNREAD
+    from bide.stream.log import WAY_OUT_OF_GAP
+
+    text = str(error)
+    for theirs, own in (
+        (WAY_OUT_OF_UNREAD, f"name them by --layout, --prefix and --events as before, go on without them {_GO_ON}"),
+        (WAY_OUT_OF_NEW, f"Go on {_GO_ON}"),
+        (WAY_OUT_OF_GAP, f"Go on with what is left {_GO_ON}"),
+    ):
+        text = text.replace(theirs, own)
+    return type(error)(text)
 
 
 def _tell(done: Round, place: str, *, once: bool, as_json: bool) -> None:

@@ -58,7 +58,7 @@ class Arrival:
     Attributes:
         exchange: the exchange that it was sent to; empty for one sent to a queue.
         values: its properties by their AMQP names, headers cleaned.
-        due: its due time, or None for a message that was not delayed by bide.
+        due: its due time; :func:`restore` gives that of bide, or None for a message that bide did not delay.
         sent_at: when bide sent it, or None for a message of others.
     """
 

@@ -27,7 +27,7 @@ class Event:
         attempt: the number of this attempt since the last delayed retry, from 1.
         retries: delayed retries behind it.
         sent_at: when it was sent, as far as its sender says.
-        due_at: the due time that its sender gave, or None.
+        due_at: the due time that its sender gave, or None; also of what is retried, or was sent back by an operator.
         delivered_at: when this process got it.
         started_at: when its handler began; None if it was not called.
         ended_at: when its handler ended, or the decision was made.
@@ -36,6 +36,7 @@ class Event:
         group: what failures of one cause have in common, or None; see ``FailedMessage.group``.
         delay: of the retry, or None.
         to: the queue that it went to, where it went to one.
+        lateness: time from its own due time to the receipt; None where bide did not delay it, or after a retry.
     """
 
     kind: Kind
@@ -57,14 +58,13 @@ class Event:
     group: str | None = None
     delay: timedelta | None = None
     to: str | None = None
-
-    @property
-    def lateness(self) -> timedelta | None:
-        """Time from the due time to the receipt, for a first delivery; None without a due time or after a retry."""
-        return self.delivered_at - self.due_at if self.due_at is not None and not self.retries else None
+    lateness: timedelta | None = None
 
     def to_dict(self) -> Mapping[str, Any]:
-        """As JSON: times are milliseconds since the Unix epoch, a delay is milliseconds; None is left out."""
+        """As JSON, without the lateness: times are milliseconds since the Unix epoch, a delay is milliseconds.
+
+        What is None is left out.
+        """
         values = {
             "event": self.kind,
             "endpoint": self.endpoint,

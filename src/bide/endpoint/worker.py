@@ -381,6 +381,7 @@ class Worker:
             delivered_at=message.received_at,
             started_at=started,
             ended_at=self._now(),
+            lateness=None if message.history.retries else message.lateness,
         )
 
 

@@ -44,7 +44,8 @@ class Sources:
         events: the events streams.
         port: of the stream protocol, None for the usual one.
         batch_rows: messages of a batch at most. PySpark before 4.2 reads all at once.
-        allow_gaps: go on where messages were dropped by a stream's retention before they were read.
+        allow_gaps: go on where messages were dropped by a stream's retention before they were read, or where a stream
+            that was read is not there, or not named, any more.
     """
 
     url: str = field(repr=False)
@@ -80,15 +81,23 @@ class Round:
 def run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
     """One round: read what is there now, and bring all tables up to date.
 
+    No other may run in the folder meanwhile. Who runs many holds :meth:`Folder.lock` around them.
+
     Raises:
+        FolderInUseError: another does.
         BrokerError: and other errors of bide, as PySparkException with their text; see
             :func:`bide.pipelines.session.spark_errors`.
         InvalidInputError: the folder has something else in it.
     """
+    folder.begin()
+    with folder.lock():
+        return _run(spark, sources, folder)
+
+
+def _run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
     began = time.monotonic()
     # Whatever is due before this moment, and delivered in time, is in the streams when they are read.
     now = datetime.now(UTC)
-    folder.begin()
     folder.finish_merges()
     bide.spark.register(spark)
     queries = [

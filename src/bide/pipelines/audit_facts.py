@@ -1,7 +1,8 @@
 """What taps and the events stream tell, as tables of facts: one row for each thing that happened.
 
 A row has all that its message says of itself, whoever published it: bide, NServiceBus or Celery. Where a message says
-nothing of its due time, the digits in its routing key do.
+nothing of its due time, the digits in its routing key do. What no calendar has, or no delay can be, counts as not said:
+one such message must not end the reading of all others.
 
 Every fact gets a ``day``, the same for all facts of one message, whenever they come: that of the due time that its
 sender gave, or else of when it was sent. It is what the audit divides its tables by.
@@ -28,7 +29,14 @@ from pyspark.sql.types import (
 from bide.delay.cascade import LEVELS
 from bide.delay.infrastructure import HEADER_EXCHANGE, HEADER_ROUTING_KEY, HEADER_SENT, HEADER_TO
 from bide.delay.nservicebus import HEADER_DELAY, NATIVE_MESSAGE_ID
-from bide.recoverability.history import HEADER_FIRST_DUE, HEADER_RETRIES
+from bide.recoverability.history import (
+    HEADER_FIRST_DUE,
+    HEADER_RETRIED_BY,
+    HEADER_RETRIES,
+    NSERVICEBUS_DUE,
+    NSERVICEBUS_RETRIES,
+    NSERVICEBUS_SENT,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -79,6 +87,9 @@ _DELAYED_KEY: Final = rf"(?s)^((?:[01]\.){{{LEVELS}}})(.*)$"
 _TARGET_WORD: Final = r"(?s)^~([qx]):([^.]*)(?:\.(.*))?$"
 _NSERVICEBUS_TIME: Final = "yyyy-MM-dd HH:mm:ss:SSSSSS X"
 _DAY: Final = 86_400
+_LONGEST_DELAY: Final = (1 << LEVELS) - 1
+_CALENDAR: Final = (-62_135_596_800_000, 253_402_300_799_999)
+"""First and last millisecond of the years 1 to 9999, which Python's dates have. Spark's have more."""
 
 
 def scheduled(messages: DataFrame, layouts: Mapping[str, str]) -> DataFrame:
@@ -91,7 +102,7 @@ def scheduled(messages: DataFrame, layouts: Mapping[str, str]) -> DataFrame:
     said = _told(messages, layouts, arrived="scheduled")
     # Only here: what is left of the delay in the key of a delivered message is how long it was, not until when.
     due = F.coalesce("due", F.col("scheduled") + F.make_dt_interval(secs=F.col("seconds")))
-    said = said.withColumn("due", due).withColumn("first_due", _first_due())
+    said = said.withColumn("due", _in_calendar(due)).withColumn("first_due", _first_due())
     return _finished(said, "scheduled", seen=F.col("scheduled"))
 
 
@@ -115,10 +126,10 @@ def events(messages: DataFrame) -> DataFrame:
     """
     event = F.from_json(F.col("value").cast("string"), _EVENT)
     told = messages.select(event.alias("told"), "stream", "offset").select("told.*", "stream", "offset")
-    moments = {name: F.timestamp_millis(F.col(name)) for name in ("sent", "due", "delivered", "started", "ended")}
+    moments = {name: _moment(F.col(name)) for name in ("sent", "due", "delivered", "started", "ended")}
     return (
-        told.where(F.col("event").isNotNull() & F.col("ended").isNotNull())
-        .withColumns(moments)
+        told.withColumns(moments)
+        .where(F.col("event").isNotNull() & F.col("ended").isNotNull())
         .withColumns({"kind": F.col("event"), "type": F.col("message_type"), "delay_ms": F.col("delay")})
         .withColumn("day", day_of(F.coalesce("due", "sent", "delivered", "ended")))
     )
@@ -145,7 +156,15 @@ def _told(messages: DataFrame, layouts: Mapping[str, str], *, arrived: str) -> D
     word, name, rest = (F.regexp_extract("address", _TARGET_WORD, group) for group in (1, 2, 3))
     named = F.replace(F.replace(name, F.lit("%2E"), F.lit(".")), F.lit("%25"), F.lit("%"))
     cut = messages.withColumns(
-        {"digits": F.replace(key, F.lit("."), F.lit("")), "address": address, "task": _header("task")}
+        {
+            "digits": F.replace(key, F.lit("."), F.lit("")),
+            "address": address,
+            "task": _header("task"),
+            "retries": F.coalesce(_count(HEADER_RETRIES), _count(NSERVICEBUS_RETRIES), F.lit(0)),
+            "returned": F.coalesce(_count(HEADER_RETRIED_BY), F.lit(0)),
+            "net_due": _in_calendar(_nservicebus_time(NSERVICEBUS_DUE)),
+            "net_sent": _in_calendar(_nservicebus_time(NSERVICEBUS_SENT)),
+        }
     ).withColumns({"word": word, "named": named, "rest": rest})
     cascaded = F.col("digits") != ""
     tagged = F.col("word") != ""
@@ -156,8 +175,11 @@ def _told(messages: DataFrame, layouts: Mapping[str, str], *, arrived: str) -> D
         .when(cascaded, F.col("address"))
         .otherwise(F.col("routing_key"))
     )
-    sent = F.coalesce(_milliseconds(HEADER_SENT), _nservicebus_time("NServiceBus.TimeSent"))
-    waited = F.make_dt_interval(secs=_header(HEADER_DELAY).try_cast("long"))
+    sent = F.coalesce(_milliseconds(HEADER_SENT), "net_sent")
+    delay = _header(HEADER_DELAY).try_cast("long")
+    waited = F.make_dt_interval(secs=F.when(delay.between(0, _LONGEST_DELAY), delay))
+    # The delay of a retry counts from another moment, which no header tells.
+    net_due = F.when(F.col("retries") == 0, F.coalesce("net_due", F.col("net_sent") + waited))
     layout = F.create_map(*(F.lit(text) for pair in layouts.items() for text in pair))
     kinds = F.element_at(F.split(_header("NServiceBus.EnclosedMessageTypes"), "[;,]"), 1)
     return (
@@ -173,12 +195,10 @@ def _told(messages: DataFrame, layouts: Mapping[str, str], *, arrived: str) -> D
                 arrived: F.col("timestamp"),
                 "due": F.coalesce(
                     "due",
-                    F.when(F.col("task").isNotNull(), _header("eta").try_cast("timestamp")),
-                    _nservicebus_time("NServiceBus.DeliverAt"),
-                    _nservicebus_time("NServiceBus.TimeSent") + waited,
+                    _in_calendar(F.when(F.col("task").isNotNull(), _header("eta").try_cast("timestamp"))),
+                    _in_calendar(net_due),
                 ),
                 "promised": _milliseconds(HEADER_FIRST_DUE),
-                "retries": F.coalesce(_header(HEADER_RETRIES).try_cast("int"), F.lit(0)),
                 "type": F.coalesce("task", *(F.nullif(kind, F.lit("")) for kind in (F.col("type"), F.trim(kinds)))),
                 "size": F.octet_length("value"),
                 "layout": F.try_element_at(layout, F.col("stream")),
@@ -202,16 +222,31 @@ def _finished(said: DataFrame, table: str, *, seen: Column) -> DataFrame:
 
 
 def _first_due() -> Column:
-    """The due time that the sender gave. The copy for a delayed retry tells it, if there was one, beside its own."""
-    return F.when(F.col("retries") == 0, F.col("due")).otherwise(F.col("promised"))
+    """The due time that the sender gave, by the rules of ``bide.recoverability.successor.senders_due``."""
+    is_first = (F.col("retries") == 0) & (F.col("returned") == 0)
+    return F.coalesce("promised", F.when(is_first, F.col("due")).otherwise(F.col("net_due")))
 
 
 def _header(name: str) -> Column:
     return F.try_element_at("headers", F.lit(name))
 
 
+def _count(header: str) -> Column:
+    number = _header(header).try_cast("int")
+    return F.when(number > 0, number)
+
+
 def _milliseconds(header: str) -> Column:
-    return F.timestamp_millis(_header(header).try_cast("long"))
+    return _moment(_header(header).try_cast("long"))
+
+
+def _moment(milliseconds: Column) -> Column:
+    return F.timestamp_millis(F.when(milliseconds.between(*_CALENDAR), milliseconds))
+
+
+def _in_calendar(moment: Column) -> Column:
+    first, last = (F.timestamp_millis(F.lit(one)) for one in _CALENDAR)
+    return F.when(moment.between(first, last), moment)
 
 
 def _nservicebus_time(header: str) -> Column:

@@ -21,8 +21,9 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Collection, Iterable
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final
@@ -85,6 +86,7 @@ class Folder:
             self._files, self._root = fs.FileSystem.from_uri(self.place)
         except (ValueError, OSError) as error:
             raise InvalidInputError(f"the folder {place!r} cannot be used: {error}") from error
+        self._locked_by: int | None = None
 
     def begin(self) -> None:
         """Make the folder where it is missing.
@@ -112,13 +114,25 @@ class Folder:
         else:
             self._write(head, {"version": VERSION})
 
-    def lock(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def lock(self) -> Iterator[None]:
         """Keep other audits from this folder meanwhile. A lock that a dead process has left does not count.
+
+        The thread that has it by this object may take it again: who runs many rounds holds it in between.
 
         Raises:
             FolderInUseError: entering it, another audit has it.
         """
-        return hold(self._files, self._path("_state"), what=f"the audit in {self.place}")
+        own = threading.get_ident()
+        if self._locked_by == own:
+            yield
+            return
+        with hold(self._files, self._path("_state"), what=f"the audit in {self.place}"):
+            self._locked_by = own
+            try:
+                yield
+            finally:
+                self._locked_by = None
 
     def check(self) -> None:
         """See whether an audit is here.
@@ -261,18 +275,24 @@ class Folder:
 
     def notes(self) -> list[Note]:
         """The notes that were not struck out."""
-        found = []
-        for name in self._entries(self._path(_NOTES)):
-            if not name.endswith(".json"):
-                continue
-            told = json.loads(self._read(self._path(_NOTES, name)))
-            days = tuple(date.fromisoformat(day) for day in told["days"])
-            found.append(Note(name=name.removesuffix(".json"), rows=told["rows"], days=days))
-        return found
+        return [self._read_note(name) for name in self._note_names()]
 
     def noted(self) -> int:
-        """Rows that the notes tell of."""
-        return sum(sum(note.rows.values()) for note in self.notes())
+        """Rows that the notes tell of, to show how far a round is. It may strike them out meanwhile."""
+        rows = 0
+        for name in self._note_names():
+            with suppress(FileNotFoundError):
+                rows += sum(self._read_note(name).rows.values())
+        return rows
+
+    def _note_names(self) -> list[str]:
+        suffix = ".json"
+        found = self._entries(self._path(_NOTES))
+        return [name.removesuffix(suffix) for name in found if name.endswith(suffix)]
+
+    def _read_note(self, name: str) -> Note:
+        told = json.loads(self._read(self._path(_NOTES, f"{name}.json")))
+        return Note(name=name, rows=told["rows"], days=tuple(date.fromisoformat(day) for day in told["days"]))
 
     def strike_out(self, notes: Iterable[Note]) -> None:
         """Delete notes, because all that follows from them is written."""

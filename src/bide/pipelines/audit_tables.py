@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
@@ -188,7 +189,10 @@ def ripe(parts: DataFrame, *, now: datetime) -> DataFrame:
 
 
 def lateness(delivered: DataFrame) -> DataFrame:
-    """The table ``lateness``, by the minute in which messages were due. Releases for a retry are not counted."""
+    """The table ``lateness``, by the minute in which messages were due.
+
+    Releases for a retry, of an endpoint or of an operator, are not counted.
+    """
     shares = F.percentile("lateness_ms", F.array(*(F.lit(share) for share in (0.5, 0.95, 0.99))))
     return (
         released(delivered)
@@ -201,7 +205,8 @@ def lateness(delivered: DataFrame) -> DataFrame:
 
 def released(delivered: DataFrame) -> DataFrame:
     """Those facts that the table ``lateness`` counts, with the ``minute`` in which each was due."""
-    first = delivered.where((F.col("retries") == 0) & F.col("lateness_ms").isNotNull())
+    is_first = (F.col("retries") == 0) & (F.col("due") == F.col("first_due"))
+    first = delivered.where(is_first & F.col("lateness_ms").isNotNull())
     return first.withColumn("minute", _floor(F.col("due"), 60))
 
 
@@ -290,12 +295,16 @@ def _waiting(scheduled: DataFrame, delivered: DataFrame) -> DataFrame:
     A message that was scheduled several times (it was retried, or its publisher sent it twice) is delivered as often;
     what was due first has been delivered first.
     """
-    went = _known(scheduled).groupBy(*KEY, "target").agg(F.array_sort(F.collect_list("due")).alias("dues"))
-    came = _known(delivered).groupBy(*KEY, "target").agg(F.count(F.lit(1)).alias("come"))
+    which = (*KEY, "target")
+    went = _known(scheduled).groupBy(*which).agg(F.array_sort(F.collect_list("due")).alias("dues"))
+    those = (F.col(name).alias(f"that_{name}") for name in which)
+    came = _known(delivered).groupBy(*those).agg(F.count(F.lit(1)).alias("come"))
+    # A target may be null.
+    same = reduce(lambda some, more: some & more, (F.col(name).eqNullSafe(F.col(f"that_{name}")) for name in which))
     come = F.coalesce("come", F.lit(0)).cast("int")
     left = F.slice("dues", come + 1, F.size("dues"))
     return (
-        went.join(came, [*KEY, "target"], "left")
+        went.join(came, same, "left")
         .where(F.size("dues") > come)
         .withColumn("waiting", F.transform(left, lambda due: F.struct(F.col("target"), due.alias("due"))))
         .groupBy(*KEY)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
 
+from bide.delay.cascade import LEVELS
+from bide.delay.nservicebus import HEADER_DELAY
 from bide.duration import from_milliseconds, to_milliseconds
 
 HEADER_RETRIES: Final = "bide-retries"
@@ -44,6 +46,9 @@ HEADER_EDIT_OF: Final = "bide-edit-of"
 
 NSERVICEBUS_RETRIES: Final = "NServiceBus.Retries"
 NSERVICEBUS_RETRIED_AT: Final = "NServiceBus.Retries.Timestamp"
+NSERVICEBUS_SENT: Final = "NServiceBus.TimeSent"
+NSERVICEBUS_DUE: Final = "NServiceBus.DeliverAt"
+"""Header with the due time that the sender gave. What NServiceBus retries after a delay keeps it."""
 
 MOST_TIMES: Final = 100
 """No message carries the times of more attempts; the oldest are left out."""
@@ -55,6 +60,7 @@ _UNUSED: Final = -(1 << 40)
 """As wide on the wire as a time."""
 
 _NSERVICEBUS_TIME: Final = "%Y-%m-%d %H:%M:%S:%f Z"
+_LONGEST_DELAY: Final = (1 << LEVELS) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +74,8 @@ class History:
         first_failed_at: when the first failed, or None.
         expires_at: when the sender loses interest, or None.
         deliveries: deliveries that a queue which does not count them was seen to make.
-        first_due: the due time that the sender gave, or None where the message was not retried later.
+        first_due: the due time that the sender gave, or None where the message was not retried later, nor sent back by
+            an operator.
         returned: how often an operator sent it back.
         run: the operation that did so last, or None.
         edit_of: the message id of the message that an operator made this one of, or None.
@@ -160,6 +167,23 @@ def read_nservicebus_time(value: Any) -> datetime | None:
     try:
         return datetime.strptime(value, _NSERVICEBUS_TIME).replace(tzinfo=UTC)
     except ValueError:
+        return None
+
+
+def nservicebus_due(headers: Mapping[str, Any]) -> datetime | None:
+    """When a message that an NServiceBus endpoint delayed is due, or None: its delay counts from when it was sent.
+
+    Args:
+        headers: as the broker sent them.
+    """
+    if told := read_nservicebus_time(headers.get(NSERVICEBUS_DUE)):
+        return told
+    if not 0 < (delay := _count(headers.get(HEADER_DELAY))) <= _LONGEST_DELAY:
+        return None
+    sent = read_nservicebus_time(headers.get(NSERVICEBUS_SENT))
+    try:
+        return None if sent is None else sent + timedelta(seconds=delay)
+    except OverflowError:
         return None
 
 

@@ -8,13 +8,26 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bide.delay.arrival import OWN_PREFIX, Arrival
-from bide.delay.infrastructure import HEADER_EXCHANGE, HEADER_EXPIRATION, HEADER_ROUTING_KEY, HEADER_SENT, QueueTarget
+from bide.delay.infrastructure import (
+    HEADER_DUE,
+    HEADER_EXCHANGE,
+    HEADER_EXPIRATION,
+    HEADER_ROUTING_KEY,
+    HEADER_SENT,
+    QueueTarget,
+)
 from bide.duration import from_milliseconds, to_milliseconds
 from bide.errors import InvalidInputError, ReservedHeaderError
 from bide.outgoing import Outgoing, new_message_id
 from bide.recoverability.failed import HEADER_ARCHIVED_AT, FailedMessage
-from bide.recoverability.history import HEADER_ATTEMPT_TIMES, HEADER_EDIT_OF, HEADER_SENT_BY
-from bide.recoverability.successor import copy_of
+from bide.recoverability.history import (
+    HEADER_ATTEMPT_TIMES,
+    HEADER_EDIT_OF,
+    HEADER_FIRST_DUE,
+    HEADER_SENT_BY,
+    nservicebus_due,
+)
+from bide.recoverability.successor import copy_of, senders_due
 
 _NOT_COPIED: Final = frozenset({"x-delivery-count", "x-acquired-count", "CC", "BCC"})
 """What the broker counts anew, and other addresses: it would send the copy there too."""
@@ -28,8 +41,8 @@ def back(
 ) -> Outgoing:
     """The copy that an operator sends back: what tells of the failure is taken off, the history of attempts stays.
 
-    The endpoint's retry policy begins anew. The sender's ``expiration`` is dropped: an operator's decision stands above
-    it.
+    So does the due time that the sender gave, beside that of the delay. The endpoint's retry policy begins anew. The
+    sender's ``expiration`` is dropped: an operator's decision stands above it.
 
     Args:
         to: another queue than the one that it failed on.
@@ -41,12 +54,17 @@ def back(
     queue = to or message.queue
     if queue is None:
         raise InvalidInputError("nothing on it tells where it failed: name a queue with --to")
-    before = message.history
-    history = replace(before, retries=0, expires_at=None, deliveries=0, returned=before.returned + 1, run=run)
+    before, sent = message.history, _sent(message)
+    due = senders_due(sent, before)
+    history = replace(
+        before, retries=0, expires_at=None, deliveries=0, first_due=due, returned=before.returned + 1, run=run
+    )
     headers = history.headers(places=len(history.times)) if history.attempts else history.operators_headers()
     if not history.times:
         headers.pop(HEADER_ATTEMPT_TIMES, None)
-    return copy_of(_sent(message), message.body, queue=queue, headers=headers, sent_by=message.sent_by, delay=delay)
+    if due is not None:
+        headers[HEADER_FIRST_DUE] = to_milliseconds(due)
+    return copy_of(sent, message.body, queue=queue, headers=headers, sent_by=message.sent_by, delay=delay)
 
 
 def edited(
@@ -134,12 +152,13 @@ def _outgoing(message: FailedMessage, queue: str, values: Mapping[str, Any]) -> 
 
 def _sent(message: FailedMessage) -> Arrival:
     values = {name: value for name, value in message.values.items() if name != "expiration"}
-    sent = _raw(message).get(HEADER_SENT)
+    raw = _raw(message)
+    due, sent = raw.get(HEADER_DUE), raw.get(HEADER_SENT)
     return Arrival(
         exchange=message.exchange,
         routing_key=message.routing_key,
         values={**values, "headers": message.headers},
-        due=None,
+        due=from_milliseconds(due) if isinstance(due, int) else nservicebus_due(raw),
         sent_at=from_milliseconds(sent) if isinstance(sent, int) else None,
     )
 

@@ -23,10 +23,12 @@ from bide.duration import to_milliseconds
 from bide.outgoing import Outgoing, new_message_id
 from bide.recoverability.history import (
     HEADER_SENT_BY,
+    NSERVICEBUS_DUE,
     NSERVICEBUS_RETRIED_AT,
     NSERVICEBUS_RETRIES,
     History,
     nservicebus_time,
+    read_nservicebus_time,
 )
 
 _NOT_COPIED: Final = DEATH_HEADERS | {"CC", "BCC", NSERVICEBUS_RETRIES, NSERVICEBUS_RETRIED_AT}
@@ -60,7 +62,7 @@ def later(
 
 def counted(sent: Arrival, body: bytes, *, queue: str, history: History, places: int, sent_by: str | None) -> Outgoing:
     """The copy that goes to the end of its queue at once, with its deliveries counted."""
-    headers = history.headers(places=places)
+    headers = replace(history, first_due=senders_due(sent, history)).headers(places=places)
     return copy_of(sent, body, queue=queue, headers=headers, sent_by=sent_by)
 
 
@@ -83,8 +85,15 @@ def raw(sent: Arrival, body: bytes, *, queue: str) -> Outgoing:
 
 
 def senders_due(sent: Arrival, history: History) -> datetime | None:
-    """The due time that the sender gave, or None: after a delayed retry, the message's own is that of the retry."""
-    return history.first_due if history.retries else sent.due
+    """The due time that the sender gave, or None.
+
+    Copies carry it: what is retried, or was sent back by an operator, may have another one of its own.
+    """
+    if history.first_due is not None:
+        return history.first_due
+    if not history.retries and not history.returned:
+        return sent.due
+    return read_nservicebus_time((sent.values.get("headers") or {}).get(NSERVICEBUS_DUE))
 
 
 def copy_of(

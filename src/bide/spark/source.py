@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -28,6 +28,12 @@ except ImportError:  # PySpark before 4.2 asks for all that there is
     ReadAllAvailable = ReadLimit = ReadMaxRows = SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
 else:
     LIMITS = True
+
+# What errors advise: a command that has other names for it replaces this.
+WAY_OUT_OF_UNREAD: Final = (
+    "name them, begin anew with another checkpoint, or go on without them with failOnDataLoss=false"
+)
+WAY_OUT_OF_NEW: Final = "Begin anew with another checkpoint, or go on with failOnDataLoss=false"
 
 
 class _Streams:
@@ -187,8 +193,10 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check(known, begin, ends)
         if isinstance(limit, ReadMaxRows) and LIMITS:
             ends = limited(begin, ends, limit.max_rows)
-        if all(ends[stream] == begin[stream] for stream in ends):
-            # The very same document, so that Spark sees that there is nothing new.
+        left_out = known.keys() - ends.keys()
+        if not left_out and all(ends[stream] == known.get(stream, begin[stream]) for stream in ends):
+            # The very same document, so that Spark sees that there is nothing new. Where data loss is allowed, what is
+            # gone is: the checkpoint forgets it, and it is allowed once.
             return dict(start)
         return document(ends, since=since)
 
@@ -203,8 +211,8 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         gone = sorted(known.keys() - ends.keys())
         if gone and fail:
             raise InvalidOptionError(
-                f"the checkpoint has positions of {', '.join(gone)}, which the query does not read any more: name "
-                "them, begin anew with another checkpoint, or go on without them with failOnDataLoss=false"
+                f"the checkpoint has positions of {', '.join(gone)}, which the query does not read any more: "
+                f"{WAY_OUT_OF_UNREAD}"
             )
         for stream, end in ends.items():
             if begin[stream] <= end:
@@ -212,8 +220,7 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if fail:
                 raise OffsetsLostError(
                     f"the stream {stream!r} was read up to offset {begin[stream]:,}, and now it ends at {end:,}: it "
-                    "was deleted and declared again. Begin anew with another checkpoint, or go on with "
-                    "failOnDataLoss=false",
+                    f"was deleted and declared again. {WAY_OUT_OF_NEW}",
                     stream=stream,
                     offset=end,
                 )

@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 DEFAULT_PORT: Final = 5552
 DEFAULT_TLS_PORT: Final = 5551
 
+WAY_OUT_OF_GAP: Final = "Read what is left with failOnDataLoss=false, or begin anew with another checkpoint"
+"""What the error advises: a command that has other names for it replaces this."""
+
 _STATISTICS_SINCE: Final = (3, 11)
 _CHUNKS_AHEAD: Final = 8
 _ATTEMPTS: Final = 10
@@ -333,7 +336,7 @@ class _Reader:
         message = f"the stream {stream!r} does not have {missing} any more; {reason}"
         if self._fail:
             raise OffsetsLostError(
-                f"{message}. Read what is left with failOnDataLoss=false, or begin anew with another checkpoint",
+                f"{message}. {WAY_OUT_OF_GAP}",
                 stream=stream,
                 offset=position,
                 found=found,
