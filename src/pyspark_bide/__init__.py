@@ -8,7 +8,7 @@ from __future__ import annotations
 
 try:
     from bide.spark.datasource import RabbitMQDataSource as DefaultSource
-except ImportError:  # an installation without the packages of bide[spark]
+except Exception:  # noqa: BLE001 (packages of bide[spark] are missing, or of a release that breaks in its own way)
     __all__ = []
 else:
     __all__ = ["DefaultSource"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import struct
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from urllib.parse import quote
 
 import pika
@@ -17,9 +20,10 @@ from bide.errors import (
     TargetNotFoundError,
     VirtualHostError,
 )
-from bide.stream import frames
+from bide.stream import frames, log
 from bide.stream.amqp10 import sections
 from bide.stream.connection import StreamConnection
+from bide.stream.frames import Fields
 from bide.stream.log import Address, OffsetRange, StreamLogs, read_range
 from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port
 
@@ -54,6 +58,26 @@ def bodies(address: Address, stream: str, start: int, end: int, *, fail: bool = 
     ):
         found += [sections(one).body or b"" for one in list(chunk.messages())[first:last]]
     return found
+
+
+@contextmanager
+def silent_once(at: int) -> Iterator[None]:
+    """The chunk that has this offset, or one after it, does not come in time; over the next connection it does."""
+    original = StreamConnection.next_chunk
+    missed = 0
+
+    def waiting(self: StreamConnection, subscription: int, seconds: float) -> object:
+        nonlocal missed
+        chunk = original(self, subscription, seconds)
+        if chunk is not None and chunk.end > at and not missed:
+            missed += 1
+            return None
+        return chunk
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamConnection, "next_chunk", waiting)
+        yield
+    assert missed == 1
 
 
 def test_an_empty_stream_begins_and_ends_at_nothing(
@@ -164,6 +188,11 @@ def test_what_retention_took_is_a_loss(
     left = bodies(address, "s", 0, end, fail=False)
     assert 0 < len(left) < end - caught.value.found
     assert left == bodies(address, "s", caught.value.found, end)
+    # The same where the broker is silent as it happens.
+    with silent_once(0), pytest.raises(OffsetsLostError, match="retention was quicker"):
+        bodies(address, "s", 0, end)
+    with silent_once(0):
+        assert bodies(address, "s", 0, end, fail=False) == left
 
 
 def test_a_login_that_fails_is_said_without_the_password(vhost: Vhost) -> None:
@@ -216,6 +245,77 @@ def test_a_broken_connection_is_opened_again(
             found += [sections(one).body or b"" for one in list(chunk.messages())[first:last]]
     assert broken == 1
     assert found == [b"%d" % number for number in range(40)]
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_what_does_not_come_in_time_is_not_lost(
+    channel: pika.adapters.blocking_connection.BlockingChannel, address: Address, fail: bool
+) -> None:
+    declare(channel, "s")
+    wanted = [b"%d" % number for number in range(10)]
+    fill(channel, "s", wanted)
+    with silent_once(5):
+        assert bodies(address, "s", 0, 10, fail=fail) == wanted
+
+
+def test_a_broker_that_is_silent_for_a_while(rabbitmq: Rabbitmq) -> None:
+    """Stopped in the middle of a range, until the reader has noticed."""
+    wanted = [b"%d" % number for number in range(40)]
+    with rabbitmq.start(ephemeral=True) as broker:
+        with closing(pika.BlockingConnection(pika.URLParameters(broker.url))) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            declare(channel, "s")
+            fill(channel, "s", wanted)
+        address = Address.of(f"{broker.url}?timeout=1", stream_port(broker))
+        pid = broker.pid
+        assert pid is not None
+        noticed: list[int] = []
+
+        def wake(failures: int) -> None:
+            noticed.append(failures)
+            os.kill(pid, signal.SIGCONT)
+
+        found: list[bytes] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(log, "_pause", wake)
+            try:
+                for chunk, first, last in read_range(
+                    address, OffsetRange(stream="s", start=0, end=40), fail_on_data_loss=False
+                ):
+                    if not found:
+                        os.kill(pid, signal.SIGSTOP)
+                    found += [sections(one).body or b"" for one in list(chunk.messages())[first:last]]
+            finally:
+                os.kill(pid, signal.SIGCONT)
+    assert found == wanted
+    assert noticed
+
+
+def test_a_stream_that_is_not_available_is_asked_again(
+    channel: pika.adapters.blocking_connection.BlockingChannel, address: Address
+) -> None:
+    """The refusal of a leader that is just being elected: no test can be there in that moment."""
+    declare(channel, "s")
+    fill(channel, "s", [b"a", b"b"])
+    original = StreamConnection._answer
+    refusals: list[int] = []
+
+    def refusing(self: StreamConnection, key: int, number: int) -> Fields:
+        answer = original(self, key, number)
+        if key in refusals or key not in (frames.SUBSCRIBE, frames.STREAM_STATS):
+            return answer
+        refusals.append(key)
+        return Fields(struct.pack(">H", frames.STREAM_NOT_AVAILABLE))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamConnection, "_answer", refusing)
+        with StreamLogs(address) as logs:
+            assert (logs.first("s"), logs.end("s")) == (0, 2)
+        assert frames.SUBSCRIBE in refusals
+        refusals.clear()
+        assert bodies(address, "s", 0, 2) == [b"a", b"b"]
+        assert frames.SUBSCRIBE in refusals
 
 
 def test_a_broker_that_is_started_again(rabbitmq: Rabbitmq) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING
 
+import pika
 import pytest
 
 import bide.spark
 from tests.spark.killing import QUICK_JAVA
+from tests.spark.streams import Streams
+from tests.support import Vhost
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,3 +52,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     bide.spark.register(session)
     yield session
     session.stop()
+
+
+@pytest.fixture
+def streams(vhost: Vhost, spark: SparkSession) -> Iterator[Streams]:
+    """A virtual host whose streams Spark reads."""
+    with closing(pika.BlockingConnection(pika.URLParameters(vhost.url))) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        yield Streams(vhost, spark, channel)

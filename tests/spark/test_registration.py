@@ -31,6 +31,18 @@ def test_without_pyspark_it_holds_nobody_up() -> None:
     assert answer.stdout.strip() == "False"
 
 
+def test_a_pyspark_that_is_broken_in_its_own_way_holds_nobody_up() -> None:
+    script = (
+        "import sys\n"
+        "class Broken:\n"
+        "    def __getattr__(self, name): raise RuntimeError('half installed')\n"
+        "sys.modules['pyspark'] = Broken()\n"
+        "import pyspark_bide; print(hasattr(pyspark_bide, 'DefaultSource'))"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert answer.stdout.strip() == "False"
+
+
 def test_registering_once_more_does_no_harm(spark: SparkSession) -> None:
     import bide.spark
 
@@ -55,6 +67,8 @@ class FoundBefore:
 
     def __init__(self, condition: str) -> None:
         self.dataSource = self
+        self.sparkContext = self
+        self.environment: dict[str, str] = {}
         self.condition = condition
 
     def register(self, source: type[object]) -> None:

@@ -21,6 +21,8 @@ from bide.spark.columns import STREAM_COLUMNS, arrow_schema, table_schema
 from bide.stream.amqp10 import Symbol, identity, lookup
 from bide.stream.chunk import HEADER, Chunk
 from tests.unit.test_amqp10 import FROM_3_10, FROM_4_3, encode, section
+from tests.unit.test_stream_chunk import batch, entry
+from tests.unit.test_stream_chunk import chunk as chunk_of
 
 
 def chunk(messages: list[bytes], first: int = 100) -> Chunk:
@@ -217,3 +219,10 @@ def test_a_look_up_in_a_map_that_is_wrong() -> None:
     for data in (b"\xc1\x05\x02\xa1\x01a", b"\xc1\x02\x02\x40", b"\xc1\x03\x02\x40\x40\x40", b"\xd1\0"):
         with pytest.raises(UndecodableMessageError):
             lookup(data, b"a")
+
+
+def test_a_batch_that_is_not_unpacked_is_named() -> None:
+    made = Batches(arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False), STREAM_COLUMNS), "s", raw=True)
+    packed = Chunk.read(chunk_of([entry(message()), batch([message()], compression=2)]), 0)
+    with pytest.raises(UndecodableMessageError, match=r"offsets 100 to 101 of stream 's' .* packed by snappy, which"):
+        list(made.add(packed, 0, 2))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bide.errors import InvalidOptionError
+from bide.errors import InvalidOptionError, InvalidUrlError
 from bide.spark.options import Options
-from bide.spark.read_options import ReadOptions, milliseconds
+from bide.spark.read_options import QueueOptions, ReadOptions, milliseconds
 
 
 def read(*, streaming: bool = False, **given: Any) -> ReadOptions:
@@ -93,6 +93,21 @@ def test_where_to_end() -> None:
 def test_what_cannot_be(given: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidOptionError, match=reason):
         read(stream="s", **given)
+
+
+def test_a_bad_url_is_told_on_the_driver() -> None:
+    with pytest.raises(InvalidUrlError):
+        read(stream="s", url="http://somewhere")
+    with pytest.raises(InvalidUrlError):
+        QueueOptions.read(Options({"queue": "q", "url": "http://somewhere"}), {}, streaming=False)
+
+
+def test_printing_options_never_shows_the_password() -> None:
+    url = "amqp://ana:secret@shop.example"
+    queue = QueueOptions.read(Options({"queue": "q", "url": url}), {}, streaming=False)
+    for options in (read(stream="s", url=url), queue):
+        assert options.url == url
+        assert "secret" not in repr(options)
 
 
 def test_times_are_rounded_up() -> None:

@@ -19,13 +19,18 @@ __all__ = ["Drained", "drain", "register", "ship"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format ``rabbitmq`` known to a session; once more does no harm."""
+    """Make the format ``rabbitmq`` known to a session; once more does no harm.
+
+    On a classic session, reads and writes take ``BIDE_URL`` and ``BIDE_STREAM_PORT`` as they are now. Spark starts the
+    processes that plan them, with the environment that the driver had when the session was started.
+    """
     from pyspark.errors import AnalysisException
 
     from bide.spark.datasource import RabbitMQDataSource
-    from bide.spark.shipping import lend_archive
+    from bide.spark.shipping import lend_address, lend_archive
 
     lend_archive(spark)
+    lend_address(spark)
     try:
         spark.dataSource.register(RabbitMQDataSource)
     except AnalysisException as error:

@@ -93,9 +93,10 @@ class Batches:
         """Take in the messages between two indexes of a chunk; yields the batches that are full.
 
         Raises:
-            UndecodableMessageError: a message is not one of AMQP 1.0, and it is not wanted as it is.
+            UndecodableMessageError: a message is not one of AMQP 1.0, and it is not wanted as it is; or a batch of
+                messages cannot be unpacked.
         """
-        messages = islice(chunk.messages(unpack), first, last)
+        messages = islice(self._unpacked(chunk), first, last)
         size = max(1, len(chunk.data) // max(1, chunk.count))
         offset, end = chunk.first + first, chunk.first + last
         while offset < end:
@@ -108,6 +109,14 @@ class Batches:
             offset = until
             if len(self._rows) >= MOST_ROWS or self._bytes + size > MOST_BYTES:
                 yield self.take()
+
+    def _unpacked(self, chunk: Chunk) -> Iterator[bytes]:
+        try:
+            yield from chunk.messages(unpack)
+        except UndecodableMessageError as error:
+            raise UndecodableMessageError(
+                f"offsets {chunk.first:,} to {chunk.end - 1:,} of stream {self._stream!r} cannot be read: {error}"
+            ) from error
 
     def _extend(self, messages: Iterator[bytes], offset: int) -> None:
         rows = self._rows

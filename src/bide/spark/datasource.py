@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from bide.spark.columns import QUEUE_COLUMNS, STREAM_COLUMNS, table_schema
-from bide.spark.options import Options
+from bide.spark.options import VARIABLES, Options
 
 
 class RabbitMQDataSource(DataSource):
@@ -28,7 +28,7 @@ class RabbitMQDataSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         # The driver's environment, taken along to the executors.
-        self.environment = {name: value for name, value in os.environ.items() if name == "BIDE_URL"}
+        self.environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
     @classmethod
     def name(cls) -> str:

@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
+from bide.admin.stream_port import STREAM_PORT_VARIABLE
 from bide.amqp.url import DEFAULT_URL, ENVIRONMENT_VARIABLE
 from bide.errors import InvalidOptionError
+
+VARIABLES: Final = (ENVIRONMENT_VARIABLE, STREAM_PORT_VARIABLE)
+"""Of the driver's environment: where the broker is."""
 
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 """What Spark itself reads from the same options."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Literal
 
 from bide.admin.stream_port import stream_port
+from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidOptionError
 from bide.spark.options import Options, parse_time
 
@@ -61,7 +62,7 @@ class ReadOptions:
         raw: give what is no message of AMQP 1.0 as it is, rather than to fail.
     """
 
-    url: str
+    url: str = field(repr=False)
     port: int | None
     streams: tuple[str, ...]
     super_stream: str | None
@@ -127,7 +128,7 @@ class QueueOptions:
         limit: at most so many messages.
     """
 
-    url: str
+    url: str = field(repr=False)
     queue: str
     limit: int | None
 
@@ -137,6 +138,7 @@ class QueueOptions:
 
         Raises:
             InvalidOptionError: one is unknown, or has a bad value; or a query is to read a queue.
+            InvalidUrlError: the URL cannot be read.
         """
         if streaming:
             raise InvalidOptionError(
@@ -154,7 +156,9 @@ class QueueOptions:
             )
         queue = given.text("queue")
         assert queue is not None
-        return cls(url=given.url(environment), queue=queue, limit=given.count("limit"))
+        url = given.url(environment)
+        BrokerUrl.parse(url)  # Here rather than in the task, whose errors come in a heap of Java.
+        return cls(url=url, queue=queue, limit=given.count("limit"))
 
 
 def _names(text: str | None) -> tuple[str, ...]:

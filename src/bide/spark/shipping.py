@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from bide.spark.bundle import own_bundle
+from bide.spark.options import VARIABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +30,14 @@ def lend_archive(spark: SparkSession) -> None:
     """Let the processes beside the driver find the bide that came by ``--py-files``, if it did."""
     if not is_connect(spark) and zipfile.is_zipfile(_INSTALLED):
         _lend(spark, _INSTALLED)
+
+
+def lend_address(spark: SparkSession) -> None:
+    """Tell the processes beside the driver which broker its environment names, if it names one."""
+    named = {name: os.environ.get(name, "") for name in VARIABLES}
+    if not is_connect(spark) and any(named.values()):
+        # All of them: an older port, which the session was started with, would be taken for one of this broker.
+        spark.sparkContext.environment.update(named)
 
 
 def is_connect(spark: SparkSession) -> bool:

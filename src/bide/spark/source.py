@@ -163,6 +163,17 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._initial = self._streams.resolve(logs, names, self._streams.options.start, "startingOffsets")
         return self._initial
 
+    def _begin_if_new(self) -> dict[str, int]:
+        """Where the query begins if it is new, which PySpark before 4.2 does not tell.
+
+        Options for new queries alone must not end an old one, whose super stream has grown since. Of a new query
+        :meth:`initialOffset` refuses them.
+        """
+        try:
+            return self._begin()
+        except InvalidOptionError:
+            return {}
+
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The option ``maxOffsetsPerTrigger``."""
         most = self._streams.options.max_offsets
@@ -182,19 +193,25 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if start is None:
             # It may ask for this before it asks where the query begins, and the end has to tell that.
-            begin = self._begin()
+            begin = self._begin_if_new()
             return document(self._ends(), since=begin)
-        ends = self._target if self._target is not None else self._ends()
         known = positions_of(start)
+        if self._target is not None and start.get("initial") and known == self._initial:
+            # Spark asked for the target first: what came until it asked for the beginning lies before that.
+            self._target = {
+                stream: max(self._target.get(stream, 0), known.get(stream, 0))
+                for stream in self._target.keys() | known.keys()
+            }
+        ends = self._target if self._target is not None else self._ends()
         since = {} if not start.get("initial") else dict(known)
         for stream in ends.keys() - known.keys():
             since[stream] = self._connected.first(stream)
         begin = {stream: known.get(stream, since.get(stream, 0)) for stream in ends}
-        self._check(known, begin, ends)
+        anew = self._check(known, begin, ends)
         if isinstance(limit, ReadMaxRows) and LIMITS:
             ends = limited(begin, ends, limit.max_rows)
         left_out = known.keys() - ends.keys()
-        if not left_out and all(ends[stream] == known.get(stream, begin[stream]) for stream in ends):
+        if not anew and not left_out and all(ends[stream] == begin[stream] for stream in ends):
             # The very same document, so that Spark sees that there is nothing new. Where data loss is allowed, what is
             # gone is: the checkpoint forgets it, and it is allowed once.
             return dict(start)
@@ -205,8 +222,12 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._known = {name: logs.end(name) for name in self._streams.names(logs)}
         return self._known
 
-    def _check(self, known: Mapping[str, int], begin: dict[str, int], ends: Mapping[str, int]) -> None:
-        """Whether the streams are still those of the checkpoint; where not, and that is allowed, begin them anew."""
+    def _check(self, known: Mapping[str, int], begin: dict[str, int], ends: Mapping[str, int]) -> bool:
+        """Whether the streams are still those of the checkpoint; where not, and that is allowed, begin them anew.
+
+        Returns:
+            Whether one begins anew: its old position holds no more, even if nothing is in it yet.
+        """
         fail = self._streams.options.fail_on_data_loss
         gone = sorted(known.keys() - ends.keys())
         if gone and fail:
@@ -214,6 +235,7 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"the checkpoint has positions of {', '.join(gone)}, which the query does not read any more: "
                 f"{WAY_OUT_OF_UNREAD}"
             )
+        anew = False
         for stream, end in ends.items():
             if begin[stream] <= end:
                 continue
@@ -225,20 +247,23 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     offset=end,
                 )
             begin[stream] = 0
+            anew = True
+        return anew
 
     def reportLatestOffset(self) -> Document | None:  # noqa: N802
         """Where the streams end, for the progress that Spark reports."""
         return None if self._known is None else document(self._known)
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        """The ranges of a batch."""
+        """The ranges of a batch.
+
+        Raises:
+            OffsetsLostError: as :meth:`latestOffset`, which PySpark before 4.2 does not tell where the query is.
+        """
         begin, ends = begin_of(start, end), positions_of(end)
+        self._check({} if start.get("initial") else positions_of(start), begin, ends)
         return self._streams.tasks(
-            [
-                # A stream that was declared again begins anew.
-                OffsetRange(stream=name, start=begin[name] if begin[name] <= ends[name] else 0, end=ends[name])
-                for name in sorted(ends)
-            ]
+            [OffsetRange(stream=name, start=begin[name], end=ends[name]) for name in sorted(ends)]
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

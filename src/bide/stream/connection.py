@@ -176,6 +176,7 @@ class StreamConnection:
         Raises:
             TargetNotFoundError: there is no such stream.
             AccessRefusedError: the user may not read it.
+            ConnectionLostError: the connection broke, or the stream is not available at the moment.
             BrokerError: it cannot be read here and now.
         """
         subscription, number = next(self._subscriptions), next(self._numbers)
@@ -268,6 +269,9 @@ class StreamConnection:
             raise TargetNotFoundError(reason)
         if code == frames.ACCESS_REFUSED:
             raise AccessRefusedError(reason)
+        if code == frames.STREAM_NOT_AVAILABLE:
+            # Its leader is being elected, or is just starting: it may be asked again.
+            raise ConnectionLostError(reason)
         raise BrokerError(reason)
 
     def _dispatch(self, key: int, fields: Fields) -> None:

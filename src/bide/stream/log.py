@@ -305,8 +305,7 @@ class _Reader:
                 # just become the leader may need a moment until it knows that they are.
                 chunk = connection.next_chunk(subscription, connection.timeout)
                 if chunk is None:
-                    self._lost(None)
-                    self.position = wanted.end
+                    self._check_silence(connection)
                     return
                 connection.credit(subscription, 1)
                 connection.beat()
@@ -318,6 +317,26 @@ class _Reader:
                     first = max(0, self.position - chunk.first)
                     yield chunk, first, min(chunk.end, wanted.end) - chunk.first
                 self.position = chunk.end
+
+    def _check_silence(self, connection: StreamConnection) -> None:
+        """A broker that sends nothing has lost messages only if it says so: it may be busy, or the way to it.
+
+        Raises:
+            ConnectionLostError: it has them.
+        """
+        stream, wanted = self._wanted.stream, self._wanted
+        first, end = first_offset(connection, stream), end_offset(connection, stream)
+        if end <= self.position:
+            self._lost(None)
+            self.position = wanted.end
+        elif first > self.position:
+            self._lost(first)
+            self.position = min(first, wanted.end)
+        else:
+            raise ConnectionLostError(
+                f"the broker sent nothing of stream {stream!r} within {connection.timeout:g} s, though it has offsets "
+                f"{self.position:,} to {end - 1:,}"
+            )
 
     def _check_gap(self, connection: StreamConnection, chunk: Chunk) -> None:
         """Offsets that the broker used for itself make a gap; so does retention, which cuts off the beginning."""

@@ -1,0 +1,65 @@
+"""Which broker is read where only the environment names one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bide.spark
+from bide.spark.datasource import RabbitMQDataSource
+from bide.stream.log import OffsetRange
+from tests.spark.streams import Streams
+from tests.support import stream_port
+
+
+@pytest.fixture
+def named(streams: Streams) -> Iterator[Streams]:
+    """The environment names the broker, and did not when the session was started."""
+    environment = {"BIDE_URL": streams.vhost.url, "BIDE_STREAM_PORT": str(stream_port(streams.vhost.broker))}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+            # So that it is gone afterwards.
+            patch.setitem(streams.spark.sparkContext.environment, name, "")
+        yield streams
+    bide.spark.register(streams.spark)
+
+
+def test_the_data_source_heeds_both_variables(named: Streams) -> None:
+    named.declare("s")
+    named.fill("s", range(3))
+    source = RabbitMQDataSource({"stream": "s"})
+    assert [one.value for one in source.reader(source.schema()).partitions()] == [
+        OffsetRange(stream="s", start=0, end=3)
+    ]
+
+
+def test_register_takes_the_environment_as_it_is_now(named: Streams, tmp_path: Path) -> None:
+    """The processes that plan a read are Spark's, with the environment of the session's start."""
+    named.declare("s")
+    named.fill("s", range(3))
+    bide.spark.register(named.spark)
+    rows = named.spark.read.format("rabbitmq").option("stream", "s").load().collect()
+    assert sorted(row.value for row in rows) == [b"0", b"1", b"2"]
+    query = (
+        named.spark.readStream.format("rabbitmq")
+        .options(stream="s", startingOffsets="earliest")
+        .load()
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(tmp_path / "files"))
+    )
+    assert query.awaitTermination(60)
+    assert named.stored(tmp_path / "files") == ["0", "1", "2"]
+
+
+def test_an_older_port_is_not_taken_for_one_of_another_broker(named: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables belong together: without a port of its own, the broker has the usual one."""
+    monkeypatch.delenv("BIDE_STREAM_PORT")
+    environment = named.spark.sparkContext.environment
+    environment["BIDE_STREAM_PORT"] = "1"
+    bide.spark.register(named.spark)
+    assert (environment["BIDE_URL"], environment["BIDE_STREAM_PORT"]) == (named.vhost.url, "")

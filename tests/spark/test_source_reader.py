@@ -1,0 +1,124 @@
+"""What Spark asks a query's reader, in an order that it does not keep every time, or in that of older releases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from bide.errors import InvalidOptionError, OffsetsLostError
+from bide.spark.columns import STREAM_COLUMNS, table_schema
+from bide.spark.offsets import document
+from bide.spark.options import Options
+from bide.spark.read_options import ReadOptions
+from bide.spark.source import StreamsQueryReader
+from tests.spark.streams import Streams
+
+IN_2100 = "4102444800000"
+
+
+@contextmanager
+def reading(streams: Streams, **more: Any) -> Iterator[StreamsQueryReader]:
+    given = Options(streams.options(**more))
+    schema = table_schema(STREAM_COLUMNS, include_headers=False)
+    reader = StreamsQueryReader(ReadOptions.read(given, {}, streaming=True), schema)
+    try:
+        yield reader
+    finally:
+        reader.stop()
+
+
+def ranges(reader: StreamsQueryReader, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    found = [one.value for one in reader.partitions(start, end)]
+    return [(one.stream, one.start, one.end) for one in found]
+
+
+@pytest.mark.parametrize("more", [{}, {"startingTimestamp": IN_2100}, {"failOnDataLoss": False}])
+def test_what_comes_while_available_now_begins(streams: Streams, more: dict[str, Any]) -> None:
+    """Spark asks where to end before it asks where to begin, which is then behind that."""
+    streams.declare("s")
+    streams.fill("s", range(3))
+    with reading(streams, stream="s", **more) as reader:
+        reader.prepareForTriggerAvailableNow()
+        streams.fill("s", ["between"])
+        start = reader.initialOffset()
+        assert start["streams"] == {"s": 4}
+        assert reader.latestOffset(start) == start
+
+
+def test_a_super_stream_that_grows_while_available_now_begins(streams: Streams) -> None:
+    streams.declare_super("super", 0)
+    streams.fill("super-0", range(2))
+    with reading(streams, superStream="super", startingOffsets="earliest") as reader:
+        reader.prepareForTriggerAvailableNow()
+        streams.declare_super("super", 1)
+        streams.fill("super-1", ["later"])
+        start = reader.initialOffset()
+        end = reader.latestOffset(start)
+        assert ranges(reader, start, end) == [("super-0", 0, 2)]
+        assert reader.latestOffset(end) == end
+
+
+def test_a_stream_that_was_declared_again_and_is_empty(streams: Streams) -> None:
+    """Its old position holds no more: what comes later has the same offsets."""
+    streams.declare("s")
+    start = document({"s": 5})
+    with reading(streams, stream="s") as strict, pytest.raises(OffsetsLostError, match="5, and now it ends at 0"):
+        strict.latestOffset(start)
+    with reading(streams, stream="s", failOnDataLoss=False) as reader:
+        end = reader.latestOffset(start)
+        assert ranges(reader, start, end) == []
+        streams.fill("s", range(7))
+        assert ranges(reader, end, reader.latestOffset(end)) == [("s", 0, 7)]
+
+
+def test_pyspark_before_4_2_asks_for_the_end_first(streams: Streams) -> None:
+    """And without telling where it is: the end tells where a new query begins."""
+    streams.declare("s")
+    streams.fill("s", range(5))
+    with reading(streams, stream="s", startingOffsets='{"s": 2}') as reader:
+        end = reader.latestOffset()
+        start = reader.initialOffset()
+        assert ranges(reader, start, end) == [("s", 2, 5)]
+        assert reader.latestOffset() == end
+        assert ranges(reader, end, end) == []
+        streams.fill("s", ["more"])
+        assert ranges(reader, end, reader.latestOffset()) == [("s", 5, 6)]
+
+
+def test_pyspark_before_4_2_with_a_stream_that_was_declared_again(streams: Streams) -> None:
+    """It does not tell where the query is when it asks for the end: that is seen as the batch is planned."""
+    streams.declare("s")
+    streams.fill("s", range(2))
+    read = document({"s": 5})
+    with reading(streams, stream="s") as strict:
+        end = strict.latestOffset()
+        with pytest.raises(OffsetsLostError, match="was read up to offset 5, and now it ends at 2"):
+            strict.partitions(read, end)
+    with reading(streams, stream="s", failOnDataLoss=False) as reader:
+        assert ranges(reader, read, reader.latestOffset()) == [("s", 0, 2)]
+
+
+def test_pyspark_before_4_2_with_a_stream_that_is_gone(streams: Streams) -> None:
+    streams.declare_super("super", 0)
+    streams.fill("super-0", range(2))
+    read = document({"super-0": 1, "super-1": 3})
+    with reading(streams, superStream="super") as strict:
+        end = strict.latestOffset()
+        with pytest.raises(InvalidOptionError, match="the checkpoint has positions of super-1, which"):
+            strict.partitions(read, end)
+    with reading(streams, superStream="super", failOnDataLoss=False) as reader:
+        assert ranges(reader, read, reader.latestOffset()) == [("super-0", 1, 2)]
+
+
+def test_pyspark_before_4_2_with_a_super_stream_that_has_grown(streams: Streams) -> None:
+    """Where a new query begins is of no matter to one that goes on."""
+    streams.declare_super("super", 0, 1)
+    for number in range(2):
+        streams.fill(f"super-{number}", range(3))
+    with reading(streams, superStream="super", startingOffsets='{"super-0": 2}') as reader:
+        assert ranges(reader, document({"super-0": 2}), reader.latestOffset()) == [("super-0", 2, 3), ("super-1", 0, 3)]
+        with pytest.raises(InvalidOptionError, match="gives positions of super-0, and the super stream consists of"):
+            reader.initialOffset()
