@@ -201,6 +201,7 @@ def test_rejects_go_to_a_folder_and_can_be_sent_again(
         "cast(id as string) as value",
         f"if(id % 4 = 1, '{missing}', '{queue}') as queue",
         "if(id % 10 = 2, interval '-1' second, interval '0.1' second) as delay",
+        "if(id < 20, concat('m-', id), null) as message_id",
     )
     writer(frame, clock_url, rejects=rejects).save()
     assert len(list(rejects.iterdir())) == 2
@@ -209,6 +210,7 @@ def test_rejects_go_to_a_folder_and_can_be_sent_again(
     assert set(rows) == {number for number in range(40) if number % 4 == 1 or number % 10 == 2}
     assert rows[2]["reject_status"] == "invalid"
     assert "negative" in rows[2]["reject_reason"]
+    assert [rows[number]["message_id"] for number in (1, 2, 12, 22)] == ["m-1", "m-2", "m-12", None]
     assert (rows[1]["reject_status"], rows[1]["delay"]) == ("failed", 100)
     assert sorted(int(one.body) for one in drain(clock_url, queue, 26)) == sorted(set(range(40)) - set(rows))
 
