@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,14 +57,21 @@ def peek(spark: SparkSession, url: str, **more: Any) -> DataFrame:
 
 
 def test_a_look_takes_nothing(spark: SparkSession, vhost_url: str, channel: Channel) -> None:
-    fill(channel, 5, correlation_id="c", content_type="text/plain", type="T", headers={"bide-due": 1000, "x": [1, "a"]})
+    fill(
+        channel,
+        5,
+        correlation_id="c",
+        content_type="text/plain",
+        type="T",
+        headers={"bide-due": 1000, "x": [1, Decimal("1.5")]},
+    )
     rows = peek(spark, vhost_url, includeHeaders=True).collect()
     assert [row.value for row in rows] == [b"%d" % number for number in range(5)]
     first = rows[0]
     assert (first.queue, first.exchange, first.routing_key, first.message_id) == ("q", "", "q", "m-0")
     assert (first.correlation_id, first.content_type, first.type) == ("c", "text/plain", "T")
     assert first.reason == "unknown"
-    assert first.headers == {"bide-due": "1000", "x": '[1,"a"]'}
+    assert first.headers == {"bide-due": "1000", "x": '[1,"1.5"]'}
     assert first.due is not None
     assert len({row.id for row in rows}) == 5
     assert [row.value for row in peek(spark, vhost_url, limit=2).collect()] == [b"0", b"1"]
