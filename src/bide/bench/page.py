@@ -84,6 +84,8 @@ def _run(results: Results) -> Iterator[str]:
             ["what is to be reached", "limit", "reached", ""],
             [[one.bar.title, one.bar.wanted, one.reached, one.word] for one in found],
         )
+        if not all(one.is_met for one in found):
+            yield "What stands in the way where it is not met, and how that is known: [limits](limits.md).\n"
 
 
 def _rounds(results: Results) -> str:

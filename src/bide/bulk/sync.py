@@ -163,4 +163,7 @@ class BulkPublisher:
                 self._tally.add(report)
         except BideError as error:
             left = list(rest)
-            raise with_unsent(error, left, first=first + len(batch) - len(left)) from error
+            named = with_unsent(error, left, first=first + len(batch) - len(left))
+            if named is error:
+                raise
+            raise named from named.__cause__
