@@ -54,6 +54,11 @@ class _Inbox:
             await self._news.wait()
         return self._deliveries.popleft()
 
+    def empty(self) -> list[Delivery]:
+        found = [delivery for delivery, _ in self._deliveries]
+        self._deliveries.clear()
+        return found
+
     def give_back(self) -> None:
         self._retired = True
         while self._deliveries:
@@ -110,6 +115,15 @@ class Subscription:
     def settled(self) -> None:
         """One of the deliveries that were handed out is settled."""
         self._in_hand -= 1
+
+    async def end(self) -> list[Delivery]:
+        """Take no more, and hand out all that came before.
+
+        Raises:
+            BideError: the connection broke.
+        """
+        await self.channel.cancel(self._tag)
+        return self._inbox.empty()
 
     def stop(self) -> None:
         """Take no more and give back what was not handed out, and tell those who wait that none will come."""

@@ -36,7 +36,7 @@ FILES_PER_BATCH: Final = 2
 _LOOK_EVERY: Final = 0.05
 """Seconds between looks at the queries: Spark calls nobody when one ends."""
 _JOB_WITHIN: Final = 10.0
-_LONGEST_TEXT: Final = 6_000
+_LONGEST_TEXT: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +100,7 @@ class Job:
             case "cancel":
                 self._cancel(name)
             case "finish":
+                self._look()
                 self._finishing = True
                 for one in QUERIES:
                     if (query := self._queries[one]) is not None:
@@ -109,6 +110,8 @@ class Job:
                 raise ValueError(f"no command: {command}")
 
     def _stop(self, name: str) -> None:
+        # One that has ended is to be told as that, and not to be stopped.
+        self._look()
         query = self._queries[name]
         active = query is not None and query.isActive
         if query is not None:

@@ -14,6 +14,7 @@ from urllib.parse import urlparse
 from bide.broker import LocalBroker
 from tests.soak import check
 from tests.soak.account import Account
+from tests.soak.ending import is_allowed
 from tests.soak.feed import Feed, batches, declare
 from tests.soak.job import QUERIES, Task
 from tests.soak.life import Life, SoakError, end
@@ -28,8 +29,6 @@ _PATIENT: Final = 1 / 3
 _LONGEST_WAIT: Final = 180.0
 _BUSY_WITHIN: Final = 15.0
 _LOOK_EVERY: Final = 0.02
-_AFTERMATH: Final = 60.0
-"""Seconds in which the end of a query is owed to a kill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +84,10 @@ class Round:
         self._until = until
         self._say = say
         self._killed = account.kills_of(plan.number)
-        self._last_kill = -_AFTERMATH
+        self._hits: dict[str, float] = {}
+        """When each query was hit last: what ends from then on may be due to that."""
+        self._killed_at = float("-inf")
+        """When a process was killed last."""
 
     def run(self) -> bool:
         """Run it to its end; says whether everything was as it has to be."""
@@ -158,11 +160,11 @@ class Round:
         self._wait(life, fed(lambda: time.monotonic() >= at), "the moment")
         kind = self._choose()
         amid = {query for query in QUERIES if self._in_batch(query)}
-        # What ends from now on may be due to it.
-        self._last_kill = time.monotonic()
         match kind:
             case "jvm":
                 if life.working and life.kill_jvm(self._chance):
+                    # Python processes that it leaves behind may disturb the next one.
+                    self._hit(*QUERIES, process=True)
                     self._count(kind, None, amid=bool(amid))
                     return False
             case "worker" | "daemon":
@@ -170,10 +172,19 @@ class Round:
                     self._count(kind, query, amid=self._in_batch(query))
             case _:
                 query = self._chance.choice(QUERIES)
-                if life.disturb(kind, query, lambda condition, what: self._wait(life, fed(condition), what)):
+                # Whether it is hit is known with the answer, which may come together with the end of it.
+                if life.disturb(
+                    kind, query, lambda condition, what: self._wait(life, fed(condition), what, judge=False)
+                ):
+                    self._hit(query)
                     self._count(kind, query, amid=query in amid)
-                self._last_kill = time.monotonic()
         return True
+
+    def _hit(self, *queries: str, process: bool = False) -> None:
+        now = time.monotonic()
+        self._hits.update(dict.fromkeys(queries, now))
+        if process:
+            self._killed_at = now
 
     def _in_batch(self, query: str) -> bool:
         begun, done = batches(self._folder, query)
@@ -188,9 +199,10 @@ class Round:
         hit: list[str] = []
 
         def struck() -> bool:
-            self._last_kill = time.monotonic()
             if (query := strike(ports, self._chance)) is not None:
                 hit.append(query)
+                # The daemon is the same for both.
+                self._hit(*(QUERIES if kind == "daemon" else [query]), process=True)
             return bool(hit) or time.monotonic() > deadline
 
         self._wait(life, fed(struck), "a worker that has something to do")
@@ -200,8 +212,11 @@ class Round:
         self._killed += 1
         self._account.add("kill", round=self._plan.number, kind=kind, query=query, amid=amid)
 
-    def _wait(self, life: Life, condition: Callable[[], bool], what: str) -> None:
+    def _wait(self, life: Life, condition: Callable[[], bool], what: str, *, judge: bool = True) -> None:
         """Wait for something, and watch the job meanwhile.
+
+        Args:
+            judge: whether queries that end are judged; else they are when something is waited for the next time.
 
         Raises:
             SoakError: it does not come, or the job does what it must not.
@@ -209,7 +224,7 @@ class Round:
         deadline = time.monotonic() + _LONGEST_WAIT
         while True:
             life.look()
-            while life.ended:
+            while judge and life.ended:
                 self._judge(*life.ended.pop())
             if condition():
                 return
@@ -219,8 +234,9 @@ class Round:
 
     def _judge(self, query: str, text: str) -> None:
         """Whether a query may have ended in this way."""
-        owed = time.monotonic() - self._last_kill < _AFTERMATH
-        if "bide.errors." in text or not owed:
+        now = time.monotonic()
+        since_hit = now - self._hits.get(query, float("-inf"))
+        if not is_allowed(text, since_hit=since_hit, since_kill=now - self._killed_at):
             raise SoakError(f"{query} ended by itself: {text}")
 
     def _check(self, broker: LocalBroker) -> bool:

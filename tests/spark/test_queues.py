@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,14 +57,21 @@ def peek(spark: SparkSession, url: str, **more: Any) -> DataFrame:
 
 
 def test_a_look_takes_nothing(spark: SparkSession, vhost_url: str, channel: Channel) -> None:
-    fill(channel, 5, correlation_id="c", content_type="text/plain", type="T", headers={"bide-due": 1000, "x": [1, "a"]})
+    fill(
+        channel,
+        5,
+        correlation_id="c",
+        content_type="text/plain",
+        type="T",
+        headers={"bide-due": 1000, "x": [1, Decimal("1.5")]},
+    )
     rows = peek(spark, vhost_url, includeHeaders=True).collect()
     assert [row.value for row in rows] == [b"%d" % number for number in range(5)]
     first = rows[0]
     assert (first.queue, first.exchange, first.routing_key, first.message_id) == ("q", "", "q", "m-0")
     assert (first.correlation_id, first.content_type, first.type) == ("c", "text/plain", "T")
     assert first.reason == "unknown"
-    assert first.headers == {"bide-due": "1000", "x": '[1,"a"]'}
+    assert first.headers == {"bide-due": "1000", "x": '[1,"1.5"]'}
     assert first.due is not None
     assert len({row.id for row in rows}) == 5
     assert [row.value for row in peek(spark, vhost_url, limit=2).collect()] == [b"0", b"1"]
@@ -139,6 +147,70 @@ def test_what_could_not_be_written_stays(spark: SparkSession, vhost_url: str, ch
     with pytest.raises(OSError, match="the disk is full"):
         bide.spark.drain(spark, "q", write=fail, url=vhost_url, batch=2)
     assert holds(channel, 4)
+
+
+def limited(channel: Channel, limit: int) -> None:
+    """The queue once more, with a delivery limit."""
+    channel.queue_delete("q")
+    channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum", "x-delivery-limit": limit})
+
+
+@pytest.mark.parametrize("limit", [0, 3])
+def test_what_can_never_be_written_stays(spark: SparkSession, vhost: Vhost, channel: Channel, limit: int) -> None:
+    """More often than the queue lets a message come back."""
+    limited(channel, limit)
+    fill(channel, 2)
+    channel.basic_publish("", "q", b"without an id")
+    ids: list[set[str]] = []
+
+    def fail(frame: DataFrame) -> None:
+        ids.append({row.id for row in frame.collect()})
+        raise OSError("the disk is full")
+
+    for _ in range(2 * limit + 2):
+        with pytest.raises(OSError, match="the disk is full"):
+            bide.spark.drain(spark, "q", write=fail, url=vhost.url, management_url=vhost.broker.management_url)
+    assert holds(channel, 3)
+    assert len(ids[0]) == 3
+    assert all(one == ids[0] for one in ids)
+
+
+def test_what_a_killed_drain_had_stays(spark: SparkSession, vhost: Vhost, channel: Channel) -> None:
+    """It gives nothing back in order, and does so again and again."""
+    limited(channel, 2)
+    fill(channel, 2)
+    channel.connection.close()
+
+    def cut(frame: DataFrame) -> None:
+        vhost.broker.rabbitmqctl("close_all_connections", "--vhost", vhost.name, "test")
+
+    for _ in range(4):
+        with pytest.raises(DeliveryLostError, match="2 messages"):
+            bide.spark.drain(spark, "q", write=cut, url=vhost.url, management_url=vhost.broker.management_url)
+    values: set[bytes] = set()
+    bide.spark.drain(spark, "q", write=lambda frame: values.update(row.value for row in frame.collect()), url=vhost.url)
+    assert values == {b"0", b"1"}
+
+
+def test_what_came_to_a_drain_and_was_not_asked_for_stays(spark: SparkSession, vhost: Vhost, channel: Channel) -> None:
+    limited(channel, 2)
+    fill(channel, 2)
+    (first, *_), (second, *_) = channel.basic_get("q"), channel.basic_get("q")
+    channel.basic_nack(first.delivery_tag)
+    assert holds(channel, 1)
+    (first, *_) = channel.basic_get("q")
+    channel.basic_nack(second.delivery_tag)
+    assert holds(channel, 1)
+
+    def fail(_: DataFrame) -> None:
+        # The next time is once too often. It came before the third is confirmed.
+        channel.basic_nack(first.delivery_tag)
+        fill(channel, 1)
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        bide.spark.drain(spark, "q", write=fail, url=vhost.url, management_url=vhost.broker.management_url)
+    assert holds(channel, 3)
 
 
 def test_what_was_written_and_not_acknowledged_is_said(spark: SparkSession, vhost: Vhost, channel: Channel) -> None:

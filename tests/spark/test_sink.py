@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pika
+import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 
 import bide
+from bide.errors import BulkPublishError
+from bide.spark import sink
+from bide.spark.options import Options
+from bide.spark.rows import Rows
+from bide.spark.sink import Place, send
+from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import clock_url
 from tests.spark.receiving import drain, new_queue, rest
 
@@ -166,6 +176,27 @@ def test_a_bad_row_stops_its_partition_before_anything_is_published(
     assert rest(clock_url, queue) == []
 
 
+def test_a_bad_row_does_not_stop_other_partitions(spark: SparkSession, clock_url: str, queue: str) -> None:
+    def await_the_other(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The partition with the bad row goes on when all of the other one is in the queue."""
+        for batch in batches:
+            if batch.column("value")[0].as_py() == "500":
+                with pika.BlockingConnection(pika.URLParameters(clock_url)) as connection:
+                    channel = connection.channel()
+                    deadline = time.monotonic() + 60
+                    while channel.queue_declare(queue, passive=True).method.message_count < 500:
+                        assert time.monotonic() < deadline, "the other partition was not sent"
+                        connection.process_data_events(0.02)
+            yield batch
+
+    rows = spark.range(0, 1_000, 1, 2).selectExpr("cast(id as string) as value", "if(id = 700, -5, 0) as delay")
+    with pytest.raises(PySparkException) as caught:
+        writer(rows.mapInArrow(await_the_other, rows.schema), clock_url, queue=queue).save()
+    assert "row 200: the column delay holds what" in str(caught.value)
+    assert sorted(int(one.body) for one in drain(clock_url, queue, 500)) == list(range(500))
+    assert rest(clock_url, queue) == []
+
+
 def _split(columns: str) -> list[str]:
     """At commas outside brackets."""
     parts, depth = [""], 0
@@ -192,6 +223,25 @@ def test_what_is_not_taken_fails_the_task_and_is_named(spark: SparkSession, cloc
     assert len(drain(clock_url, queue, 10)) == 10
 
 
+@pytest.mark.parametrize(("rows", "size"), [(2, 1 << 30), (1 << 30, 200)])
+def test_a_task_keeps_rows_until_there_are_many_or_much(
+    clock_url: str, queue: str, monkeypatch: pytest.MonkeyPatch, rows: int, size: int
+) -> None:
+    """It settles then, and so fails before it has published the rest."""
+    monkeypatch.setattr(sink, "CHUNK", rows)
+    monkeypatch.setattr(sink, "CHUNK_BYTES", size)
+    settings = SinkSettings.read(Options({"url": clock_url, "idPrefix": "p"}), {})
+    columns = ("value", "queue")
+    batches = [
+        pa.RecordBatch.from_pydict({"value": [str(number) * 150], "queue": ["nowhere" if number == 3 else queue]})
+        for number in range(7)
+    ]
+    with pytest.raises(BulkPublishError, match="of the last 2 messages 1 were not taken"):
+        send(iter(batches), Rows(columns, {}, settings.infrastructure), settings, Place(run="p", partition=0), file="f")
+    assert [one.body[:1] for one in drain(clock_url, queue, 3)] == [b"0", b"1", b"2"]
+    assert rest(clock_url, queue) == []
+
+
 def test_rejects_go_to_a_folder_and_can_be_sent_again(
     spark: SparkSession, clock_url: str, queue: str, tmp_path: Path
 ) -> None:
@@ -201,6 +251,7 @@ def test_rejects_go_to_a_folder_and_can_be_sent_again(
         "cast(id as string) as value",
         f"if(id % 4 = 1, '{missing}', '{queue}') as queue",
         "if(id % 10 = 2, interval '-1' second, interval '0.1' second) as delay",
+        "if(id < 20, concat('m-', id), null) as message_id",
     )
     writer(frame, clock_url, rejects=rejects).save()
     assert len(list(rejects.iterdir())) == 2
@@ -209,6 +260,7 @@ def test_rejects_go_to_a_folder_and_can_be_sent_again(
     assert set(rows) == {number for number in range(40) if number % 4 == 1 or number % 10 == 2}
     assert rows[2]["reject_status"] == "invalid"
     assert "negative" in rows[2]["reject_reason"]
+    assert [rows[number]["message_id"] for number in (1, 2, 12, 22)] == ["m-1", "m-2", "m-12", None]
     assert (rows[1]["reject_status"], rows[1]["delay"]) == ("failed", 100)
     assert sorted(int(one.body) for one in drain(clock_url, queue, 26)) == sorted(set(range(40)) - set(rows))
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.soak.account import Account, summary
 from tests.soak.check import InFiles, InQueue, committed_files, compare_files, compare_queue, found, read_files
+from tests.soak.ending import OWN, is_allowed
 
 STREAM = [(0, b"a"), (1, b"b"), (3, b"c")]
 FOUND = found(compare_files(STREAM, STREAM), compare_queue([b"a"], [("1", b"a")]), orphans=2)
@@ -71,6 +72,42 @@ def test_files_of_a_table_are_those_of_its_log(tmp_path: Path) -> None:
     assert list(read_files(paths)) == [(0, b"0"), (1, b"1"), (2, b"2")]
     (log / "3").write_text(f"v1\n{entries[1]}")
     assert list(read_files(committed_files(tmp_path)))[3:] == [(1, b"1")], "what is in the log twice is read twice"
+
+
+SPARK = "/venv/lib/python/site-packages/pyspark/sql/worker/plan_data_source_read.py"
+
+
+def ended(*files: str, error: str = "KeyError: 'x'") -> str:
+    """What Spark says of a query whose worker raised."""
+    frames = "".join(f'  File "{file}", line 5, in f\n    g()\n' for file in files)
+    return (
+        "[STREAM_FAILED] Query terminated with exception: org.apache.spark.api.python.PythonException: Traceback (most "
+        f"recent call last):\n{frames}{error}\n\n\tat org.apache.spark.api.python.BasePythonRunner.java:595)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "blamed"),
+    [
+        pytest.param(ended(SPARK, f"{OWN}spark/source.py"), True, id="raised in bide"),
+        pytest.param(ended(SPARK, f"{OWN}spark/rows.py", "/usr/lib/json/decoder.py"), True, id="raised for bide"),
+        pytest.param(ended(SPARK, f"{OWN}spark/rows.py") + ended(SPARK), True, id="raised in bide, and then in Spark"),
+        pytest.param(ended(SPARK, error="bide.errors.ProtocolError: x"), True, id="an error of bide"),
+        pytest.param(ended(SPARK, f"{OWN}spark/sink.py", SPARK, error="EOFError"), False, id="a pipe that bide reads"),
+        pytest.param(ended(SPARK, "/usr/lib/socket.py", error="BrokenPipeError"), False, id="a pipe of Spark"),
+        pytest.param("Python worker exited unexpectedly (crashed)", False, id="a worker that is gone"),
+        pytest.param("Job 7 cancelled as part of cancellation of all jobs", False, id="a job that was cancelled"),
+    ],
+)
+def test_no_kill_explains_what_bide_raises(text: str, blamed: bool) -> None:
+    assert is_allowed(text, since_hit=1.0, since_kill=1.0) is not blamed
+    assert not is_allowed(text, since_hit=61.0, since_kill=61.0), "without a hit, no end is allowed"
+
+
+def test_a_worker_that_is_gone_may_have_been_killed_for_the_other_query() -> None:
+    assert is_allowed("SparkException: Python worker exited unexpectedly (crashed)", since_hit=61.0, since_kill=1.0)
+    assert not is_allowed("Job 7 cancelled", since_hit=61.0, since_kill=1.0)
+    assert not is_allowed(ended(SPARK, f"{OWN}spark/source.py"), since_hit=61.0, since_kill=1.0)
 
 
 def kill(account: Account, number: int, kind: str, **more: Any) -> None:

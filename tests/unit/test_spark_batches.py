@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -166,7 +167,11 @@ def test_a_part_of_a_chunk() -> None:
         (b"a", "a"),
         (b"\xff", "/w=="),
         (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+        (Decimal("1.50"), "1.50"),
         ([1, b"\xff", None, {"k": True}], '[1,"/w==",null,{"k":true}]'),
+        ([Decimal("-1.50"), {"k": Decimal(7)}], '["-1.50",{"k":"7"}]'),
+        ([float("nan"), float("-inf"), 1.5], '["nan","-inf",1.5]'),
+        ([datetime(2026, 1, 1, tzinfo=UTC), 1], '["2026-01-01T00:00:00Z",1]'),
     ],
 )
 def test_values_as_text(value: Any, text: str | None) -> None:

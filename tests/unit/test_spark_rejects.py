@@ -33,6 +33,15 @@ def test_rows_with_reasons_ids_and_delays_in_milliseconds_rounded_up(tmp_path: P
     ]
 
 
+def test_rows_without_another_message_id_keep_their_own(tmp_path: Path) -> None:
+    batch = BATCH.append_column("message_id", pa.array(["own-a", None, "own-c"]))
+    with Rejects(str(tmp_path), "part-00000-run") as rejects:
+        rejects.add(batch, {0: ("invalid", "why", None), 1: ("returned", "why", "made-b")})
+        rejects.add(batch, {1: ("invalid", "why", None), 2: ("returned", "why", "own-c")})
+    (file,) = tmp_path.iterdir()
+    assert pq.read_table(file).column("message_id").to_pylist() == ["own-a", "made-b", None, "own-c"]
+
+
 def test_another_attempt_replaces_the_file_or_takes_it_away(tmp_path: Path) -> None:
     reject(tmp_path, 0, 1)
     reject(tmp_path, 2)

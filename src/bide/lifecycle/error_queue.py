@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -10,14 +9,11 @@ from contextlib import aclosing, asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from bide.admin.delivery_limit import DEFAULT_LIMIT, delivery_limit
-from bide.admin.management import ManagementApi
 from bide.client import Client
 from bide.delay.infrastructure import DelayInfrastructure, check_name
 from bide.duration import DelayLike, format_delay, parse_delay
 from bide.errors import (
     InvalidDelayError,
-    ManagementApiError,
     NotFoundError,
     TargetNotFoundError,
 )
@@ -357,23 +353,12 @@ class ErrorQueue:
 
     @asynccontextmanager
     async def _look(self, queue: str) -> AsyncIterator[Look]:
-        async with looking(self._client.url, queue, await self._renewal(queue)) as look:
+        renewal = await Renewal.of(self._client, queue, self._management_url)
+        async with looking(self._client.url, queue, renewal) as look:
             if look.others and not self._said:
                 self._said = True
                 log.warning("%r has other consumers (%d): messages that they hold are not seen", queue, look.others)
             yield look
-
-    async def _renewal(self, queue: str) -> Renewal:
-        """What keeps a queue from giving up messages that are looked at, by its delivery limit."""
-        release = await self._client.release()
-        url = self._client.url
-        try:
-            async with asyncio.timeout(5), ManagementApi.of(url, self._management_url) as api:
-                limit = await delivery_limit(api, url.vhost, queue, release=release)
-        except (ManagementApiError, TimeoutError) as error:
-            # Any release may have been told a limit.
-            return Renewal(self._client, queue, DEFAULT_LIMIT, assumed=str(error) or "its management API is too slow")
-        return Renewal(self._client, queue, limit)
 
 
 def check_period(period: timedelta, infrastructure: DelayInfrastructure) -> None:

@@ -6,10 +6,12 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Self
 
+from bide.admin.delivery_limit import DEFAULT_LIMIT, delivery_limit
+from bide.admin.management import ManagementApi
 from bide.client import Client
-from bide.errors import BideError
+from bide.errors import BideError, ManagementApiError
 from bide.lifecycle.held import Held
 from bide.recoverability import restoration
 
@@ -39,6 +41,22 @@ class Renewal:
         self._copies: Counter[str] = Counter()
         self._sending: set[asyncio.Task[None]] = set()
         self._refused = 0
+
+    @classmethod
+    async def of(cls, client: Client, queue: str, management_url: str | None) -> Self:
+        """By the delivery limit that the management API tells, or else RabbitMQ's default.
+
+        Raises:
+            BrokerError: the broker cannot be reached.
+        """
+        release, url = await client.release(), client.url
+        try:
+            async with asyncio.timeout(5), ManagementApi.of(url, management_url) as api:
+                limit = await delivery_limit(api, url.vhost, queue, release=release)
+        except (ManagementApiError, TimeoutError) as error:
+            # Any release may have been told a limit.
+            return cls(client, queue, DEFAULT_LIMIT, assumed=str(error) or "its management API is too slow")
+        return cls(client, queue, limit)
 
     def is_due(self, deliveries: int) -> bool:
         """Whether a message that was given back so often must not just be given back once more."""

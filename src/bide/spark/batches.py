@@ -6,7 +6,9 @@ import json
 from base64 import b64encode
 from collections.abc import Iterator
 from datetime import datetime
+from decimal import Decimal
 from itertools import islice
+from math import isfinite
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -248,7 +250,10 @@ def _plain(value: Any) -> Any:
                 return b64encode(value).decode()
         case datetime():
             return value.isoformat().replace("+00:00", "Z")
-        case UUID():
+        case UUID() | Decimal():
+            return str(value)
+        case float() if not isfinite(value):
+            # JSON has no such numbers.
             return str(value)
         case list() | tuple():
             return [_plain(one) for one in value]

@@ -9,38 +9,39 @@ drain writes them once more: the column ``id`` is the same then.
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Coroutine
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self
 
 import pyarrow as pa
 
 from bide.amqp.connection import Connection
-from bide.amqp.content import Delivery
 from bide.amqp.url import BrokerUrl
 from bide.checks import whole_number
 from bide.delay.infrastructure import check_name
 from bide.duration import DelayLike, parse_delay
 from bide.errors import BideError, BrokerError, DeliveryLostError
+from bide.lifecycle.held import Held
+from bide.lifecycle.renewal import Renewal
 from bide.lifecycle.streams import is_stream, stream_error
-from bide.recoverability.failed import FailedMessage
 from bide.spark.columns import QUEUE_COLUMNS, arrow_schema, table_schema
 from bide.spark.queue_source import rows_of
 from bide.subscription import Subscription
+from bide.sync import connect_sync
 from bide.topology import Queue
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+log = logging.getLogger(__name__)
+
 _PATIENCE: Final = 5.0
 """Seconds to wait for messages that the broker counts."""
 
 _STREAMS_HINT: Final = "spark.read.format('rabbitmq') with the option stream reads it"
-
-_Result = TypeVar("_Result")
 
 MOST_HELD: Final = 65_535
 """Unacknowledged messages that AMQP 0-9-1 lets a consumer have, and so the largest batch."""
@@ -69,8 +70,12 @@ def drain(
     limit: int | None = None,
     quiet: DelayLike = timedelta(seconds=1),
     include_headers: bool = False,
+    management_url: str | None = None,
 ) -> Drained:
     """Write the messages of a queue, and take them out of it.
+
+    Where ``write`` fails, its messages go back to the queue. Before RabbitMQ 4.3 a quorum queue counts that, and gives
+    a message up at its delivery limit: one that comes near to it is replaced by a copy first, at the end of the queue.
 
     The messages of a batch are in the driver's memory. RabbitMQ takes them back when they are not acknowledged
     within its ``consumer_timeout`` (30 minutes unless configured): choose a batch that is written in that time.
@@ -85,6 +90,8 @@ def drain(
         limit: end after so many messages; None for all.
         quiet: the queue counts as empty when no message comes for so long.
         include_headers: with the column ``headers``.
+        management_url: of the broker's management API, which tells the queue's delivery limit; see
+            :class:`bide.Endpoint`. Where it does not answer, RabbitMQ's default limit is assumed.
 
     Raises:
         InvalidInputError: an argument cannot be used.
@@ -101,13 +108,13 @@ def drain(
     schema = arrow_schema(columns, QUEUE_COLUMNS)
     address = url if isinstance(url, BrokerUrl) else BrokerUrl.parse(url) if url else BrokerUrl.from_environment()
     done = batches = 0
-    with _Holder(address, queue, prefetch=most if left is None else min(most, left)) as holder:
+    prefetch = most if left is None else min(most, left)
+    with _Holder(address, queue, prefetch=prefetch, management_url=management_url) as holder:
         while left is None or done < left:
             held = holder.take(most if left is None else min(most, left - done), seconds)
             if not held:
                 break
-            messages = [FailedMessage.read(one.exchange, one.routing_key, one.values, one.body) for one in held]
-            table = pa.Table.from_batches([rows_of(queue, messages, schema)])
+            table = pa.Table.from_batches([rows_of(queue, [one.message for one in held], schema)])
             write(spark.createDataFrame(table, schema=columns))
             holder.acknowledge(held)
             done += len(held)
@@ -118,22 +125,25 @@ def drain(
 class _Holder:
     """Holds messages of a queue in a thread of its own, which answers the broker's heartbeats while others write."""
 
-    def __init__(self, url: BrokerUrl, queue: str, *, prefetch: int) -> None:
+    def __init__(self, url: BrokerUrl, queue: str, *, prefetch: int, management_url: str | None) -> None:
         self._queue = queue
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="bide-drain", daemon=True)
-        self._thread.start()
+        self._client = connect_sync(url, declare=False)
+        self._held: list[Held] = []
         try:
-            self._connection = self._run(Connection.open(url))
-            try:
-                self._subscription = self._run(
-                    Subscription.open(self._connection, queue, prefetch=prefetch, arguments=None, exclusive=False)
-                )
-            except BaseException:
-                self._run(self._connection.close())
-                raise
+            self._client.wait_for(self._open(url, prefetch, management_url))
         except BaseException:
-            self._end()
+            self._client.close()
+            raise
+
+    async def _open(self, url: BrokerUrl, prefetch: int, management_url: str | None) -> None:
+        self._renewal = await Renewal.of(self._client.client, self._queue, management_url)
+        self._connection = await Connection.open(url)
+        try:
+            self._subscription = await Subscription.open(
+                self._connection, self._queue, prefetch=prefetch, arguments=None, exclusive=False
+            )
+        except BaseException:
+            await self._connection.close()
             raise
 
     def __enter__(self) -> Self:
@@ -143,42 +153,63 @@ class _Holder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._run(self._give_back())
+            self._client.wait_for(self._close())
         finally:
-            self._end()
+            self._client.close()
 
-    async def _give_back(self) -> None:
+    async def _close(self) -> None:
         """What is not acknowledged goes back to the queue."""
         channel = self._subscription.channel
-        if channel.is_open:
-            # Rather than closing alone: from RabbitMQ 4.3 on, this does not count as a failed delivery.
-            channel.nack(0, multiple=True)
-        await self._connection.close()
+        try:
+            if channel.is_open:
+                # Those that came and were not asked for were delivered all the same, and the queue counts that.
+                await self._renew([*self._held, *map(Held.of, await self._subscription.end())])
+                # Rather than closing alone: from RabbitMQ 4.3 on, this does not count as a failed delivery.
+                channel.nack(0, multiple=True)
+        except BideError as error:
+            log.debug("the drain of %s ended: %s", self._queue, error)
+        finally:
+            await self._connection.close()
 
-    def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def _end(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def take(self, most: int, quiet: float) -> list[Delivery]:
+    def take(self, most: int, quiet: float) -> list[Held]:
         """Up to so many messages; fewer when none comes for *quiet* seconds.
 
         Raises:
             BideError: the connection broke, or the queue was deleted.
         """
-        return self._run(self._take(most, quiet))
+        return self._client.wait_for(self._take(most, quiet))
 
-    async def _take(self, most: int, quiet: float) -> list[Delivery]:
-        found: list[Delivery] = []
+    async def _take(self, most: int, quiet: float) -> list[Held]:
+        while came := await self._come(most, quiet):
+            # Before they are written, and not only where that fails: whoever is killed in between gives nothing back
+            # in order, and may be started again and again.
+            renewed = await self._renew([one for one in came if not self._renewal.is_copy(one)])
+            if held := [one for one in came if one.tag not in renewed]:
+                self._held = held
+                return held
+        return []
+
+    async def _renew(self, messages: list[Held]) -> set[int]:
+        """Replace those by copies that come near to the queue's delivery limit; says which, by their tags."""
+        renewed: set[int] = set()
+
+        def acknowledge(held: Held) -> None:
+            self._subscription.channel.ack(held.tag)
+            renewed.add(held.tag)
+
+        for one in messages:
+            await self._renewal.renew(one, acknowledge)
+        await self._renewal.finish()
+        return renewed
+
+    async def _come(self, most: int, quiet: float) -> list[Held]:
+        found: list[Held] = []
         waited = 0.0
         while len(found) < most:
             try:
                 async with asyncio.timeout(quiet):
                     delivery, _ = await self._subscription.next()
-                found.append(delivery)
+                found.append(Held.of(delivery))
             except TimeoutError:
                 if found:
                     break
@@ -197,14 +228,14 @@ class _Holder:
         counted = await self._subscription.channel.declare_queue(Queue(self._queue), passive=True)
         return int(counted.message_count)
 
-    def acknowledge(self, held: list[Delivery]) -> None:
+    def acknowledge(self, held: list[Held]) -> None:
         """Take them out of the queue, and wait until the broker has done it.
 
         Raises:
             DeliveryLostError: it cannot be told any more.
         """
         try:
-            self._run(self._acknowledge(held[-1].delivery_tag))
+            self._client.wait_for(self._acknowledge(held[-1].tag))
         except BideError as error:
             raise DeliveryLostError(
                 f"{len(held):,} messages of {self._queue!r} were written, but could not be acknowledged ({error}): "
@@ -214,5 +245,6 @@ class _Holder:
     async def _acknowledge(self, tag: int) -> None:
         channel = self._subscription.channel
         channel.ack(tag, multiple=True)
+        self._held = []
         # Acknowledgements are not answered. This is, and the broker handles it after them.
         await self._ready()

@@ -59,7 +59,8 @@ class Rejects:
         """Reject rows of a batch.
 
         Args:
-            found: by their place in the batch: a status in one word, the reason, and the message id, where it has one.
+            found: by their place in the batch: a status in one word, the reason, and the message id that was used, or
+                None for the row's own.
 
         Raises:
             InvalidInputError: the folder cannot be made, or no file in it.
@@ -68,9 +69,12 @@ class Rejects:
         rows = batch.take(pa.array(places, pa.int64()))
         for name in ("delay", "expiration"):
             rows = _with_whole_milliseconds(rows, name)
-        rows = _with(rows, "message_id", [found[place][2] for place in places])
-        rows = _with(rows, STATUS, [found[place][0] for place in places])
-        rows = _with(rows, REASON, [found[place][1] for place in places])
+        used = pa.array([found[place][2] for place in places], pa.string())
+        if "message_id" in rows.schema.names:
+            used = pc.coalesce(used, rows.column("message_id").cast(pa.string()))
+        rows = _with(rows, "message_id", used)
+        rows = _with(rows, STATUS, pa.array([found[place][0] for place in places], pa.string()))
+        rows = _with(rows, REASON, pa.array([found[place][1] for place in places], pa.string()))
         if self._writer is None:
             # Columns that are never null in one batch may be so in the next.
             schema = pa.schema([one.with_nullable(True) for one in rows.schema])
@@ -83,8 +87,7 @@ class Rejects:
         self.count += len(places)
 
 
-def _with(rows: pa.RecordBatch, name: str, values: list[str | None]) -> pa.RecordBatch:
-    column = pa.array(values, pa.string())
+def _with(rows: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
     place = rows.schema.get_field_index(name)
     return rows.append_column(name, column) if place < 0 else rows.set_column(place, name, column)
 

@@ -35,6 +35,9 @@ from bide.spark.spool import Spool
 CHUNK: Final = 50_000
 """Messages after which a task waits until all are confirmed: it fails no later, and keeps no more rows at hand."""
 
+CHUNK_BYTES: Final = 64 << 20
+"""And bytes of them: rows may be large."""
+
 NAMED: Final = 5
 """Offenders that an error names."""
 
@@ -143,7 +146,7 @@ def _publish(
     if batch is None:
         return 0
     chunk: list[tuple[int, pa.RecordBatch]] = []
-    put = settled = confirmed = 0
+    put = settled = kept = confirmed = 0
     with BulkPublisher(
         settings.url,
         infrastructure=settings.infrastructure,
@@ -157,10 +160,11 @@ def _publish(
             for letter in rows.letters(batch, batch.column(PLACE).to_pylist(), run=str(place)):
                 publisher.put(letter)
             put += len(batch)
+            kept += batch.nbytes
             batch = next(batches, None)
-            if batch is None or put - settled >= CHUNK:
+            if batch is None or put - settled >= CHUNK or kept >= CHUNK_BYTES:
                 confirmed += _settle(publisher, chunk, rejects)
-                chunk, settled = [], put
+                chunk, settled, kept = [], put, 0
     return confirmed
 
 
