@@ -84,6 +84,29 @@ def test_what_a_survey_finds(spark: SparkSession) -> None:
     assert {one["due"]: one["count"] for one in counts} == {at_six - 3600: 1, at_six: 1, at_six + 18 * 3600: 1}
 
 
+def test_due_times_that_python_has_not(spark: SparkSession) -> None:
+    """Spark reads years of five digits, and years before the first."""
+    times = [
+        "2026-11-21 06:00:10",
+        "20261-11-21",
+        "9999-12-31 23:59:59.999999",
+        "0000-12-31",
+        "0001-01-01",
+        "-0044-03-15",
+    ]
+    rows = spark.createDataFrame([("x", time) for time in times], "body string, due string")
+    plan = plan_for("amqp://localhost:1", "orders", body_column="body")
+    found = survey(rows, plan, now=NOW)
+    assert (found.rows, found.without_time, found.past, found.too_late, found.bad) == (6, 2, 1, 2, 4)
+    assert (found.first, found.last) == (datetime(1, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
+    counts = due_times(messages(rows, plan), timedelta(days=365)).selectExpr("unix_seconds(due) as due", "count")
+    assert sorted((datetime.fromtimestamp(one["due"], UTC).year, one["count"]) for one in counts.collect()) == [
+        (1, 1),
+        (2026, 1),
+        (9999, 2),
+    ]
+
+
 @pytest.mark.parametrize(
     ("kind", "delays"),
     [
@@ -236,6 +259,23 @@ def test_delays_by_the_command_line(
     assert waited.keys() == {"o-0", "o-1"}
     assert timedelta(seconds=2) <= waited["o-0"] < timedelta(seconds=2.4)
     assert timedelta(seconds=2.5) <= waited["o-1"] < timedelta(seconds=2.9)
+
+
+@pytest.mark.usefixtures("spark")
+def test_due_times_far_away_by_the_command_line(
+    clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "reminders.csv"
+    source.write_text("order_id,due\no-0,2026-01-01\no-1,9999-12-31\no-2,20261-11-21\n")
+    where = ("--url", clock_url, "--to", queue, "--at-column", "due", "--ledger", tmp_path / "ledger")
+    assert schedule(source, *where, "--dry-run") == 2
+    told = capsys.readouterr()
+    assert "due from 2026-01-01 00:00:00 to 9999-12-31 23:59:59 UTC" in told.out
+    assert "2 of 3 rows cannot be sent (2 with a due time beyond the longest delay)" in told.err
+    assert schedule(source, *where, "--rejects", tmp_path / "rejects", "--json") == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["sent"], done["rejected"], done["too_late"]) == (1, 2, 2)
+    assert [json.loads(one.body)["order_id"] for one in drain(clock_url, queue, 1)] == ["o-0"]
 
 
 @pytest.mark.usefixtures("spark")

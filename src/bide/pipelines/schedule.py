@@ -23,7 +23,7 @@ from pyspark.sql.types import BinaryType, DateType, StringType, TimestampNTZType
 from bide.amqp.url import BrokerUrl
 from bide.errors import BideError, InvalidColumnError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Head, Ledger, Part
-from bide.pipelines.schedule_times import due_of, literal
+from bide.pipelines.schedule_times import EARLIEST, LATEST, due_of, literal
 from bide.pipelines.writing import write
 from bide.spark.rows import Rows
 from bide.spark.sink import Place, Sent
@@ -109,7 +109,7 @@ class Survey:
         too_late: rows that are due later than the infrastructure can delay.
         past: rows that are due already: they are delivered at once.
         first: when the first is due, None where there is none. Delays are counted from when it was looked at.
-        last: when the last is due.
+        last: when the last is due; the end of the year 9999 where that is later.
     """
 
     rows: int
@@ -147,7 +147,7 @@ def survey(rows: DataFrame, plan: Plan, *, now: datetime) -> Survey:
         InvalidRowError: values of the id column are there more than once.
     """
     # Infrastructures that go round hold longer delays than there are years.
-    longest = min(plan.settings.infrastructure.max_delay, datetime.max.replace(tzinfo=UTC) - now)
+    longest = min(plan.settings.infrastructure.max_delay, LATEST - now)
     latest = literal(now + longest)
     digested = _digested(rows, plan)
     due = due_of(digested, now)
@@ -158,8 +158,8 @@ def survey(rows: DataFrame, plan: Plan, *, now: datetime) -> Survey:
         F.count_if(due.isNotNull() & F.col("value").isNull()).alias("without_body"),
         F.count_if(F.col("value").isNotNull() & (due > latest)).alias("too_late"),
         F.count_if(due < literal(now)).alias("past"),
-        F.unix_micros(F.min(due)).alias("first"),
-        F.unix_micros(F.max(due)).alias("last"),
+        F.unix_micros(F.least(F.min(due), literal(LATEST))).alias("first"),
+        F.unix_micros(F.least(F.max(due), literal(LATEST))).alias("last"),
     ).collect()[0]
     if plan.id_column is not None:
         _refuse_repeated_ids(digested, plan.id_column)
@@ -170,12 +170,15 @@ def survey(rows: DataFrame, plan: Plan, *, now: datetime) -> Survey:
 def due_times(messages: DataFrame, every: timedelta, *, now: datetime | None = None) -> DataFrame:
     """How many messages are due when: ``due``, the beginning of a span as long as *every*, and ``count``.
 
+    What is due after the year 9999 counts as due at its end: Python, which is to read this, knows no later time.
+
     Args:
         now: what delays are counted from.
     """
     width = every // timedelta(microseconds=1)
     due = messages.select(due_of(messages, now or datetime.now(UTC)).alias("due"))
-    micros = F.unix_micros("due")
+    # The span in which the year 1 begins has begun before it.
+    micros = F.unix_micros(F.least(F.greatest("due", literal(EARLIEST + every)), literal(LATEST)))
     return (
         due.where(F.col("due").isNotNull())
         .groupBy(F.timestamp_micros(micros - F.pmod(micros, F.lit(width))).alias("due"))
