@@ -279,6 +279,31 @@ def test_due_times_far_away_by_the_command_line(
 
 
 @pytest.mark.usefixtures("spark")
+def test_a_wrong_target_is_told_before_spark_starts(
+    clock_url: str, queue: str, csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A time zone that is none is told as soon as Spark is there.
+    where = (csv, "--at-column", "due", "--ledger", tmp_path / "ledger", "--time-zone", "Mars/Olympus")
+    for arguments, said in (
+        (("--url", clock_url, "--to", "typo"), "the queue 'typo' does not exist on 127.0.0.1:"),
+        (("--url", clock_url, "--exchange", "typo"), "the exchange 'typo' does not exist on 127.0.0.1:"),
+        (("--url", "amqp://127.0.0.1:1", "--to", queue), "127.0.0.1:1"),
+    ):
+        assert schedule(*where, *arguments) == 1
+        assert said in capsys.readouterr().err
+    for there in (("--to", queue), ("--exchange", "amq.topic", "--routing-key", "x")):
+        assert schedule(*where, "--url", clock_url, *there) == 2
+        assert "does not know the time zone" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_dry_run_asks_no_broker(csv: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ("--url", "amqp://127.0.0.1:1", "--to", "typo", "--at-column", "due", "--dry-run")
+    assert schedule(csv, *where) == 0
+    assert capsys.readouterr().out.startswith("10 messages to the queue typo on 127.0.0.1:1/; nothing was sent")
+
+
+@pytest.mark.usefixtures("spark")
 def test_what_the_command_line_refuses(
     clock_url: str, queue: str, csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ from: a run that was killed goes on with the parts that its ledger does not have
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -20,8 +21,10 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, DateType, StringType, TimestampNTZType, TimestampType
 
+from bide.admin.apply import exists
+from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.errors import BideError, InvalidColumnError, InvalidInputError, InvalidRowError
+from bide.errors import BideError, InvalidColumnError, InvalidInputError, InvalidRowError, TargetNotFoundError
 from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.schedule_times import EARLIEST, LATEST, due_of, literal
 from bide.pipelines.writing import write
@@ -31,6 +34,7 @@ from bide.spark.sink import send as send_rows
 from bide.spark.sink_columns import COLUMNS
 from bide.spark.sink_settings import SinkSettings
 from bide.sync import connect_sync
+from bide.topology import Exchange, Queue, Topology
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -95,6 +99,30 @@ class Plan:
         """The broker and its virtual host, without user and password."""
         url = BrokerUrl.parse(self.settings.url)
         return f"{','.join(f'{host}:{port}' for host, port in url.hosts)}/{url.vhost.removeprefix('/')}"
+
+    def check(self) -> None:
+        """See whether the broker and the target are there, before anything takes its time.
+
+        Raises:
+            TargetNotFoundError: there is no such queue or exchange.
+            BrokerError: the broker cannot be asked.
+        """
+        asyncio.run(self._check())
+
+    async def _check(self) -> None:
+        constants = self.settings.constants
+        if (queue := constants.get("to")) is not None:
+            what, target = f"queue {queue!r}", Topology(queues=[Queue(queue)])
+        else:
+            exchange = constants.get("exchange", "")
+            # The default exchange is there, and may not be asked for.
+            what, target = f"exchange {exchange!r}", Topology([Exchange(exchange)] if exchange else [])
+        connection = await Connection.open(BrokerUrl.parse(self.settings.url))
+        try:
+            if not await exists(connection, target):
+                raise TargetNotFoundError(f"the {what} does not exist on {self.broker}: declare it, or name another")
+        finally:
+            await connection.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
