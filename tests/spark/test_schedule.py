@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,11 @@ def plan_for(url: str, queue: str, **values: Any) -> Plan:
     return Plan(**{"at_column": "due", "settings": settings, **values})
 
 
+def with_clock(plan: Plan, **values: Any) -> Plan:
+    """The same, delayed by another infrastructure."""
+    return replace(plan, settings=replace(plan.settings, infrastructure=bide.Clock(**values)))
+
+
 def reminders(spark: SparkSession, count: int, *, due: str = "current_timestamp() + interval '1' second") -> DataFrame:
     return spark.range(0, count, 1, 3).selectExpr("concat('o-', id) as order_id", "id % 7 as shop", f"{due} as due")
 
@@ -65,6 +71,8 @@ def test_rows_become_messages(spark: SparkSession) -> None:
     assert again == {first, second, other}, "whatever order Spark reads the rows in"
     named = {one["message_id"] for one in messages(rows, plan_for("amqp://x", "orders", name="second")).collect()}
     assert not again & named
+    elsewhere = {one["message_id"] for one in messages(rows, with_clock(plan, prefix="others")).collect()}
+    assert elsewhere == again, "however they are delayed"
 
 
 def test_what_a_survey_finds(spark: SparkSession) -> None:
@@ -192,7 +200,9 @@ def test_a_ledger_goes_on_only_with_what_it_was_begun_for(spark: SparkSession, t
     plan, ledger = plan_for("amqp://localhost:1/a", "orders"), Ledger(str(tmp_path / "ledger"))
     ledger.begin(head_for(ledger, plan, survey(rows, plan, now=NOW)))
     for other, of_rows, said in (
-        (plan_for("amqp://localhost:1/a", "others"), rows, "with other settings of target, columns or name"),
+        (plan_for("amqp://localhost:1/a", "others"), rows, "with other settings of target, columns, name or delay"),
+        (with_clock(plan, prefix="others"), rows, "with other settings of target, columns, name or delay infrastruc"),
+        (with_clock(plan, max_delay=timedelta(hours=1)), rows, "name or delay infrastructure: repeat those to go on"),
         (plan_for("amqp://localhost:1/b", "orders"), rows, "was begun for the broker localhost:1/a, and this is"),
         (plan, rows.limit(9), r"\(10 rows then, 9 now, or other values\)"),
         (plan, rows.selectExpr("order_id", "shop + 1 as shop", "due"), r"\(10 rows then, 10 now, or other values\)"),
@@ -276,6 +286,28 @@ def test_due_times_far_away_by_the_command_line(
     done = json.loads(capsys.readouterr().out)
     assert (done["sent"], done["rejected"], done["too_late"]) == (1, 2, 2)
     assert [json.loads(one.body)["order_id"] for one in drain(clock_url, queue, 1)] == ["o-0"]
+
+
+@pytest.mark.usefixtures("spark")
+def test_another_infrastructure_has_another_ledger(
+    clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    source = tmp_path / "reminders.csv"
+    source.write_text("order_id,due\no-0,2026-01-01\n")
+    where = (source, "--url", clock_url, "--to", queue, "--at-column", "due", "--json")
+    found = []
+    for arguments in ((), ("--prefix", "others"), ("--prefix", "others")):
+        assert schedule(*where, *arguments) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert [(one["sent"], one["sent_before"]) for one in found] == [(1, 0), (1, 0), (0, 1)]
+    first, second, third = (one["ledger"] for one in found)
+    assert first != second == third
+    assert schedule(*where, "--prefix", "others", "--ledger", first) == 2
+    assert f"the ledger {first} was begun with other settings of target, columns, name or delay infra" in (
+        capsys.readouterr().err
+    )
+    assert len({one.message_id for one in drain(clock_url, queue, 2)}) == 1, "one message, sent twice"
 
 
 @pytest.mark.usefixtures("spark")

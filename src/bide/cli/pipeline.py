@@ -267,7 +267,7 @@ def _bad(found: Survey, plan: Plan) -> InvalidRowError:
 
 def _own_ledger(source: str, plan: Plan) -> str:
     place = source if "://" in source else os.path.abspath(source)  # noqa: PTH100 (no link is followed)
-    key = hashlib.sha256(repr((place, plan.broker, plan.digest())).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((place, plan.broker, plan.ledger_digest())).encode()).hexdigest()[:16]
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return str(Path(state) / "bide" / "schedule" / f"{Path(place).name}-{key}")
 

@@ -24,6 +24,7 @@ from pyspark.sql.types import BinaryType, DateType, StringType, TimestampNTZType
 from bide.admin.apply import exists
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
+from bide.delay.clock import Clock
 from bide.errors import BideError, InvalidColumnError, InvalidInputError, InvalidRowError, TargetNotFoundError
 from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.schedule_times import EARLIEST, LATEST, due_of, literal
@@ -81,6 +82,18 @@ class Plan:
         if self.delay_column is not None:
             parts += (self.delay_column,)
         return hashlib.sha256(repr((parts, target)).encode()).hexdigest()[:32]
+
+    def ledger_digest(self) -> str:
+        """Tells apart what ledgers are about: plans, and the infrastructures that delay what they make.
+
+        Message ids are not made of it: however a row is delayed, it is the same message.
+        """
+        infrastructure = self.settings.infrastructure
+        if infrastructure == Clock():
+            # What ledgers were begun with before infrastructures counted.
+            return self.digest()
+        parts = (self.digest(), infrastructure.name, infrastructure)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     @property
     def time_column(self) -> str:
@@ -226,11 +239,13 @@ def head_for(ledger: Ledger, plan: Plan, found: Survey, *, part_rows: int = PART
     head = ledger.head()
     if head is None:
         parts = min(max(-(-found.rows // part_rows), 1), MAX_PARTS)
-        return Head(plan=plan.digest(), broker=plan.broker, rows=found.rows, checksum=found.checksum, parts=parts)
-    if head.plan != plan.digest():
+        return Head(
+            plan=plan.ledger_digest(), broker=plan.broker, rows=found.rows, checksum=found.checksum, parts=parts
+        )
+    if head.plan != plan.ledger_digest():
         raise InvalidInputError(
-            f"the ledger {ledger.folder} was begun with other settings of target, columns or name: repeat those to go "
-            "on, or name another ledger to begin anew"
+            f"the ledger {ledger.folder} was begun with other settings of target, columns, name or delay "
+            "infrastructure: repeat those to go on, or name another ledger to begin anew"
         )
     if head.broker != plan.broker:
         raise InvalidInputError(
@@ -311,7 +326,7 @@ class _PartWriter(DataSourceArrowWriter):
             Rows(self.columns, settings.constants, settings.infrastructure, required=self.columns[:2]),
             settings,
             Place(run=self.plan.digest(), partition=number),
-            file=f"part-{number:05}-{self.plan.digest()}-{self.checksum:016x}",
+            file=f"part-{number:05}-{self.plan.ledger_digest()}-{self.checksum:016x}",
         )
         self.ledger.add(Part(part=number, sent=sent.confirmed, rejected=sent.rejected))
         return sent
