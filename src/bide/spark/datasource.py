@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping
+from typing import Final
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -21,6 +22,8 @@ from pyspark.sql.types import StructType
 from bide.spark.columns import QUEUE_COLUMNS, STREAM_COLUMNS, table_schema
 from bide.spark.options import Options
 
+_VARIABLES: Final = ("BIDE_URL", "BIDE_STREAM_PORT")
+
 
 class RabbitMQDataSource(DataSource):
     """Streams and queues of RabbitMQ as tables. Options and columns: docs/spark-source.md."""
@@ -28,7 +31,7 @@ class RabbitMQDataSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         # The driver's environment, taken along to the executors.
-        self.environment = {name: value for name, value in os.environ.items() if name == "BIDE_URL"}
+        self.environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
     @classmethod
     def name(cls) -> str:
