@@ -173,7 +173,8 @@ class Client:
 
         Messages go out in the order of the input, and what becomes of them is told in the order in which the broker
         does, which may be another. A letter that cannot be sent, or that the broker refuses, is reported as an outcome
-        and holds nothing up. However long the input, memory holds the window alone.
+        and holds nothing up. However long the input, memory holds the window alone, and of an asynchronous input up to
+        1,000 letters, or 8 MB of bodies, that are read ahead.
 
         While the broker says that it takes no publishes (an alarm), it waits; when nothing is confirmed for the
         client's ``timeout`` otherwise, it gives up.
@@ -190,9 +191,11 @@ class Client:
             InvalidInputError: an argument cannot be used. Letters that cannot be sent are outcomes.
             BulkPublishError: awaited, and some messages were not taken; all others are on the broker.
             BulkInDoubtError: nothing is confirmed any more, or the connection broke and ``on_lost`` is ``"raise"``. It
-                names what is in doubt, and what was taken from the input and not sent.
+                names what is in doubt, and what was taken from the input and not sent; awaited, it has the report of
+                all others.
             NotAppliedError: the delay infrastructure is missing and may not be declared.
-            BrokerError: the broker cannot be reached, or refuses.
+            BrokerError: the broker cannot be reached, or refuses. If letters of an asynchronous input were read ahead
+                then, it is the cause of a BulkInDoubtError that names them; so with NotAppliedError.
         """
         # Only here: "import bide" should not pay for what not everybody uses.
         from bide.bulk.publish import BulkPublish

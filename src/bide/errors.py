@@ -40,6 +40,7 @@
     │       ├── PublishRefusedError    negatively confirmed: no queue stored it
     │       ├── PublishInDoubtError    the connection broke before the confirm came
     │       │   └── BulkInDoubtError   the same, for all messages of a bulk publish that it concerns
+    │       ├── UnsentError            the bulk publish that took it ended before it was sent
     │       └── BulkPublishError       of many messages, some were not taken
     ├── MessageError: a received message cannot be handled
     │   ├── UndecodableMessageError    its body is not what it should be (also a ValueError)
@@ -308,16 +309,22 @@ class PublishInDoubtError(PublishError):
 
 
 class BulkInDoubtError(PublishInDoubtError):
-    """The connection broke before all confirms came, and the messages are not sent again.
+    """A bulk publish ended before all confirms came, and the messages are not sent again.
 
     Attributes:
         reason: what happened.
         in_doubt: the :class:`bide.Outcome` of every message that was sent and not confirmed: the broker may have it.
         unsent: that of every message that was taken from the input and not sent.
+        report: a :class:`bide.Report` of all others, where no one was given their outcomes.
     """
 
     def __init__(
-        self, reason: str | None = None, *, in_doubt: tuple[Any, ...] = (), unsent: tuple[Any, ...] = ()
+        self,
+        reason: str | None = None,
+        *,
+        in_doubt: tuple[Any, ...] = (),
+        unsent: tuple[Any, ...] = (),
+        report: Any = None,
     ) -> None:
         super().__init__(
             None
@@ -328,6 +335,11 @@ class BulkInDoubtError(PublishInDoubtError):
         self.reason = reason or ""
         self.in_doubt = in_doubt
         self.unsent = unsent
+        self.report = report
+
+
+class UnsentError(PublishError):
+    """The message was taken from the input of a bulk publish, and not sent, since that ended before."""
 
 
 class BulkPublishError(PublishError):

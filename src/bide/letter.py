@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from bide.delay.infrastructure import MAX_NAME_BYTES, check_name
 from bide.duration import DelayLike, DueTimeLike, parse_delay, parse_due_time
+from bide.errors import InvalidInputError
 from bide.outgoing import Kind, Outgoing, body_of, checked_headers, new_message_id
 
 _REMEMBERED: Final = 10_000
@@ -61,6 +62,8 @@ class Letters:
         Raises:
             InvalidInputError: in one of its kinds, for the first thing that cannot be sent.
         """
+        if letter.mandatory.__class__ is not bool:
+            raise InvalidInputError(f"mandatory is {letter.mandatory!r}: give True or False")
         is_delayed = letter.delay is not None or letter.deliver_at is not None
         key = (
             letter.to,
@@ -107,7 +110,11 @@ def _alike(letter: Letter, kind: Kind) -> Outgoing | None:
     if delay is not None:
         if letter.deliver_at is not None:
             return None
-        delay = delay if delay.__class__ is timedelta else _parsed(delay)
+        try:
+            delay = delay if delay.__class__ is timedelta else _parsed(delay)
+        except TypeError:
+            # It cannot be remembered, because it is nothing of which a delay can be made.
+            return None
         if delay < _NO_DELAY:
             return None
     elif letter.deliver_at is not None:

@@ -16,16 +16,18 @@ from bide.errors import (
     PublishInDoubtError,
     PublishRefusedError,
     UnroutableError,
+    UnsentError,
 )
 from bide.letter import Letter
 
-Status = Literal["confirmed", "returned", "refused", "invalid", "failed", "in doubt"]
+Status = Literal["confirmed", "returned", "refused", "invalid", "failed", "in doubt", "unsent"]
 
 _STATUSES: Final[Mapping[type[BideError], Status]] = {
     UnroutableError: "returned",
     PublishRefusedError: "refused",
     InvalidInputError: "invalid",
     PublishInDoubtError: "in doubt",
+    UnsentError: "unsent",
 }
 
 
@@ -56,7 +58,7 @@ class Outcome:
 
         ``confirmed``: the broker has it. ``returned``: no queue takes it. ``refused``: no queue stored it. ``invalid``:
         it cannot be sent. ``failed``: the broker, or what it has to pass, refuses it for another reason. ``in doubt``:
-        the broker may have it.
+        the broker may have it. ``unsent``: the publishing ended before it was sent.
         """
         error = self.error
         if error is None:
@@ -80,6 +82,7 @@ class Report:
         refused: how many no queue stored.
         invalid: how many cannot be sent.
         failed: how many were refused for another reason.
+        in_doubt: how many the broker may have or not: they were sent, and what they go to is gone since.
         failures: the outcomes of those that are not on the broker; of a whole publishing, the first 1,000 of them.
     """
 
@@ -88,12 +91,13 @@ class Report:
     refused: int = 0
     invalid: int = 0
     failed: int = 0
+    in_doubt: int = 0
     failures: tuple[Outcome, ...] = field(default=(), repr=False)
 
     @property
     def total(self) -> int:
         """How many letters there were."""
-        return self.confirmed + self.returned + self.refused + self.invalid + self.failed
+        return self.confirmed + self.returned + self.refused + self.invalid + self.failed + self.in_doubt
 
     def __str__(self) -> str:
         counts = (
@@ -102,6 +106,7 @@ class Report:
             (self.refused, "refused"),
             (self.invalid, "invalid"),
             (self.failed, "failed"),
+            (self.in_doubt, "in doubt"),
         )
         return ", ".join(f"{count} {what}" for count, what in counts if count) or "nothing"
 
@@ -143,6 +148,7 @@ class Tally:
             refused=counts["refused"],
             invalid=counts["invalid"],
             failed=counts["failed"],
+            in_doubt=counts["in doubt"],
             failures=tuple(self._failures),
         )
 
@@ -156,18 +162,35 @@ def not_taken(report: Report) -> BulkPublishError:
     )
 
 
-def with_unsent(error: BulkInDoubtError, letters: Iterable[Any], *, first: int) -> BulkInDoubtError:
-    """The same error with more letters that were not sent.
+def in_doubt(message_id: str, reason: str) -> PublishInDoubtError:
+    """The error of a message that was sent and not confirmed."""
+    return PublishInDoubtError(
+        f"it is not known whether the broker has the message {message_id!r}: {reason}; send it again with the same "
+        "message id",
+        message_id=message_id,
+    )
+
+
+def unsent(letter: Any, position: int, reason: str) -> Outcome:
+    """The outcome of a letter that was taken and not sent."""
+    message_id = getattr(letter, "message_id", None)
+    return Outcome(
+        letter, position, message_id, None, 0, UnsentError(f"it was not sent: {reason}", message_id=message_id)
+    )
+
+
+def with_unsent(error: BideError, letters: Iterable[Any], *, first: int) -> BideError:
+    """The same error, or a BulkInDoubtError for it, with more letters that were not sent; itself if there are none.
 
     Args:
         first: the position of the first of them.
     """
-    more = tuple(
-        Outcome(letter, position, getattr(letter, "message_id", None), None, 0, None)
-        for position, letter in enumerate(letters, first)
-    )
+    doubt = error if isinstance(error, BulkInDoubtError) else None
+    reason = str(error) if doubt is None else doubt.reason
+    more = tuple(unsent(letter, position, reason) for position, letter in enumerate(letters, first))
     if not more:
         return error
-    extended = BulkInDoubtError(error.reason, in_doubt=error.in_doubt, unsent=(*error.unsent, *more))
-    extended.__cause__ = error.__cause__
+    known, before = ((), ()) if doubt is None else (doubt.in_doubt, doubt.unsent)
+    extended = BulkInDoubtError(reason, in_doubt=known, unsent=(*before, *more), report=doubt and doubt.report)
+    extended.__cause__ = error if doubt is None else doubt.__cause__
     return extended

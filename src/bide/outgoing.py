@@ -284,8 +284,15 @@ def checked_headers(headers: Mapping[str, Any], *, delayed: bool) -> dict[str, A
         # A copied x-death makes brokers below 4.0.1 take the next hop for a cycle and drop or hold the message.
         if name not in _COPIED:
             # The message may wait for a connection while the caller goes on with what he passed in.
-            kept[name] = deepcopy(value) if isinstance(value, _MUTABLE) else value
+            kept[name] = _copied(name, value) if isinstance(value, _MUTABLE) else value
     return kept
+
+
+def _copied(name: str, value: Any) -> Any:
+    try:
+        return deepcopy(value)
+    except (TypeError, RecursionError) as error:
+        raise InvalidInputError(f"the header {name!r} has a value that cannot be copied: {error}") from error
 
 
 def _is_texts(value: Any) -> bool:
@@ -313,7 +320,7 @@ def body_of(body: bytes | str | None, json: Any) -> bytes:
     if json is not None:
         try:
             return json_codec.dumps(json, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise InvalidInputError(f"json={type(json).__name__} cannot be serialised: {error}") from error
     if body is None:
         return b""

@@ -20,6 +20,7 @@ from bide.duration import sending_time
 from bide.errors import BideError, BrokerError, ClosedError, InvalidInputError, PublishError, PublishInDoubtError
 from bide.letter import Letters
 from bide.link import Link
+from bide.outcome import in_doubt
 from bide.outgoing import Outgoing
 from bide.session import Session, too_large
 
@@ -81,12 +82,7 @@ class _Sending:
 
     def in_doubt(self, reason: str) -> PublishInDoubtError:
         """The error for a message that was sent and not confirmed."""
-        message_id = self.message.message_id
-        return PublishInDoubtError(
-            f"it is not known whether the broker has the message {message_id!r}: {reason}; send it again with the same "
-            "message id",
-            message_id=message_id,
-        )
+        return in_doubt(self.message.message_id, reason)
 
     def out_of_time(self, seconds: float, blocked_by: str | None) -> PublishError:
         """The error for a message whose time is up."""

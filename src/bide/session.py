@@ -118,6 +118,10 @@ class Session:
     def forget(self, exchange: str) -> None:
         """An exchange that was there is not there any more, or not for us."""
         self._exchanges.pop(exchange, None)
+        if self.infrastructure.owns(exchange):
+            # Somebody has taken the infrastructure away: it is put there again.
+            self._applied = False
+            self._requirements.clear()
         self._targets.clear()
         self._kinds.clear()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +23,14 @@ CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(seconds
 """20 digit queues: applied in a moment."""
 
 BODY_LIMIT = 100_000
+
+
+def too_old(vhost: Vhost) -> Callable[[bytes], bytes]:
+    """Makes the broker say that it is of a release that bide does not take."""
+    real = vhost.broker.release.encode()
+    old = {6: b"3.9.29", 5: b"3.9.9"}[len(real)]
+    before, after = (b"\x07versionS\x00\x00\x00" + bytes((len(one),)) + one for one in (real, old))
+    return lambda data: data.replace(before, after)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any
 
@@ -27,11 +27,12 @@ from bide.errors import (
     MessageTooLargeError,
     PublishError,
     PublishInDoubtError,
+    UnsupportedBrokerError,
 )
 from bide.letter import Letter
-from bide.outcome import Outcome
+from bide.outcome import Outcome, Report
 from tests.broker.receiving import eventually, fresh, ready
-from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail
+from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail, too_old
 from tests.faults.proxy import PUBLISH, Proxy
 from tests.support import SOAK, Vhost
 
@@ -130,6 +131,8 @@ async def test_cuts_at_random_bytes_that_are_reported(vhost: Vhost, proxy: Proxy
                 assert isinstance(error.__cause__, ConnectionLostError)
                 assert all(one.attempts == 1 for one in error.in_doubt)
                 assert all(one.attempts == 0 for one in error.unsent)
+                assert {one.status for one in error.in_doubt} <= {"in doubt"}
+                assert {one.status for one in error.unsent} <= {"unsent"}
                 assert len(error.in_doubt) + len(error.unsent) <= 500
                 doubtful |= {str(one.message_id) for one in error.in_doubt}
                 unsent |= {str(one.message_id) for one in error.unsent}
@@ -162,6 +165,7 @@ async def test_what_is_in_doubt_can_be_sent_again(vhost: Vhost, proxy: Proxy) ->
         assert error is not None
         assert error.unsent == ()
         assert [one.position for one in error.in_doubt] == list(range(100))
+        assert {one.status for one in error.in_doubt} == {"in doubt"}
         again = [one.again() for one in error.in_doubt]
         assert [one.deliver_at for one in again] == [one.due for one in error.in_doubt]
         assert (await client.publish_many(again)).confirmed == 100
@@ -265,6 +269,85 @@ async def test_what_a_batch_leaves_in_doubt_without_an_event_loop(vhost: Vhost, 
     there = await found(vhost.url, queue)
     assert not there.keys() & {one.message_id for one in error.unsent}
     assert {f"m{number}" for number in range(positions[0])} <= there.keys()
+
+
+async def test_a_batch_that_cannot_begin_is_named_without_an_event_loop(vhost: Vhost, proxy: Proxy) -> None:
+    """The broker is away when it is its turn."""
+    queue = await declared(vhost.url)
+
+    loop = asyncio.get_running_loop()
+
+    def publish() -> tuple[BulkInDoubtError, Report]:
+        with BulkPublisher(proxy.url, timeout="1s") as publisher:
+            publisher.publish_many(letters(queue, 10))
+            proxy.refusing = True
+            loop.call_soon_threadsafe(proxy.cut)
+            with pytest.raises(BulkInDoubtError, match="not reached within 1 s") as caught:
+                publisher.publish_many(letters(queue, 7_000))
+            proxy.refusing = False
+            return caught.value, publisher.publish_many(letters(queue, 5))
+
+    error, after = await asyncio.to_thread(publish)
+    assert isinstance(error.__cause__, PublishError)
+    assert error.in_doubt == ()
+    assert [one.position for one in error.unsent] == list(range(10, 7_010))
+    assert {one.status for one in error.unsent} == {"unsent"}
+    assert error.report.total == 0
+    assert after.confirmed == 5
+
+
+async def test_what_was_known_before_is_in_the_error(vhost: Vhost, proxy: Proxy) -> None:
+    """Awaited, nobody was given the outcomes of those that are in no list."""
+    queue = await declared(vhost.url)
+    more = asyncio.Event()
+
+    async def source() -> AsyncIterator[Letter]:
+        yield Letter(b"", to="nowhere")
+        for letter in letters(queue, 9):
+            yield letter
+        await more.wait()
+        proxy.on_method[PUBLISH] = "deaf"
+        for letter in letters(queue, 10):
+            yield letter
+
+    async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost="raise") as client:
+        publishing = asyncio.ensure_future(client.publish_many(source()))
+        connection = await Connection.open(BrokerUrl.parse(vhost.url))
+
+        async def stored(number: int) -> bool:
+            return await ready(connection, queue) == number
+
+        await eventually(partial(stored, 9))
+        more.set()
+        await eventually(partial(stored, 19))
+        await connection.close()
+        proxy.cut()
+        with pytest.raises(BulkInDoubtError) as caught:
+            await publishing
+    error = caught.value
+    assert len(error.in_doubt) == 10
+    assert (error.report.returned, error.report.confirmed, error.report.total) == (1, 9, 10)
+
+
+async def test_a_broker_that_is_another_after_the_cut(vhost: Vhost, proxy: Proxy) -> None:
+    """One of several hosts, say, that is too old: it ends, and says so, rather than to try for ever."""
+    queue = await declared(vhost.url)
+    rewrite = too_old(vhost)
+
+    def source() -> Iterator[Letter]:
+        for number, letter in enumerate(letters(queue, 1_000)):
+            if number == 500:
+                proxy.rewrite = rewrite
+                proxy.cut()
+            yield letter
+
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="10s") as client:
+        async with asyncio.timeout(5):
+            known, error = await told(client.publish_many(source(), window=100))
+        proxy.rewrite = bytes
+    assert error is not None
+    assert isinstance(error.__cause__, UnsupportedBrokerError)
+    assert len(known) + len(error.in_doubt) + len(error.unsent) >= 500
 
 
 async def test_another_host_takes_over(vhost: Vhost, proxy: Proxy) -> None:

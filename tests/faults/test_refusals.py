@@ -21,7 +21,7 @@ from bide.errors import (
     UnsupportedBrokerError,
 )
 from tests.broker.receiving import fresh, receive
-from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail, free_port
+from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail, free_port, too_old
 from tests.faults.proxy import Proxy
 from tests.support import Rabbitmq, Vhost
 
@@ -231,11 +231,8 @@ async def test_no_permission_to_read(vhost: Vhost, limited: str) -> None:
 
 
 async def test_a_release_that_is_too_old(vhost: Vhost, proxy: Proxy, release: tuple[int, ...]) -> None:
-    real = vhost.broker.release.encode()
-    old = {6: b"3.9.29", 5: b"3.9.9"}[len(real)]
-    proxy.rewrite = lambda data: data.replace(b"\x07versionS\x00\x00\x00" + bytes((len(real),)) + real,
-                                              b"\x07versionS\x00\x00\x00" + bytes((len(old),)) + old)  # fmt: skip
-    with pytest.raises(UnsupportedBrokerError, match=rf"RabbitMQ {old.decode()}, older than 3\.10: upgrade it"):
+    proxy.rewrite = too_old(vhost)
+    with pytest.raises(UnsupportedBrokerError, match=r"RabbitMQ 3\.9\.[0-9]+, older than 3\.10: upgrade it"):
         await bide.connect(proxy.url)
     assert release >= (3, 10)
 

@@ -202,6 +202,14 @@ class TestResults:
         assert gathered.median("publish", "bide", "", "p50") is None
         assert gathered.median("publish", "pika", "", "rate") is None
 
+    def test_some_cases_are_kept_beside_the_others_of_their_measurement(self, tmp_path: Path) -> None:
+        results(row("burst", "a", rate=[1]), row("burst", "b", rate=[2])).keep(tmp_path)
+        file = results(row("burst", "b", rate=[3])).keep(tmp_path, partial=True)
+        kept = Results.load(file)
+        assert [(one.case, one.values) for one in kept.rows] == [("a", {"rate": [1]}), ("b", {"rate": [3]})]
+        results(row("burst", "b", rate=[4])).keep(tmp_path)
+        assert [one.case for one in Results.load(file).rows] == ["b"]
+
 
 class TestBars:
     def test_ratios_of_medians_decide(self) -> None:
@@ -310,6 +318,12 @@ class TestPage:
         assert "| 200 B | bide bulk | 24,000 (21,000–26,000) |" in text
         assert "- 200 B Celery: not installed" in text
         assert "Preliminary" not in text
+
+    def test_it_says_how_often_each_was_measured(self) -> None:
+        once = results(row("publish", "bide", rate=[1]), row("burst", "Clock, 1 lane", seconds=[1]))
+        assert "; 1 round; RabbitMQ" in page.text([once], MEASUREMENTS)
+        once.row("publish", "bide").values["rate"].append(2)
+        assert "; 2 rounds of publish; 1 round of burst; RabbitMQ" in page.text([once], MEASUREMENTS)
 
     def test_a_small_run_is_called_preliminary(self) -> None:
         assert "**Preliminary: 0.1 of the full size" in page.text([results(scale=0.1)], MEASUREMENTS)

@@ -187,8 +187,8 @@ def test_prefixes_that_cannot_be(prefix: str, message: str) -> None:
         Clock(prefix=prefix)
 
 
-@pytest.mark.parametrize("lanes", [0, -1, 65])
-def test_lanes_that_cannot_be(lanes: int) -> None:
+@pytest.mark.parametrize("lanes", [0, -1, 65, 2.5, True])
+def test_lanes_that_cannot_be(lanes: Any) -> None:
     with pytest.raises(InvalidTopologyError, match=f"{lanes} lanes: give 1 to 64"):
         Clock(lanes=lanes)
 

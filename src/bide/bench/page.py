@@ -71,14 +71,11 @@ def _lines(results: Sequence[Results], measurements: Sequence[Measurement]) -> I
 def _run(results: Results) -> Iterator[str]:
     yield f"## RabbitMQ {results.releases['RabbitMQ']}, {results.date[:10]}\n"
     if results.scale < 1:
-        yield (
-            f"**Preliminary: {results.scale:g} of the full size, at most {results.rounds} rounds.** Good for a look, "
-            "not for conclusions.\n"
-        )
+        yield (f"**Preliminary: {results.scale:g} of the full size.** Good for a look, not for conclusions.\n")
     machine = results.machine
     yield (
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory']}, {machine['kernel']}, "
-        f"{machine['python']}; {results.rounds} rounds of most; "
+        f"{machine['python']}; {_rounds(results)}; "
         + ", ".join(f"{name} {release}" for name, release in results.releases.items())
         + ".\n"
     )
@@ -87,6 +84,24 @@ def _run(results: Results) -> Iterator[str]:
             ["what is to be reached", "limit", "reached", ""],
             [[one.bar.title, one.bar.wanted, one.reached, one.word] for one in found],
         )
+        if not all(one.is_met for one in found):
+            yield "What stands in the way where it is not met, and how that is known: [limits](limits.md).\n"
+
+
+def _rounds(results: Results) -> str:
+    """How often each measurement was made."""
+    each = {
+        name: max((len(values) for row in results.of(name) for values in row.values.values()), default=0)
+        for name in results.measurements()
+    }
+    counts = sorted(set(each.values()), reverse=True)
+    if len(counts) == 1:
+        return _times(counts[0])
+    return "; ".join(f"{_times(one)} of {', '.join(name for name in each if each[name] == one)}" for one in counts)
+
+
+def _times(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"
 
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:

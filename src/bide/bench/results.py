@@ -112,32 +112,40 @@ class Results:
         """For JSON."""
         return {"format": FORMAT, **asdict(self)}
 
-    def keep(self, folder: Path) -> Path:
+    def keep(self, folder: Path, *, partial: bool = False) -> Path:
         """Write it to a file in a folder, which is made if it is missing; return the file.
 
         What was measured on the same day with the same release is kept beside it, but for the same measurements.
+
+        Args:
+            partial: not all cases were to be measured: the others of the same measurements are kept too.
 
         Raises:
             InvalidInputError: that was of another size, or of another machine or other releases.
         """
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{self.date[:10]}-{self.releases['RabbitMQ']}.json"
-        kept = self._beside(Results.load(file), file) if file.exists() else self
+        kept = self._beside(Results.load(file), file, partial=partial) if file.exists() else self
         file.write_text(json.dumps(kept.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return file
 
-    def _beside(self, before: Results, file: Path) -> Results:
+    def _beside(self, before: Results, file: Path, *, partial: bool) -> Results:
         if not self._is_comparable(before):
             raise InvalidInputError(
                 f"{file} holds results of another size ({before.scale:g}), or of another machine or other releases: "
                 "move it away, or keep these in another folder"
             )
         own = set(self.measurements())
+        if partial:
+            rows = {(row.measurement, row.case, row.setting): row for row in (*before.rows, *self.rows)}
+        else:
+            kept = [row for row in before.rows if row.measurement not in own]
+            rows = {(row.measurement, row.case, row.setting): row for row in (*kept, *self.rows)}
         return replace(
             self,
             rounds=max(self.rounds, before.rounds),
             releases={**before.releases, **self.releases},
-            rows=[row for row in before.rows if row.measurement not in own] + self.rows,
+            rows=list(rows.values()),
             failures=[one for one in before.failures if one.partition(",")[0] not in own] + self.failures,
         )
 

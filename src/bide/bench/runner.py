@@ -15,7 +15,7 @@ from bide.bench.measurement import Case, Measurement, Plan
 from bide.bench.quantities import QUANTITIES
 from bide.bench.results import Results, Row
 from bide.broker.installation import find_installation
-from bide.errors import BenchmarkError
+from bide.errors import BenchmarkError, InvalidInputError
 
 Listener = Callable[[Row, str], None]
 """Told of every run of a case: its row so far, and what there is to say about the run."""
@@ -41,8 +41,14 @@ def run(
         keeper: given the results at the beginning and after every measurement: an end that comes early costs little.
 
     Raises:
+        InvalidInputError: nothing is what was asked for.
         LocalBrokerError: the broker does not start. A case that fails is reported in the results.
     """
+    chosen = {one.name: [case for case in one.cases(plan) if _is_wanted(case, only)] for one in measurements}
+    if not any(chosen.values()):
+        cases = [case for one in measurements for case in one.cases(plan)]
+        named = dict.fromkeys(name for case in cases for name in (case.setting, case.name) if name)
+        raise InvalidInputError(f"nothing is called {' or '.join(map(repr, only))}: choose of {', '.join(named)}")
     results = Results(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         scale=plan.scale,
@@ -52,7 +58,7 @@ def run(
     )
     keeper(results)
     for measurement in measurements:
-        cases = [case for case in measurement.cases(plan) if _is_wanted(case, only)]
+        cases = chosen[measurement.name]
         if not cases:
             continue
         rounds = min(plan.rounds, measurement.most_rounds or plan.rounds)

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Final, Self
 
 from bide.bulk.run import Parcel, Run
-from bide.errors import ClosedError
+from bide.errors import BulkInDoubtError, ClosedError
 from bide.outcome import Outcome, Report, Tally, not_taken
 
 KEPT_FAILURES: Final = 1_000
@@ -72,9 +72,16 @@ class BulkPublish:
     @staticmethod
     async def _whole(run: Run) -> Report:
         tally = Tally(keep=KEPT_FAILURES)
-        async with aclosing(run.rounds()) as rounds:
-            async for parcels in rounds:
-                _count(parcels, tally)
+        try:
+            async with aclosing(run.rounds()) as rounds:
+                async for parcels in rounds:
+                    _count(parcels, tally)
+        except BulkInDoubtError as error:
+            error.report = tally.report()
+            raise
+        except Exception as error:
+            error.add_note(f"until then: {tally.report()}")
+            raise
         report = tally.report()
         if report.failures:
             raise not_taken(report)

@@ -19,12 +19,15 @@ from bide.errors import (
     BulkInDoubtError,
     ClosedError,
     InvalidInputError,
+    MessageTooLargeError,
     NotAppliedError,
     PublishError,
+    TargetNotFoundError,
+    UnsentError,
     UnsupportedBrokerError,
 )
 from bide.letter import Letter
-from bide.outcome import Outcome, with_unsent
+from bide.outcome import Outcome, in_doubt, with_unsent
 from bide.outgoing import Kind, Outgoing
 from bide.publisher import OnLost, Publisher
 from bide.session import Session, too_large
@@ -37,10 +40,21 @@ MAX_BYTES: Final = 64 << 20
 _TURN: Final = 256
 """Messages that are sent in one turn of the event loop."""
 
+_TURN_SECONDS: Final = 0.01
+"""A turn ends after this time: an input that is slow to give letters holds up neither those before nor others."""
+
 _REMEMBERED: Final = 10_000
 
 _HOPELESS: Final = 1.0
 """Seconds for which a target that messages cannot reach is not asked for again."""
+
+
+class _OutOfReachError(Exception):
+    """No connection can be had, for a reason that another try would not change."""
+
+    def __init__(self, reason: BideError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
 
 
 class Parcel(Unconfirmed):
@@ -139,13 +153,12 @@ class Run:
                     break
                 try:
                     await self._round(source)
-                except BulkInDoubtError as error:
-                    failure = with_unsent(error, source.left(), first=self._taken)
                 except Exception as error:  # noqa: BLE001 (raised below)
                     failure = error
             for cause in (failure, self._end, source.error):
                 if cause is not None:
-                    raise cause
+                    left = [] if cause is source.error else source.left()
+                    raise with_unsent(cause, left, first=self._taken) if isinstance(cause, BideError) else cause
         finally:
             if self._channel is not None:
                 self._channel.abandon()
@@ -181,6 +194,10 @@ class Run:
                 raise PublishError(f"the broker was not reached within {self._timeout:g} s: is it up?") from error
         except BulkInDoubtError:
             raise
+        except _OutOfReachError as error:
+            if self._is_waiting():
+                raise self._in_doubt(str(error)) from error.reason
+            raise error.reason from None
         except BideError as error:
             if self._session is not None and not self._session.connection.is_open and not _is_final(error):
                 log.debug("publishing goes on over another connection after: %s", error)
@@ -197,7 +214,7 @@ class Run:
         session, channel = self._session, self._channel
         if session is None or channel is None or not session.connection.is_open or not channel.is_open:
             async with self._patience():
-                session = self._session = await self._publisher.session()
+                session = self._session = await self._connected()
                 channel = self._channel = await session.connection.channel(confirms=True)
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -222,6 +239,13 @@ class Run:
                 await self._news.wait()
                 self._has_moved = True
 
+    async def _connected(self) -> Session:
+        """The session of an open connection, opened anew if need be, which is tried as long as it may succeed."""
+        try:
+            return await self._publisher.session()
+        except BideError as error:
+            raise _OutOfReachError(error) from error
+
     def _is_waiting(self) -> bool:
         """Whether there are messages whose fate is not known."""
         return bool(self._in_flight or self._lost or self._again)
@@ -243,8 +267,11 @@ class Run:
         Returns:
             The first message for which not everything is there yet; and whether there may be more to send at once.
         """
-        connection, encoder = session.connection, session.encoder
+        connection, encoder, clock = session.connection, session.encoder, asyncio.get_running_loop().time
+        end = clock() + _TURN_SECONDS
         for _ in range(_TURN):
+            if clock() >= end:
+                return None, True
             if self._in_flight >= self._limit or self._bytes >= MAX_BYTES or not connection.is_writable:
                 return None, False
             parcel = self._again.popleft() if self._again else self._take(source)
@@ -263,8 +290,8 @@ class Run:
             try:
                 message = parcel.message = message.starting(now)
                 encoded = encoder.encode(message, now, channel=channel.number, mandatory=parcel.letter.mandatory)
-            except InvalidInputError as error:
-                self._failed(parcel, error)
+            except Exception as error:  # noqa: BLE001 (whatever is wrong with one letter is no harm to the others)
+                self._failed(parcel, _unsendable(parcel.position, error))
                 continue
             Unconfirmed.__init__(parcel, encoded.exchange, encoded.routing_key, message.message_id, message.body)
             channel.post(encoded.frames, parcel)
@@ -286,14 +313,23 @@ class Run:
             if not isinstance(letter, Letter):
                 raise InvalidInputError(f"the item {position} is of type {type(letter).__name__}: give a bide.Letter")
             return Parcel(self, letter, position, self._publisher.letters.check(letter))
-        except InvalidInputError as error:
+        except Exception as error:  # noqa: BLE001 (whatever is wrong with one letter is no harm to the others)
             parcel = Parcel(self, letter, position, None)
-            self._failed(parcel, error)
+            self._failed(parcel, _unsendable(position, error))
             return parcel
 
     def _failed(self, parcel: Parcel, error: BideError) -> None:
         parcel.error = error
         self._known.append(parcel)
+
+    def _gone(self, parcel: Parcel, error: BideError) -> None:
+        """What it goes to is not there; it may have been when the message was sent before, and the confirm was lost."""
+        assert parcel.message is not None
+        if parcel.attempts and not isinstance(error, InvalidInputError | MessageTooLargeError):
+            doubt = in_doubt(parcel.message.message_id, f"it was sent, and not confirmed, and then: {error}")
+            doubt.__cause__ = error
+            error = doubt
+        self._failed(parcel, error)
 
     def _is_hopeless(self, parcel: Parcel, message: Outgoing) -> bool:
         """Whether it cannot reach its target, as others could not a moment ago; then that is its fate."""
@@ -303,7 +339,7 @@ class Run:
         if asyncio.get_running_loop().time() >= until:
             del self._hopeless[message.kind]
             return False
-        self._failed(parcel, error)
+        self._gone(parcel, error)
         return True
 
     async def _prepare(self, session: Session, parcel: Parcel) -> None:
@@ -315,7 +351,7 @@ class Run:
             if isinstance(error, BrokerError) and not session.connection.is_open:
                 raise
             self._again.remove(parcel)
-            self._failed(parcel, error)
+            self._gone(parcel, error)
             if isinstance(error, NotAppliedError | UnsupportedBrokerError):
                 # The next message would fare no better.
                 self._end = error
@@ -342,30 +378,38 @@ class Run:
             raise self._in_doubt(str(error)) from error
 
     def _without_blamed(self, session: Session, channel: Channel, lost: list[Parcel]) -> list[Parcel]:
-        """Settle those that certainly made the broker close the channel, and return the others.
+        """Settle those that made the broker close the channel, as far as it tells, and return the others.
 
         Where the broker does not say which it was, fewer and fewer are sent at once, until it is alone.
         """
-        assert channel.closed_with is not None
-        size = faults.size_limit(channel.close_text)
-        if size is not None:
+        error = channel.closed_with
+        assert error is not None
+        refused = faults.subject(channel.close_text)
+        blamed = [] if refused is None else [one for one in lost if one.exchange == refused]
+        is_known = bool(blamed)
+        if refused is not None and blamed:
+            session.forget(refused)
+        if (size := faults.size_limit(channel.close_text)) is not None:
             _, limit = size
             session.remember_limit(limit)
             blamed = [one for one in lost if len(one.body) > limit]
             for one in blamed:
                 assert one.message is not None
                 self._failed(one, too_large(one.message, limit))
-        else:
-            refused = faults.subject(channel.close_text)
-            blamed = [] if refused is None else [one for one in lost if one.exchange == refused]
-            if refused is not None and blamed:
-                session.forget(refused)
-            if not blamed and len(lost) == 1:
-                blamed = lost
+        elif blamed and isinstance(error, TargetNotFoundError):
+            # The exchange was there before, and may have taken some of them. It is looked for once more, or put there.
             for one in blamed:
-                self._failed(one, channel.closed_with)
-        self._has_moved = self._has_moved or bool(blamed)
-        self._limit = self._window if blamed else max(1, len(lost) // 4)
+                one.prepared_in = None
+            blamed = [one for one in blamed if one.attempts > 1]
+            for one in blamed:
+                self._gone(one, error)
+        else:
+            blamed = blamed or (lost if len(lost) == 1 else [])
+            for one in blamed:
+                self._failed(one, error)
+        is_known = is_known or bool(blamed)
+        self._has_moved = self._has_moved or is_known
+        self._limit = self._window if is_known else max(1, len(lost) // 4)
         settled = set(map(id, blamed))
         return [one for one in lost if id(one) not in settled]
 
@@ -376,11 +420,26 @@ class Run:
             self._channel.abandon()
         waiting = sorted((*self._lost, *self._again), key=lambda one: one.position)
         self._lost, self._again = [], deque()
+        for one in waiting:
+            assert one.message is not None
+            if one.attempts:
+                one.error = in_doubt(one.message.message_id, reason)
+            else:
+                one.error = UnsentError(f"it was not sent: {reason}", message_id=one.message.message_id)
         return BulkInDoubtError(
             reason,
             in_doubt=tuple(one.outcome() for one in waiting if one.attempts),
             unsent=tuple(one.outcome() for one in waiting if not one.attempts),
         )
+
+
+def _unsendable(position: int, error: Exception) -> InvalidInputError:
+    """The error for a letter that cannot be checked or encoded."""
+    if isinstance(error, InvalidInputError):
+        return error
+    found = InvalidInputError(f"the letter {position} cannot be sent: {type(error).__name__}: {error}")
+    found.__cause__ = error
+    return found
 
 
 def _is_final(error: BideError) -> bool:

@@ -14,6 +14,9 @@ NOTHING: Final = object()
 
 _READ_AHEAD: Final = 1_000
 
+_BYTES_AHEAD: Final = 8 << 20
+"""Bytes of bodies that are read ahead at most, but for the last letter."""
+
 
 class Source(Protocol):
     """The input, taken one by one.
@@ -77,6 +80,7 @@ class _ReadAhead:
         self._items = items
         self._on_news = on_news
         self._at_hand: deque[Any] = deque()
+        self._bytes = 0
         self._has_room = asyncio.Event()
         self._has_ended = False
         self.error: Exception | None = None
@@ -89,9 +93,11 @@ class _ReadAhead:
     def take(self) -> Any:
         if not self._at_hand:
             return NOTHING
-        if len(self._at_hand) <= _READ_AHEAD // 2:
+        item = self._at_hand.popleft()
+        self._bytes -= body_bytes(item)
+        if len(self._at_hand) <= _READ_AHEAD // 2 and self._bytes <= _BYTES_AHEAD // 2:
             self._has_room.set()
-        return self._at_hand.popleft()
+        return item
 
     def left(self) -> list[Any]:
         # From here on nothing more may come, or it would be in no list.
@@ -106,8 +112,9 @@ class _ReadAhead:
         try:
             async for item in self._items:
                 self._at_hand.append(item)
+                self._bytes += body_bytes(item)
                 self._on_news()
-                if len(self._at_hand) >= _READ_AHEAD:
+                if len(self._at_hand) >= _READ_AHEAD or self._bytes >= _BYTES_AHEAD:
                     self._has_room.clear()
                     await self._has_room.wait()
         except Exception as error:  # noqa: BLE001 (raised when what was sent before is confirmed)
@@ -115,6 +122,12 @@ class _ReadAhead:
         finally:
             self._has_ended = True
             self._on_news()
+
+
+def body_bytes(letter: Any) -> int:
+    """The size of a letter's body as far as it can be told without encoding it; 0 of what is no letter."""
+    body = getattr(letter, "body", None)
+    return len(body) if isinstance(body, bytes | bytearray | str) else 0
 
 
 def source_of(items: Iterable[Any] | AsyncIterable[Any], on_news: Callable[[], None]) -> Source:

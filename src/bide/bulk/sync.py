@@ -10,11 +10,12 @@ from typing import Final, Self
 
 from bide.amqp.url import BrokerUrl
 from bide.bulk.publish import KEPT_FAILURES
+from bide.bulk.source import body_bytes
 from bide.checks import whole_number
 from bide.client import connect
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.duration import DelayLike
-from bide.errors import BulkInDoubtError, ClosedError
+from bide.errors import BideError, BulkInDoubtError, ClosedError
 from bide.letter import Letter
 from bide.outcome import Report, Tally, not_taken, with_unsent
 from bide.publisher import OnLost
@@ -22,15 +23,18 @@ from bide.sync import SyncClient
 
 _BATCH: Final = 5_000
 
+_BATCH_BYTES: Final = 16 << 20
+"""Bytes of bodies with which a batch is sent though it has fewer letters."""
+
 
 class BulkPublisher:
     """Publishes many messages, each confirmed, while the caller makes the next ones.
 
     ``with bide.BulkPublisher("amqp://localhost") as publisher: publisher.put(bide.Letter(b"...", to="orders"))``
 
-    Messages go out in batches, from a thread of its own; at the end of the block, the rest. It holds at most two
-    batches in memory. What cannot be sent, and what the broker does not take, is reported by :meth:`flush` and at the
-    end of the block; a block that is left by an exception abandons what is not confirmed.
+    Messages go out in batches (of 5,000, or 16 MB of bodies), from a thread of its own; at the end of the block, the
+    rest. It holds at most two batches in memory. What cannot be sent, and what the broker does not take, is reported by
+    :meth:`flush` and at the end of the block; a block that is left by an exception abandons what is not confirmed.
 
     For one thread. A process that forks makes it after the fork. The arguments are those of :func:`bide.connect`, and:
 
@@ -65,6 +69,7 @@ class BulkPublisher:
         )
         self._client = SyncClient(connecting)
         self._batch: list[Letter] = []
+        self._bytes = 0
         self._sending: concurrent.futures.Future[None] | None = None
         self._taken = 0
         self._tally = Tally(keep=self._keep)
@@ -85,12 +90,12 @@ class BulkPublisher:
         """Publish a message, some time before the end of the next :meth:`flush`. Waits while the batch before is sent.
 
         Raises:
-            BulkInDoubtError: the batch before is in doubt. This letter and those in the batch with it are among the
-                unsent that it names.
-            BrokerError: the broker cannot be reached, or refuses.
+            BulkInDoubtError: the batch before ended early. It names what is in doubt and what was not sent, this
+                letter and those in the batch with it included, and has the report of all others since the last flush.
         """
         self._batch.append(letter)
-        if len(self._batch) >= _BATCH:
+        self._bytes += body_bytes(letter)
+        if len(self._batch) >= _BATCH or self._bytes >= _BATCH_BYTES:
             self._send()
 
     def publish_many(self, letters: Iterable[Letter]) -> Report:
@@ -104,8 +109,8 @@ class BulkPublisher:
 
         Raises:
             BulkPublishError: some were not taken. It has the report; all others are on the broker.
-            BulkInDoubtError: it is not known of some whether the broker has them, and nothing more was sent.
-            BrokerError: the broker cannot be reached, or refuses.
+            BulkInDoubtError: it ended early: it is not known of some whether the broker has them, and others were not
+                sent, both of which it names. It has the report of all others. Its cause says why.
         """
         if self._batch:
             self._send()
@@ -124,22 +129,31 @@ class BulkPublisher:
 
     def _send(self) -> None:
         self._wait()
-        batch, self._batch = self._batch, []
+        batch, self._batch, self._bytes = self._batch, [], 0
         self._sending = self._client.submit(self._publish(batch, self._taken))
         self._taken += len(batch)
 
     def _wait(self) -> None:
         """Wait for the batch before."""
-        sending, self._sending = self._sending, None
+        sending = self._sending
         if sending is None:
             return
         try:
+            # A signal's exception leaves the batch to the next who waits.
             sending.result()
-        except BulkInDoubtError as error:
-            batch, self._batch = self._batch, []
-            raise with_unsent(error, batch, first=self._taken) from error.__cause__
+        except BideError as error:
+            batch, self._batch, self._bytes, self._sending = self._batch, [], 0, None
+            named = with_unsent(error, batch, first=self._taken)
+            self._taken += len(batch)
+            if isinstance(named, BulkInDoubtError):
+                named.report, self._tally = self._tally.report(), Tally(keep=self._keep)
+            if named is error:
+                raise
+            raise named from named.__cause__
         except concurrent.futures.CancelledError:
+            self._sending = None
             raise ClosedError("the publisher was closed") from None
+        self._sending = None
 
     async def _publish(self, batch: list[Letter], first: int) -> None:
         rest = iter(batch)
@@ -147,6 +161,9 @@ class BulkPublisher:
         try:
             async for report in publishing.batches():
                 self._tally.add(report)
-        except BulkInDoubtError as error:
+        except BideError as error:
             left = list(rest)
-            raise with_unsent(error, left, first=first + len(batch) - len(left)) from error.__cause__
+            named = with_unsent(error, left, first=first + len(batch) - len(left))
+            if named is error:
+                raise
+            raise named from named.__cause__

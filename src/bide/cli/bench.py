@@ -91,10 +91,10 @@ def bench(
             root=root,
             only=only,
             listener=lambda row, said: _say(console, row, said),
-            keeper=lambda results: results.keep(keep) if keep is not None else None,
+            keeper=lambda results: results.keep(keep, partial=bool(only)) if keep is not None else None,
         )
         if keep is not None:
-            console.print(f"kept in {done.keep(keep)}", markup=False)
+            console.print(f"kept in {done.keep(keep, partial=bool(only))}", markup=False)
         shown = [done]
     if page is not None:
         console.print(f"written to {write(page, shown, wanted)}", markup=False)

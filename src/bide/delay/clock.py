@@ -115,7 +115,7 @@ class Clock:
                     f"{format_delay(max(self.max_delay - odd, self.resolution))} for example"
                 )
             object.__setattr__(self, "max_delay", self.max_delay - odd)
-        if not 1 <= self.lanes <= MAX_LANES:
+        if self.lanes.__class__ is not int or not 1 <= self.lanes <= MAX_LANES:
             raise InvalidTopologyError([f"{self.lanes} lanes: give 1 to {MAX_LANES}"])
 
     @property
