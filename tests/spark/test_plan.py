@@ -40,6 +40,7 @@ __all__ = ["clock_url"]
 NOW = 1_795_240_800_000  # 2026-11-21 06:00 UTC, a whole hour
 CLOCK = Ladder.of(bide.Clock())
 CASCADE = Ladder.of(bide.NServiceBus())
+ANY = ("--rate", "1/s", "--delay", "5m", "--time-zone", "Mars/Olympus")
 SPARKING = settings(
     max_examples=3,
     deadline=None,
@@ -310,6 +311,9 @@ def test_the_command(
         ([], "name the workload"),
         (["--rate", "5/fortnight", "--delay", "1s"], "'5/fortnight' cannot be read"),
         (["--flows", __file__], "cannot be read"),
+        # Told before Spark is there, which would say that it has no such time zone.
+        ([*ANY, "--every", "90s", "--tick", "1m"], "spans of 0:01:30 are no multiple of the tick of 0:01:00"),
+        ([*ANY, "--tick", "0s"], "the tick of 0:00:00 is no whole number of milliseconds"),
     ):
         assert run(["pipeline", "plan", *wrong]) == 2
         assert said in capsys.readouterr().err

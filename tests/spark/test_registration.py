@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from pyspark.errors import AnalysisException
+from pyspark.sql.types import StructType
 
 import pyspark_bide
+from bide.errors import InvalidUrlError
 from bide.spark import register
 from bide.spark.datasource import RabbitMQDataSource
 
@@ -41,6 +43,12 @@ def test_a_pyspark_that_is_broken_in_its_own_way_holds_nobody_up() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert answer.stdout.strip() == "False"
+
+
+def test_the_port_that_the_environment_names_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIDE_STREAM_PORT", "any")
+    with pytest.raises(InvalidUrlError, match="BIDE_STREAM_PORT is 'any': give a port"):
+        RabbitMQDataSource({"stream": "s"}).reader(StructType())
 
 
 def test_registering_once_more_does_no_harm(spark: SparkSession) -> None:

@@ -346,7 +346,9 @@ def test_texts_of_messages_end_as_texts(spark: SparkSession, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["none"], BAD_USAGE, "there is no folder none"),
+        # Told before Spark is there, which would say that it has no such time zone.
+        (["none", "--time-zone", "Mars/Olympus"], BAD_USAGE, "there is no folder none"),
+        (["file:///none/of/these"], BAD_USAGE, "there is no folder file:///none/of/these"),
         (["."], BAD_USAGE, "has no table of the audit"),
         ([".", "--out", "nowhere/report.html"], BAD_USAGE, "nowhere/report.html cannot be written"),
         ([".", "--lost-after", "soon"], BAD_USAGE, "'soon'"),

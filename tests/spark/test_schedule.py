@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,11 @@ def plan_for(url: str, queue: str, **values: Any) -> Plan:
     return Plan(**{"at_column": "due", "settings": settings, **values})
 
 
+def with_clock(plan: Plan, **values: Any) -> Plan:
+    """The same, delayed by another infrastructure."""
+    return replace(plan, settings=replace(plan.settings, infrastructure=bide.Clock(**values)))
+
+
 def reminders(spark: SparkSession, count: int, *, due: str = "current_timestamp() + interval '1' second") -> DataFrame:
     return spark.range(0, count, 1, 3).selectExpr("concat('o-', id) as order_id", "id % 7 as shop", f"{due} as due")
 
@@ -65,6 +71,8 @@ def test_rows_become_messages(spark: SparkSession) -> None:
     assert again == {first, second, other}, "whatever order Spark reads the rows in"
     named = {one["message_id"] for one in messages(rows, plan_for("amqp://x", "orders", name="second")).collect()}
     assert not again & named
+    elsewhere = {one["message_id"] for one in messages(rows, with_clock(plan, prefix="others")).collect()}
+    assert elsewhere == again, "however they are delayed"
 
 
 def test_what_a_survey_finds(spark: SparkSession) -> None:
@@ -82,6 +90,29 @@ def test_what_a_survey_finds(spark: SparkSession) -> None:
     )
     at_six = int(NOW.timestamp())
     assert {one["due"]: one["count"] for one in counts} == {at_six - 3600: 1, at_six: 1, at_six + 18 * 3600: 1}
+
+
+def test_due_times_that_python_has_not(spark: SparkSession) -> None:
+    """Spark reads years of five digits, and years before the first."""
+    times = [
+        "2026-11-21 06:00:10",
+        "20261-11-21",
+        "9999-12-31 23:59:59.999999",
+        "0000-12-31",
+        "0001-01-01",
+        "-0044-03-15",
+    ]
+    rows = spark.createDataFrame([("x", time) for time in times], "body string, due string")
+    plan = plan_for("amqp://localhost:1", "orders", body_column="body")
+    found = survey(rows, plan, now=NOW)
+    assert (found.rows, found.without_time, found.past, found.too_late, found.bad) == (6, 2, 1, 2, 4)
+    assert (found.first, found.last) == (datetime(1, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
+    counts = due_times(messages(rows, plan), timedelta(days=365)).selectExpr("unix_seconds(due) as due", "count")
+    assert sorted((datetime.fromtimestamp(one["due"], UTC).year, one["count"]) for one in counts.collect()) == [
+        (1, 1),
+        (2025, 1),
+        (9999, 2),
+    ], "where their spans begin"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +200,9 @@ def test_a_ledger_goes_on_only_with_what_it_was_begun_for(spark: SparkSession, t
     plan, ledger = plan_for("amqp://localhost:1/a", "orders"), Ledger(str(tmp_path / "ledger"))
     ledger.begin(head_for(ledger, plan, survey(rows, plan, now=NOW)))
     for other, of_rows, said in (
-        (plan_for("amqp://localhost:1/a", "others"), rows, "with other settings of target, columns or name"),
+        (plan_for("amqp://localhost:1/a", "others"), rows, "with other settings of target, columns, name or delay"),
+        (with_clock(plan, prefix="others"), rows, "with other settings of target, columns, name or delay infrastruc"),
+        (with_clock(plan, max_delay=timedelta(hours=1)), rows, "name or delay infrastructure: repeat those to go on"),
         (plan_for("amqp://localhost:1/b", "orders"), rows, "was begun for the broker localhost:1/a, and this is"),
         (plan, rows.limit(9), r"\(10 rows then, 9 now, or other values\)"),
         (plan, rows.selectExpr("order_id", "shop + 1 as shop", "due"), r"\(10 rows then, 10 now, or other values\)"),
@@ -236,6 +269,70 @@ def test_delays_by_the_command_line(
     assert waited.keys() == {"o-0", "o-1"}
     assert timedelta(seconds=2) <= waited["o-0"] < timedelta(seconds=2.4)
     assert timedelta(seconds=2.5) <= waited["o-1"] < timedelta(seconds=2.9)
+
+
+@pytest.mark.usefixtures("spark")
+def test_due_times_far_away_by_the_command_line(
+    clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "reminders.csv"
+    source.write_text("order_id,due\no-0,2026-01-01\no-1,9999-12-31\no-2,20261-11-21\n")
+    where = ("--url", clock_url, "--to", queue, "--at-column", "due", "--ledger", tmp_path / "ledger")
+    assert schedule(source, *where, "--dry-run") == 2
+    told = capsys.readouterr()
+    assert "due from 2026-01-01 00:00:00 to 9999-12-31 23:59:59 UTC" in told.out
+    assert "2 of 3 rows cannot be sent (2 with a due time beyond the longest delay)" in told.err
+    assert schedule(source, *where, "--rejects", tmp_path / "rejects", "--json") == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["sent"], done["rejected"], done["too_late"]) == (1, 2, 2)
+    assert [json.loads(one.body)["order_id"] for one in drain(clock_url, queue, 1)] == ["o-0"]
+
+
+@pytest.mark.usefixtures("spark")
+def test_another_infrastructure_has_another_ledger(
+    clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    source = tmp_path / "reminders.csv"
+    source.write_text("order_id,due\no-0,2026-01-01\n")
+    where = (source, "--url", clock_url, "--to", queue, "--at-column", "due", "--json")
+    found = []
+    for arguments in ((), ("--prefix", "others"), ("--prefix", "others")):
+        assert schedule(*where, *arguments) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert [(one["sent"], one["sent_before"]) for one in found] == [(1, 0), (1, 0), (0, 1)]
+    first, second, third = (one["ledger"] for one in found)
+    assert first != second == third
+    assert schedule(*where, "--prefix", "others", "--ledger", first) == 2
+    assert f"the ledger {first} was begun with other settings of target, columns, name or delay infra" in (
+        capsys.readouterr().err
+    )
+    assert len({one.message_id for one in drain(clock_url, queue, 2)}) == 1, "one message, sent twice"
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_wrong_target_is_told_before_spark_starts(
+    clock_url: str, queue: str, csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A time zone that is none is told as soon as Spark is there.
+    where = (csv, "--at-column", "due", "--ledger", tmp_path / "ledger", "--time-zone", "Mars/Olympus")
+    for arguments, said in (
+        (("--url", clock_url, "--to", "typo"), "the queue 'typo' does not exist on 127.0.0.1:"),
+        (("--url", clock_url, "--exchange", "typo"), "the exchange 'typo' does not exist on 127.0.0.1:"),
+        (("--url", "amqp://127.0.0.1:1", "--to", queue), "127.0.0.1:1"),
+    ):
+        assert schedule(*where, *arguments) == 1
+        assert said in capsys.readouterr().err
+    for there in (("--to", queue), ("--exchange", "amq.topic", "--routing-key", "x")):
+        assert schedule(*where, "--url", clock_url, *there) == 2
+        assert "does not know the time zone" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_dry_run_asks_no_broker(csv: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ("--url", "amqp://127.0.0.1:1", "--to", "typo", "--at-column", "due", "--dry-run")
+    assert schedule(csv, *where) == 0
+    assert capsys.readouterr().out.startswith("10 messages to the queue typo on 127.0.0.1:1/; nothing was sent")
 
 
 @pytest.mark.usefixtures("spark")

@@ -33,6 +33,17 @@ def test_lines_for_what_is_due_and_what_is_not() -> None:
     assert histogram([], hour) == []
 
 
+def test_a_last_line_after_which_there_is_no_time() -> None:
+    year = timedelta(days=365)
+    spans = (datetime.max.replace(tzinfo=UTC) - START) // year
+    lines = histogram([(START, 1), (START + spans * year, 2)], year)
+    assert lines == [
+        f"2026-11-21  {'1':>11}  {'█' * 20}",
+        f"            ({spans - 1} spans with none)",
+        f"{START + spans * year:%Y-%m-%d}  {'2':>11}  {'█' * 40}",
+    ]
+
+
 @pytest.mark.parametrize(
     ("every", "text"),
     [

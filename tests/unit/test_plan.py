@@ -103,6 +103,13 @@ def test_a_profile_follows_the_hours_of_the_day() -> None:
         ({"rate": "1/s"}, "flow 1 has no delay"),
         ({"rate": "1/s", "delay": "1s", "sise": 1}, "flow 1 has sise, which is unknown"),
         ({"rate": "1/s", "delay": {"1s": 0}}, "weights add up to nothing"),
+        (
+            {"rate": "1/s", "delay": ["5m", "1h"]},
+            r"^flow 1 has the delay \['5m', '1h'\]: give one as '5m', all between",
+        ),
+        ({"rate": "1/s", "delay": 300}, "flow 1 has the delay 300: give"),
+        ({"rate": "1/s", "delay": {}}, "flow 1 has the delay {}: give"),
+        ({"rate": "1/s", "delay": {5: 1}}, "flow 1 has the delay {5: 1}: give"),
         ({"rate": "1/s", "delay": {"1s": "much"}}, "a weight of 'much'"),
         ({"rate": "1/s", "delay": "1s", "size": -1}, "the size -1"),
         ({"rate": "1/s", "delay": "1s", "profile": []}, "the profile"),

@@ -111,10 +111,10 @@ def schedule(
 ) -> None:
     """Schedule a message for every row of SOURCE: files of Parquet, CSV or JSON, or a table.
 
-    All rows are checked before the first is sent. What was sent is written down in the ledger, part by part: the same
-    command again, after whatever ended it, sends the parts that are not in there. A part that was being sent is sent
-    again as a whole, with the same message ids. Without --ledger it lies in ~/.local/state/bide/schedule, under a name
-    made of the broker, SOURCE and these options.
+    All rows are checked before the first is sent; --dry-run does no more, and asks no broker. What was sent is written
+    down in the ledger, part by part: the same command again, after whatever ended it, sends the parts that are not in
+    there. A part that was being sent is sent again as a whole, with the same message ids. Without --ledger it lies in
+    ~/.local/state/bide/schedule, under a name made of the broker, SOURCE and these options.
     """
     from bide.pipelines.session import read, spark_errors
 
@@ -123,6 +123,9 @@ def schedule(
     refuse_missing(source, format, is_here=is_here)
     if ledger is None and not is_here and not dry_run:
         raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors reach")
+    if not dry_run:
+        # Spark, and a large table, take their time.
+        plan.check()
     with open_session(f"bide pipeline schedule {source}", quiet=not settings.verbosity) as spark, spark_errors():
         rows = read(spark, source, format=format, options=options)
         found = _survey(rows, plan)
@@ -264,7 +267,7 @@ def _bad(found: Survey, plan: Plan) -> InvalidRowError:
 
 def _own_ledger(source: str, plan: Plan) -> str:
     place = source if "://" in source else os.path.abspath(source)  # noqa: PTH100 (no link is followed)
-    key = hashlib.sha256(repr((place, plan.broker, plan.digest())).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((place, plan.broker, plan.ledger_digest())).encode()).hexdigest()[:16]
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return str(Path(state) / "bide" / "schedule" / f"{Path(place).name}-{key}")
 

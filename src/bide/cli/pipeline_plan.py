@@ -97,13 +97,14 @@ def plan(
     """
     from bide.pipelines.plan.capacity import Capacity
     from bide.pipelines.plan.report import report
-    from bide.pipelines.plan.stays import Timeline
+    from bide.pipelines.plan.stays import Timeline, check_spans
     from bide.pipelines.session import spark_errors
 
     told = _flows(**rest)
     if told is None:
         refuse_missing(rest["source"], rest["format"], is_here=is_here)
     spans = {"every": duration_of("--every", every), "tick": duration_of("--tick", tick)}
+    check_spans(**spans)
     known = {
         layout: Capacity.measured(
             layout,

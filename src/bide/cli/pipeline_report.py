@@ -54,7 +54,7 @@ def report(
     from bide.pipelines.session import spark_errors
 
     grace = duration_of("--lost-after", lost_after)
-    _check(out, png)
+    _check(folder, out, png)
     started = time.monotonic()
     with open_session(f"bide pipeline report {folder}", quiet=not settings.verbosity) as spark, spark_errors():
         from bide.pipelines.report.collecting import collect
@@ -70,12 +70,15 @@ def report(
         _say(figures, out=out, png=png)
 
 
-def _check(out: Path, png: Path | None) -> None:
+def _check(folder: str, out: Path, png: Path | None) -> None:
     """Refuse before Spark has worked for nothing.
 
     Raises:
-        InvalidInputError: a file cannot be written, the picture's name is not that of a PNG, or Pillow is not there.
+        InvalidInputError: there is no such folder, a file cannot be written, the picture's name is not that of a PNG,
+            or Pillow is not there.
     """
+    if "://" not in folder and not Path(folder).is_dir():
+        raise InvalidInputError(f"there is no folder {folder}: name the one that the audit writes to")
     for path in (out, png):
         if path is not None and not os.access(path.absolute().parent, os.W_OK):
             where = path.absolute().parent

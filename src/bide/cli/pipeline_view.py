@@ -64,8 +64,8 @@ def histogram(times: list[tuple[datetime, int]], every: timedelta) -> list[str]:
     highest = max(counts.values())
     form = "%Y-%m-%d" if every >= timedelta(days=1) else "%Y-%m-%d %H:%M:%S" if every.seconds < 60 else "%Y-%m-%d %H:%M"
     lines = []
-    due, empty = times[0][0], 0
-    while due <= times[-1][0]:
+    due, last, empty = times[0][0], times[-1][0], 0
+    while True:
         count = counts.get(due, 0)
         if count:
             if empty > 1:
@@ -76,8 +76,10 @@ def histogram(times: list[tuple[datetime, int]], every: timedelta) -> list[str]:
             lines.append(f"{due.strftime(form)}  {count:>11,}  {_bar(count / highest)}")
         else:
             empty += 1
+        # There may be no time after the last one.
+        if last - due < every:
+            return lines
         due += every
-    return lines
 
 
 def _bar(share: float) -> str:

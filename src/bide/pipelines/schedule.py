@@ -7,6 +7,7 @@ from: a run that was killed goes on with the parts that its ledger does not have
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -20,10 +21,13 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, DateType, StringType, TimestampNTZType, TimestampType
 
+from bide.admin.apply import exists
+from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.errors import BideError, InvalidColumnError, InvalidInputError, InvalidRowError
+from bide.delay.clock import Clock
+from bide.errors import BideError, InvalidColumnError, InvalidInputError, InvalidRowError, TargetNotFoundError
 from bide.pipelines.ledger import Head, Ledger, Part
-from bide.pipelines.schedule_times import due_of, literal
+from bide.pipelines.schedule_times import EARLIEST, LATEST, due_of, literal
 from bide.pipelines.writing import write
 from bide.spark.rows import Rows
 from bide.spark.sink import Place, Sent
@@ -31,6 +35,7 @@ from bide.spark.sink import send as send_rows
 from bide.spark.sink_columns import COLUMNS
 from bide.spark.sink_settings import SinkSettings
 from bide.sync import connect_sync
+from bide.topology import Exchange, Queue, Topology
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -78,6 +83,18 @@ class Plan:
             parts += (self.delay_column,)
         return hashlib.sha256(repr((parts, target)).encode()).hexdigest()[:32]
 
+    def ledger_digest(self) -> str:
+        """Tells apart what ledgers are about: plans, and the infrastructures that delay what they make.
+
+        Message ids are not made of it: however a row is delayed, it is the same message.
+        """
+        infrastructure = self.settings.infrastructure
+        if infrastructure == Clock():
+            # What ledgers were begun with before infrastructures counted.
+            return self.digest()
+        parts = (self.digest(), infrastructure.name, infrastructure)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
     @property
     def time_column(self) -> str:
         """The column that says when a message is due, or in what time.
@@ -96,6 +113,30 @@ class Plan:
         url = BrokerUrl.parse(self.settings.url)
         return f"{','.join(f'{host}:{port}' for host, port in url.hosts)}/{url.vhost.removeprefix('/')}"
 
+    def check(self) -> None:
+        """See whether the broker and the target are there, before anything takes its time.
+
+        Raises:
+            TargetNotFoundError: there is no such queue or exchange.
+            BrokerError: the broker cannot be asked.
+        """
+        asyncio.run(self._check())
+
+    async def _check(self) -> None:
+        constants = self.settings.constants
+        if (queue := constants.get("to")) is not None:
+            what, target = f"queue {queue!r}", Topology(queues=[Queue(queue)])
+        else:
+            exchange = constants.get("exchange", "")
+            # The default exchange is there, and may not be asked for.
+            what, target = f"exchange {exchange!r}", Topology([Exchange(exchange)] if exchange else [])
+        connection = await Connection.open(BrokerUrl.parse(self.settings.url))
+        try:
+            if not await exists(connection, target):
+                raise TargetNotFoundError(f"the {what} does not exist on {self.broker}: declare it, or name another")
+        finally:
+            await connection.close()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
@@ -109,7 +150,7 @@ class Survey:
         too_late: rows that are due later than the infrastructure can delay.
         past: rows that are due already: they are delivered at once.
         first: when the first is due, None where there is none. Delays are counted from when it was looked at.
-        last: when the last is due.
+        last: when the last is due; the end of the year 9999 where that is later.
     """
 
     rows: int
@@ -147,7 +188,7 @@ def survey(rows: DataFrame, plan: Plan, *, now: datetime) -> Survey:
         InvalidRowError: values of the id column are there more than once.
     """
     # Infrastructures that go round hold longer delays than there are years.
-    longest = min(plan.settings.infrastructure.max_delay, datetime.max.replace(tzinfo=UTC) - now)
+    longest = min(plan.settings.infrastructure.max_delay, LATEST - now)
     latest = literal(now + longest)
     digested = _digested(rows, plan)
     due = due_of(digested, now)
@@ -158,8 +199,8 @@ def survey(rows: DataFrame, plan: Plan, *, now: datetime) -> Survey:
         F.count_if(due.isNotNull() & F.col("value").isNull()).alias("without_body"),
         F.count_if(F.col("value").isNotNull() & (due > latest)).alias("too_late"),
         F.count_if(due < literal(now)).alias("past"),
-        F.unix_micros(F.min(due)).alias("first"),
-        F.unix_micros(F.max(due)).alias("last"),
+        F.unix_micros(F.least(F.min(due), literal(LATEST))).alias("first"),
+        F.unix_micros(F.least(F.max(due), literal(LATEST))).alias("last"),
     ).collect()[0]
     if plan.id_column is not None:
         _refuse_repeated_ids(digested, plan.id_column)
@@ -170,12 +211,15 @@ def survey(rows: DataFrame, plan: Plan, *, now: datetime) -> Survey:
 def due_times(messages: DataFrame, every: timedelta, *, now: datetime | None = None) -> DataFrame:
     """How many messages are due when: ``due``, the beginning of a span as long as *every*, and ``count``.
 
+    What is due after the year 9999 counts as due at its end: Python, which is to read this, knows no later time.
+
     Args:
         now: what delays are counted from.
     """
     width = every // timedelta(microseconds=1)
     due = messages.select(due_of(messages, now or datetime.now(UTC)).alias("due"))
-    micros = F.unix_micros("due")
+    # The span in which the year 1 begins has begun before it.
+    micros = F.unix_micros(F.least(F.greatest("due", literal(EARLIEST + every)), literal(LATEST)))
     return (
         due.where(F.col("due").isNotNull())
         .groupBy(F.timestamp_micros(micros - F.pmod(micros, F.lit(width))).alias("due"))
@@ -195,11 +239,13 @@ def head_for(ledger: Ledger, plan: Plan, found: Survey, *, part_rows: int = PART
     head = ledger.head()
     if head is None:
         parts = min(max(-(-found.rows // part_rows), 1), MAX_PARTS)
-        return Head(plan=plan.digest(), broker=plan.broker, rows=found.rows, checksum=found.checksum, parts=parts)
-    if head.plan != plan.digest():
+        return Head(
+            plan=plan.ledger_digest(), broker=plan.broker, rows=found.rows, checksum=found.checksum, parts=parts
+        )
+    if head.plan != plan.ledger_digest():
         raise InvalidInputError(
-            f"the ledger {ledger.folder} was begun with other settings of target, columns or name: repeat those to go "
-            "on, or name another ledger to begin anew"
+            f"the ledger {ledger.folder} was begun with other settings of target, columns, name or delay "
+            "infrastructure: repeat those to go on, or name another ledger to begin anew"
         )
     if head.broker != plan.broker:
         raise InvalidInputError(
@@ -280,7 +326,7 @@ class _PartWriter(DataSourceArrowWriter):
             Rows(self.columns, settings.constants, settings.infrastructure, required=self.columns[:2]),
             settings,
             Place(run=self.plan.digest(), partition=number),
-            file=f"part-{number:05}-{self.plan.digest()}-{self.checksum:016x}",
+            file=f"part-{number:05}-{self.plan.ledger_digest()}-{self.checksum:016x}",
         )
         self.ledger.add(Part(part=number, sent=sent.confirmed, rejected=sent.rejected))
         return sent

@@ -14,19 +14,24 @@ from bide.errors import InvalidInputError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
+LATEST: Final = datetime.max.replace(tzinfo=UTC)
+"""The ends of Python's calendar, which Spark's goes beyond: to the year 294247, and before the year 1."""
+
 _LONGEST: Final = 10**14
 """Milliseconds of delays that nothing can hold: beyond this they are all the same."""
 
 
 def due_of(messages: DataFrame, now: datetime) -> Column:
-    """When messages are due, null where that cannot be read.
+    """When messages are due, null where that cannot be read, or is before the year 1.
 
     Args:
         messages: with a column ``deliver_at``, or else ``delay``, of any type that the sink takes.
         now: what delays are counted from.
     """
     if "deliver_at" in messages.columns:
-        return messages["deliver_at"]
+        due = messages["deliver_at"]
+        return F.when(due >= literal(EARLIEST), due)
     delay = messages["delay"]
     kind = messages.schema["delay"].dataType
     if isinstance(kind, DayTimeIntervalType):

@@ -127,7 +127,7 @@ def flows_of(
             raise InvalidInputError(f"{where} has {', '.join(unknown)}, which is unknown: {', '.join(sorted(_KEYS))}")
         if missing := sorted({"rate", "delay"} - set(one)):
             raise InvalidInputError(f"{where} has no {' and no '.join(missing)}")
-        delays = one["delay"] if isinstance(one["delay"], Mapping) else {one["delay"]: 1}
+        delays = _delays(where, one["delay"])
         weights = [_weight(where, value) for value in delays.values()]
         if not sum(weights):
             raise InvalidInputError(f"{where} has delays whose weights add up to nothing")
@@ -161,6 +161,17 @@ def delay_range(text: str) -> tuple[int, int]:
         raise InvalidInputError(f"the delays {text!r} end before they begin: give the shorter one first")
     millisecond = timedelta(milliseconds=1)
     return -(-shortest // millisecond), -(-longest // millisecond)
+
+
+def _delays(where: str, value: Any) -> Mapping[str, Any]:
+    """Delays with their weights."""
+    delays = value if isinstance(value, Mapping) else {value: 1} if isinstance(value, str) else {}
+    if not delays or not all(isinstance(one, str) for one in delays):
+        raise InvalidInputError(
+            f"{where} has the delay {value!r}: give one as '5m', all between two as '1h..2h', or a table of such with "
+            "their weights"
+        )
+    return delays
 
 
 def _weight(where: str, value: Any) -> float:

@@ -35,6 +35,19 @@ _NOTHING: Final = 1e-6
 """Of a message: less than that is what rounding leaves behind."""
 
 
+def check_spans(every: timedelta, tick: timedelta) -> None:
+    """See whether figures can be given for such spans and ticks: those of a :class:`Timeline`.
+
+    Raises:
+        InvalidInputError: they cannot.
+    """
+    millisecond = timedelta(milliseconds=1)
+    if tick < millisecond or tick % millisecond:
+        raise InvalidInputError(f"the tick of {tick} is no whole number of milliseconds")
+    if every < tick or every % tick:
+        raise InvalidInputError(f"spans of {every} are no multiple of the tick of {tick}")
+
+
 @dataclass(frozen=True)
 class Timeline:
     """What a workload does to the levels of a ladder.
@@ -50,11 +63,7 @@ class Timeline:
     tick: timedelta = timedelta(seconds=1)
 
     def __post_init__(self) -> None:
-        millisecond = timedelta(milliseconds=1)
-        if self.tick < millisecond or self.tick % millisecond:
-            raise InvalidInputError(f"the tick of {self.tick} is no whole number of milliseconds")
-        if self.every < self.tick or self.every % self.tick:
-            raise InvalidInputError(f"spans of {self.every} are no multiple of the tick of {self.tick}")
+        check_spans(self.every, self.tick)
         if self.workload.longest > self.ladder.longest:
             raise InvalidInputError(
                 f"there is a delay of {timedelta(milliseconds=self.workload.longest)}, and {self.ladder.name} holds "

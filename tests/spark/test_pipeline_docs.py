@@ -1,0 +1,119 @@
+"""The pages of the pipelines: their examples in Python run as they are written, against a broker."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import bide
+from tests.broker.conftest import SMALL_CLOCK
+from tests.spark.receiving import drain, rest
+from tests.spark.test_replay import parked, put
+from tests.spark.test_replay_audit import Shop, fill
+from tests.spark.test_schedule import reminders
+from tests.support import Vhost, stream_port
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+class Page:
+    """Runs the examples of a page where the broker and the folders of a test are."""
+
+    def __init__(self, spark: SparkSession, vhost: Vhost, place: Path) -> None:
+        self.spark, self.url, self.place = spark, vhost.url, place
+        self._read = f'.options(url="{vhost.url}", streamPort="{stream_port(vhost.broker)}").option("stream"'
+
+    def run(self, name: str, number: int, **known: Any) -> dict[str, Any]:
+        """Run an example below "As functions", and give what it has assigned.
+
+        Args:
+            number: of the example, from 0 on.
+            known: what the page takes for granted beside a session.
+        """
+        _, heading, rest_of_page = (DOCS / name).read_text(encoding="utf-8").partition("\n## As functions\n")
+        assert heading
+        example = re.findall(r"```python\n(.*?)```", rest_of_page, re.DOTALL)[number]
+        here = (
+            example.replace("amqp://localhost", self.url)
+            .replace("/data/", f"{self.place}/")
+            .replace('.option("stream"', self._read)
+            # The whole clock has ten times as many queues.
+            .replace("bide.Clock()", "SMALL_CLOCK")
+        )
+        found = {"spark": self.spark, "SMALL_CLOCK": SMALL_CLOCK, **known}
+        exec(compile(here, name, "exec"), found)
+        return found
+
+
+@pytest.fixture
+def page(spark: SparkSession, vhost: Vhost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
+    monkeypatch.chdir(tmp_path)
+    yield Page(spark, vhost, tmp_path)
+    # A session is the tests' own: tables that were kept are no longer needed.
+    spark.catalog.clearCache()
+
+
+def test_schedule(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+    with bide.connect_sync(page.url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
+    due = datetime.now(UTC) + timedelta(seconds=2)
+    rows = reminders(page.spark, 3, due=f"timestamp'{due.isoformat()}'").selectExpr("*", "'ana@shop' as email")
+    found = page.run("pipeline-schedule.md", 0, rows=rows)
+    assert found["table"].columns == ["value", "deliver_at", "message_id"]
+    assert found["found"].rows == 3
+    shown = capsys.readouterr().out
+    assert re.search(r"\| +due\|count\|\n.*\n\|.*\| +3\|", shown), shown
+    assert re.search(r"\|part\|sent\|rejected\|\n.*\n\| +0\| +3\| +0\|", shown), shown
+    assert sorted(tuple(json.loads(one.body).items()) for one in drain(page.url, "orders", 3)) == [
+        (("order_id", f"o-{number}"), ("email", "ana@shop")) for number in range(3)
+    ]
+    assert len(list((page.place / "ledgers" / "november").glob("part-*.json"))) == 1
+
+
+def test_replay_of_a_queue(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+    put(page.url, "error", 1, "orders", error=TimeoutError("too slow"), prefix="late")
+    put(page.url, "error", 1, "orders")
+    found = page.run("pipeline-replay.md", 0)
+    shown = capsys.readouterr().out
+    assert re.search(r"\| *queue\|messages\| *first\| *last\|\n.*\n\|orders\| +1\|", shown), shown
+    assert re.search(r"\|outcome\| *queue\|reason\|messages\|\n.*\n\| +sent\|orders\| +NULL\| +1\|", shown), shown
+    assert [one.message_id for one in drain(page.url, "orders", 1)] == ["late0"]
+    assert [one.message_id for one in parked(page.url, "error")] == ["m0"]
+    assert found["messages"].count() == 1, "a look at what is there now"
+    assert rest(page.url, "orders") == []
+
+
+def test_replay_of_an_audit(page: Page, vhost: Vhost, capsys: pytest.CaptureFixture[str]) -> None:
+    shop = Shop(page.spark, vhost, page.place)
+    fill(shop, 1)
+    page.run("pipeline-replay.md", 1)
+    shown = capsys.readouterr().out
+    assert re.search(r"\|part\|sent\|rejected\|\n.*\n\| +0\| +1\| +0\|", shown), shown
+    assert [(one.message_id, one.body) for one in drain(page.url, "orders", 1)] == [("m0", b"0")]
+
+
+@pytest.mark.slow
+def test_audit(page: Page, vhost: Vhost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("BIDE_STREAM_PORT", str(stream_port(vhost.broker)))
+    shop = Shop(page.spark, vhost, page.place)
+
+    async def publish(client: bide.Client) -> None:
+        await client.publish(b"1", to="orders", delay="100ms", message_id="m")
+
+    shop.work(publish)
+    assert len(drain(page.url, "orders", 1)) == 1
+    done = page.run("pipeline-audit.md", 0)["done"]
+    assert (done.rows["scheduled"], done.rows["delivered"], done.pending, done.overdue) == (1, 1, 0, 0)
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{done.rows} 0 0\n")
+    assert re.search(r"\|q:orders\| +1\|", shown), "the table of lateness"
+    assert page.spark.read.parquet(str(page.place / "audit" / "messages")).count() == 1
