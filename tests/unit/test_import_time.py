@@ -11,15 +11,22 @@ from typing import Any
 import pytest
 
 LIMIT = 0.150
+"""Seconds of processor time."""
+
+TIMES_THE_BASE = 4.5
+"""On a machine that is too slow for that: times what asyncio, ssl and others of the standard library take."""
+
 TRIES = 12
 
 MEASURE = """
 import json, sys, time
 before = set(sys.modules)
 started = time.process_time()
+import asyncio, dataclasses, json, logging, ssl
+base = time.process_time() - started
 import bide
 seconds = time.process_time() - started
-print(json.dumps({"seconds": seconds, "modules": sorted(set(sys.modules) - before)}))
+print(json.dumps({"base": base, "seconds": seconds, "modules": sorted(set(sys.modules) - before)}))
 """
 
 HEAVY = (
@@ -48,19 +55,22 @@ def imported() -> dict[str, Any]:
     Processor time, and the best of it: how long others keep the machine busy is not the point.
     """
     best: dict[str, Any] | None = None
+    base = float("inf")
     for _ in range(TRIES):
         output = subprocess.run([sys.executable, "-c", MEASURE], check=True, capture_output=True, timeout=60).stdout
         found: dict[str, Any] = json.loads(output)
+        base = min(base, found["base"])
         if best is None or found["seconds"] < best["seconds"]:
             best = found
         if best["seconds"] < LIMIT:
             break
     assert best is not None
-    return best
+    return {**best, "base": base}
 
 
 def test_the_import_is_quick() -> None:
-    assert imported()["seconds"] < LIMIT
+    found = imported()
+    assert found["seconds"] < max(LIMIT, TIMES_THE_BASE * found["base"])
 
 
 @pytest.mark.parametrize("name", HEAVY)
