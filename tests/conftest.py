@@ -8,6 +8,7 @@ Without one they fail: nothing is skipped.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -46,6 +47,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def anyio_backend() -> str:
     """Run async tests on asyncio alone: it is what bide is written for."""
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def no_handler_stays() -> Iterator[None]:
+    """A command that is run within a test may add a handler of logs, for a standard error that is the test's alone."""
+    root = logging.getLogger()
+    before = set(root.handlers)
+    yield
+    for handler in set(root.handlers) - before:
+        if type(handler) is logging.StreamHandler:
+            root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import pytest
 from bide.bench.measurement import Case, Measurement, Plan
 from bide.bench.results import Results
 from bide.bench.runner import run
+from bide.errors import InvalidInputError
 
 WORK = "tests.broker.bench_work"
 ROOT = Path(__file__).parents[2]
@@ -59,7 +60,10 @@ def test_those_who_are_asked_for_are_measured() -> None:
     by_name, by_setting = measure(cases, only=["bide*"]), measure(cases, only=["large"])
     assert [row.case for row in by_name.rows] == ["bide", "bide bulk"]
     assert [row.case for row in by_setting.rows] == ["bide bulk"]
-    assert measure(cases, only=["none"]).rows == []
+    with pytest.raises(
+        InvalidInputError, match="nothing is called 'none': choose of small, bide, large, bide bulk, pi"
+    ):
+        measure(cases, only=["none"])
 
 
 def test_who_is_not_installed_is_left_out() -> None:

@@ -312,15 +312,19 @@ async def test_an_exchange_that_is_deleted_meanwhile(client: bide.Client, queue:
     assert confirmed <= found <= confirmed | doubtful
 
 
-async def test_an_infrastructure_that_is_taken_away_meanwhile(client: bide.Client, queue: str, clock_url: str) -> None:
+async def test_an_infrastructure_that_is_taken_away_meanwhile(vhost: Vhost) -> None:
     """It is put there again, and everything arrives."""
-    await client.publish(b"", to=queue, delay="100ms")
-    async with bide.connect(clock_url) as other:
-        session = await other._publisher.session()
-        await destroy(session.connection, session.infrastructure.topology())
-    report = await client.publish_many(Letter(b"", to=queue, delay="100ms") for _ in range(2_000))
-    assert report.confirmed == 2_000
-    assert len(await receive(client, queue, 2_000)) == 2_000
+    queue = fresh("q")
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        await client.publish(b"", to=queue, delay="100ms")
+        assert len(await receive(client, queue, 1)) == 1
+        connection = await Connection.open(BrokerUrl.parse(vhost.url))
+        await destroy(connection, SMALL_CLOCK.topology())
+        await connection.close()
+        report = await client.publish_many(Letter(b"", to=queue, delay="100ms") for _ in range(2_000))
+        assert report.confirmed == 2_000
+        assert len(await receive(client, queue, 2_000)) == 2_000
 
 
 async def test_an_asynchronous_input_is_not_waited_for_with_what_is_there(client: bide.Client, queue: str) -> None:

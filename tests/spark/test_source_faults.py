@@ -144,7 +144,7 @@ def publish(broker: LocalBroker, numbers: range) -> None:
 def until(query: StreamingQuery, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
-        assert query.isActive, query.exception()
+        assert query.isActive, str(query.exception())
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.05)
 
