@@ -60,9 +60,7 @@ def test_those_who_are_asked_for_are_measured() -> None:
     by_name, by_setting = measure(cases, only=["bide*"]), measure(cases, only=["large"])
     assert [row.case for row in by_name.rows] == ["bide", "bide bulk"]
     assert [row.case for row in by_setting.rows] == ["bide bulk"]
-    with pytest.raises(
-        InvalidInputError, match="nothing is called .none.: choose of small, bide, large"
-    ):
+    with pytest.raises(InvalidInputError, match="nothing is called 'none': choose of small, bide, large"):
         measure(cases, only=["none"])
 
 
