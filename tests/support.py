@@ -74,8 +74,9 @@ def flush_declarations(broker: LocalBroker) -> None:
 
 def stream_port(broker: LocalBroker) -> int:
     """The broker's port for the stream protocol."""
-    assert broker.stream_url is not None
-    return int(broker.stream_url.rstrip("/").rpartition(":")[2])
+    port = broker.stream_port
+    assert port is not None
+    return port
 
 
 def _source(path: Path | None) -> str:

@@ -171,12 +171,15 @@ def in_doubt(message_id: str, reason: str) -> PublishInDoubtError:
     )
 
 
-def unsent(letter: Any, position: int, reason: str) -> Outcome:
+def not_sent(message_id: str | None, reason: str) -> UnsentError:
+    """The error of a message that was taken and not sent."""
+    return UnsentError(f"it was not sent: {reason}", message_id=message_id)
+
+
+def _unsent(letter: Any, position: int, reason: str) -> Outcome:
     """The outcome of a letter that was taken and not sent."""
     message_id = getattr(letter, "message_id", None)
-    return Outcome(
-        letter, position, message_id, None, 0, UnsentError(f"it was not sent: {reason}", message_id=message_id)
-    )
+    return Outcome(letter, position, message_id, None, 0, not_sent(message_id, reason))
 
 
 def with_unsent(error: BideError, letters: Iterable[Any], *, first: int) -> BideError:
@@ -187,7 +190,7 @@ def with_unsent(error: BideError, letters: Iterable[Any], *, first: int) -> Bide
     """
     doubt = error if isinstance(error, BulkInDoubtError) else None
     reason = str(error) if doubt is None else doubt.reason
-    more = tuple(unsent(letter, position, reason) for position, letter in enumerate(letters, first))
+    more = tuple(_unsent(letter, position, reason) for position, letter in enumerate(letters, first))
     if not more:
         return error
     known, before = ((), ()) if doubt is None else (doubt.in_doubt, doubt.unsent)

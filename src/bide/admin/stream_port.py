@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
-from urllib.parse import urlsplit
 
 from bide.admin.management_address import of_environment
 from bide.admin.private import private_broker
@@ -34,4 +33,4 @@ def stream_port(url: str, environment: Mapping[str, str]) -> int | None:
             raise InvalidUrlError(f"{STREAM_PORT_VARIABLE} is {given!r}: give a port, from 1 to {_HIGHEST:,}")
         return int(given)
     private = private_broker(broker)
-    return None if private is None or private.stream_url is None else urlsplit(private.stream_url).port
+    return None if private is None else private.stream_port

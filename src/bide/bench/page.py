@@ -71,7 +71,7 @@ def _lines(results: Sequence[Results], measurements: Sequence[Measurement]) -> I
 def _run(results: Results) -> Iterator[str]:
     yield f"## RabbitMQ {results.releases['RabbitMQ']}, {results.date[:10]}\n"
     if results.scale < 1:
-        yield (f"**Preliminary: {results.scale:g} of the full size.** Good for a look, not for conclusions.\n")
+        yield f"**Preliminary: {results.scale:g} of the full size.** Good for a look, not for conclusions.\n"
     machine = results.machine
     yield (
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory']}, {machine['kernel']}, "

@@ -136,11 +136,8 @@ class Results:
                 "move it away, or keep these in another folder"
             )
         own = set(self.measurements())
-        if partial:
-            rows = {(row.measurement, row.case, row.setting): row for row in (*before.rows, *self.rows)}
-        else:
-            kept = [row for row in before.rows if row.measurement not in own]
-            rows = {(row.measurement, row.case, row.setting): row for row in (*kept, *self.rows)}
+        kept = [row for row in before.rows if partial or row.measurement not in own]
+        rows = {(row.measurement, row.case, row.setting): row for row in (*kept, *self.rows)}
         return replace(
             self,
             rounds=max(self.rounds, before.rounds),

@@ -165,10 +165,14 @@ class LocalBroker:
     @property
     def stream_url(self) -> str | None:
         """The URL of the stream protocol for the virtual host ``/``, with the password; None without the plugin."""
+        port = self.stream_port
+        return None if port is None else f"rabbitmq-stream://{self.user}:{self.password}@{LOOPBACK}:{port}/"
+
+    @property
+    def stream_port(self) -> int | None:
+        """The port of the stream protocol; None without the plugin."""
         state = self._state()
-        if STREAM_PLUGIN not in state.plugins:
-            return None
-        return f"rabbitmq-stream://{self.user}:{self.password}@{LOOPBACK}:{state.ports.stream}/"
+        return state.ports.stream if STREAM_PLUGIN in state.plugins else None
 
     def vhost_url(self, vhost: str, *, user: str | None = None, password: str | None = None) -> str:
         """Return the AMQP URL of a virtual host, for the administrator unless *user* and *password* name another."""

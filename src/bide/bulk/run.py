@@ -23,11 +23,10 @@ from bide.errors import (
     NotAppliedError,
     PublishError,
     TargetNotFoundError,
-    UnsentError,
     UnsupportedBrokerError,
 )
 from bide.letter import Letter
-from bide.outcome import Outcome, in_doubt, with_unsent
+from bide.outcome import Outcome, in_doubt, not_sent, with_unsent
 from bide.outgoing import Kind, Outgoing
 from bide.publisher import OnLost, Publisher
 from bide.session import Session, too_large
@@ -422,10 +421,7 @@ class Run:
         self._lost, self._again = [], deque()
         for one in waiting:
             assert one.message is not None
-            if one.attempts:
-                one.error = in_doubt(one.message.message_id, reason)
-            else:
-                one.error = UnsentError(f"it was not sent: {reason}", message_id=one.message.message_id)
+            one.error = (in_doubt if one.attempts else not_sent)(one.message.message_id, reason)
         return BulkInDoubtError(
             reason,
             in_doubt=tuple(one.outcome() for one in waiting if one.attempts),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import click
 
@@ -70,8 +69,8 @@ def start(*, folder: Path | None, ephemeral: bool, home: Path | None, root: Path
     )
     click.echo(f"export BIDE_URL={local.url}")
     click.echo(f"export BIDE_MANAGEMENT_URL={local.management_url}")
-    if local.stream_url is not None:
-        click.echo(f"export BIDE_STREAM_PORT={urlsplit(local.stream_url).port}")
+    if local.stream_port is not None:
+        click.echo(f"export BIDE_STREAM_PORT={local.stream_port}")
 
 
 @broker.command()

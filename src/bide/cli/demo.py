@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 import click
 
@@ -148,7 +147,7 @@ def _broker(settings: Settings, stream_port: int | None, progress: Progress, sta
     return _Broker(
         url=BrokerUrl.parse(broker.url),
         text=broker.url,
-        stream_port=urlsplit(broker.stream_url).port if broker.stream_url is not None else stream_port,
+        stream_port=broker.stream_port or stream_port,
         management_url=broker.management_url,
     )
 
