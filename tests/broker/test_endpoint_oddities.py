@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -86,7 +88,7 @@ def circle() -> Exception:
         (lambda: ValueError("\ud800" + "long " * 1_000_000), "ValueError"),
         (FrozenError, "FrozenError"),
         (NotedError, "NotedError"),
-        (CausedError, "RuntimeError"),
+        (CausedError, "CausedError"),
         (circle, "ValueError"),
         (lambda: StopIteration("a"), "RuntimeError"),
         (asyncio.CancelledError, "RuntimeError"),
@@ -113,6 +115,30 @@ async def test_whatever_a_handler_raises_is_its_failure(
     assert message.exception is not None
     assert message.exception.rpartition(".")[2] == exception
     assert message.stack
+
+
+async def test_what_cannot_be_printed_is_parked_even_where_the_log_cannot_be_written(client: bide.Client) -> None:
+    """Python prints what is wrong with a log's handler together with the exception that is being handled then."""
+    queue, recorder = fresh("unlogged"), Recorder()
+    app = bide.Endpoint(queue, error_queue=f"{queue}.error", observers=[recorder], retry=ONCE)
+
+    @app.handler
+    def fail(message: bide.Message) -> None:
+        raise NotedError
+
+    closed = StringIO()
+    closed.close()
+    broken, logger = logging.StreamHandler(closed), logging.getLogger("bide")
+    logger.addHandler(broken)
+    try:
+        async with running(app, client, recorder):
+            await client.publish(b"x", to=queue, message_id="one")
+            await recorder.until("parked", seconds=10)
+    finally:
+        logger.removeHandler(broken)
+    message = await parked(client, f"{queue}.error")
+    assert message.exception is not None
+    assert message.exception.rpartition(".")[2] == "NotedError"
 
 
 async def test_a_handler_that_cancels_its_own_task_does_not_hold_its_message_up(client: bide.Client) -> None:

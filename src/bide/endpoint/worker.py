@@ -123,6 +123,18 @@ class Worker:
     async def _handle(self, message: Message, key: Any, attempt: int) -> bool:
         """Call the handler; True if the message was handled."""
         started = self._now()
+        # Not dealt with where it is caught: it would be the context of whatever is raised there, which logs print.
+        if (error := await self._failure(message)) is not None:
+            await self._failed(message, key, attempt, started, error)
+            return False
+        self._gate.succeeded()
+        self._attempts.forget(key)
+        await self._tell(self._event("processed", message, attempt, started=started))
+        await self._settle(message.ack, key)
+        return True
+
+    async def _failure(self, message: Message) -> BaseException | None:
+        """Call the handler; what it raises, if that is a failure of its own."""
         try:
             with ExitStack() as around:
                 for observer in self._observers:
@@ -133,22 +145,14 @@ class Worker:
             if current is not None and current.cancelling():
                 # We are stopping: the message returns to its queue when the channel closes.
                 raise
-            cancelled = RuntimeError("the handler was cancelled from within")
-            await self._failed(message, key, attempt, started, cancelled)
-            return False
+            return RuntimeError("the handler was cancelled from within")
         except (SystemExit, KeyboardInterrupt, GeneratorExit):
             # The program ends, and gives the message back with its connection.
             raise
         except BaseException as error:  # noqa: BLE001 (whatever a handler raises is its failure)
             # Not by assignment, which an exception may refuse: a frozen dataclass does.
-            error.with_traceback(beyond_us(error.__traceback__))
-            await self._failed(message, key, attempt, started, error)
-            return False
-        self._gate.succeeded()
-        self._attempts.forget(key)
-        await self._tell(self._event("processed", message, attempt, started=started))
-        await self._settle(message.ack, key)
-        return True
+            return error.with_traceback(beyond_us(error.__traceback__))
+        return None
 
     def _enter(self, around: ExitStack, observer: Observer, message: Message) -> None:
         try:

@@ -34,7 +34,7 @@ class Explanation:
     @classmethod
     def of(cls, error: BaseException, *, message_bytes: int = MESSAGE_BYTES, stack_bytes: int = STACK_BYTES) -> Self:
         """The explanation of an exception, within these bounds."""
-        inner = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        inner = _inner(error)
         frames = traceback.extract_tb(error.__traceback__)
         last = frames[-1] if frames else None
         return cls(
@@ -64,6 +64,13 @@ def cut(text: str, size: int, *, keep_end: bool = False) -> str:
 
 def _file(path: str) -> str:
     return path.replace("\\", "/").rpartition("/")[2]
+
+
+def _inner(error: BaseException) -> BaseException | None:
+    try:
+        return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    except Exception:  # noqa: BLE001 (somebody else's attributes)
+        return None
 
 
 def _stack(error: BaseException) -> str:
