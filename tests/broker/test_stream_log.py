@@ -270,15 +270,15 @@ def test_a_broker_that_is_silent_for_a_while(rabbitmq: Rabbitmq) -> None:
         address = Address.of(f"{broker.url}?timeout=1", stream_port(broker))
         pid = broker.pid
         assert pid is not None
-        noticed: list[int] = []
+        noticed: list[log._Patience] = []
 
-        def wake(failures: int) -> None:
-            noticed.append(failures)
+        def wake(patience: log._Patience) -> None:
+            noticed.append(patience)
             os.kill(pid, signal.SIGCONT)
 
         found: list[bytes] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(log, "_pause", wake)
+            patch.setattr(log._Patience, "pause", wake)
             try:
                 for chunk, first, last in read_range(
                     address, OffsetRange(stream="s", start=0, end=40), fail_on_data_loss=False
@@ -332,6 +332,26 @@ def test_a_broker_that_is_started_again(rabbitmq: Rabbitmq) -> None:
             broker.restart()
             assert logs.end("s") == 2
         assert bodies(address, "s", 0, 2) == [b"a", b"b"]
+
+
+def test_a_broker_that_does_not_come_back_is_an_error(rabbitmq: Rabbitmq) -> None:
+    with rabbitmq.start(ephemeral=True) as broker:
+        with closing(pika.BlockingConnection(pika.URLParameters(broker.url))) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            declare(channel, "s")
+            fill(channel, "s", [b"a", b"b"])
+        address = Address.of(f"{broker.url}?timeout=2", stream_port(broker))
+        with pytest.MonkeyPatch.context() as patch, StreamLogs(address) as logs:
+            patch.setattr(log, "_PATIENCE", 1.0)
+            assert logs.end("s") == 2
+            broker.kill()
+            start = time.monotonic()
+            with pytest.raises(BrokerUnreachableError, match="no broker answers the stream protocol"):
+                logs.end("s")
+            with pytest.raises(BrokerUnreachableError, match="no broker answers the stream protocol"):
+                bodies(address, "s", 0, 2)
+            assert time.monotonic() - start >= 2.0
 
 
 def test_a_subscription_is_sent_what_there_is_before_anything_else(

@@ -35,8 +35,8 @@ WAY_OUT_OF_GAP: Final = "Read what is left with failOnDataLoss=false, or begin a
 
 _STATISTICS_SINCE: Final = (3, 11)
 _CHUNKS_AHEAD: Final = 8
-_ATTEMPTS: Final = 10
-"""Connections in a row that may fail without a chunk between them: a quarter of a minute, enough for a restart."""
+_PATIENCE: Final = 60.0
+"""Seconds for which nothing may come before that is an error: enough for a node with much in it to start again."""
 
 _Question = Callable[[StreamConnection, str], int]
 _Answer = TypeVar("_Answer")
@@ -147,18 +147,17 @@ class StreamLogs:
 
     def _trying(self, question: Callable[[], _Answer]) -> _Answer:
         """Ask again where a connection was idle for too long, the leader moved, or the broker is being restarted."""
-        failures = 0
+        patience = _Patience()
         while True:
             try:
                 answer = question()
             except (BrokerUnreachableError, ConnectionLostError) as error:
                 self.close()
-                failures += 1
                 # Where nothing ever answered, something is wrong with the address.
-                if not self._was_connected or failures >= _ATTEMPTS:
+                if not self._was_connected or patience.is_over():
                     raise
                 log.info("asking again: %s", error)
-                _pause(failures)
+                patience.pause()
             except ProtocolError:
                 # What comes next over this connection would answer something else.
                 self.close()
@@ -268,21 +267,37 @@ def read_range(address: Address, wanted: OffsetRange, *, fail_on_data_loss: bool
         BrokerError: the broker cannot be reached, or does not send them.
     """
     reader = _Reader(address, wanted, fail_on_data_loss)
-    failures = 0
+    patience = _Patience()
     while reader.position < wanted.end:
         reached = reader.position
         try:
             yield from reader.chunks()
         except (BrokerUnreachableError, ConnectionLostError) as error:
-            failures = 1 if reader.position > reached else failures + 1
-            if failures >= _ATTEMPTS:
+            if reader.position > reached:
+                patience = _Patience()
+            if patience.is_over():
                 raise
             log.info("reading %s goes on at offset %d: %s", wanted.stream, reader.position, error)
-            _pause(failures)
+            patience.pause()
 
 
-def _pause(failures: int) -> None:
-    time.sleep(min(_FIRST_PAUSE * 2 ** (failures - 1), _LONGEST_PAUSE))
+class _Patience:
+    """With a broker that is away. It begins with the first failure."""
+
+    def __init__(self) -> None:
+        self._end: float | None = None
+        self._next = _FIRST_PAUSE
+
+    def is_over(self) -> bool:
+        now = time.monotonic()
+        if self._end is None:
+            self._end = now + _PATIENCE
+        return now >= self._end
+
+    def pause(self) -> None:
+        """Wait a little, and longer each time."""
+        time.sleep(self._next)
+        self._next = min(2 * self._next, _LONGEST_PAUSE)
 
 
 class _Reader:
