@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -65,6 +69,42 @@ def test_what_fails_is_said_and_the_rest_goes_on(rabbitmq: Rabbitmq, tmp_path: P
     assert rows["import pika"]["values"] == {}
     assert rows["import pika"]["notes"][0].startswith("failed: ")
     assert results["failures"][0].startswith("startup, import pika: ")
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="who its processes are is read from /proc")
+def test_ended_by_a_signal_it_leaves_no_process(rabbitmq: Rabbitmq) -> None:
+    """Neither the broker nor the job that is under way."""
+    mark = f"BIDE_TEST_MARK={uuid4().hex}"
+    root = () if rabbitmq.chroot is None else ("--root", str(rabbitmq.chroot))
+    home = {} if rabbitmq.home is None else {HOME_VARIABLE: str(rabbitmq.home)}
+    command = [sys.executable, "-m", "bide", "bench", "sustained", "--rounds", "1", "--only", "Clock", *root]
+    marked = dict([mark.split("=")])
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **home, **marked}) as process:
+        deadline = time.monotonic() + 60
+        while not any("-m bide.bench" in one for one in commands_of(mark)):
+            assert process.poll() is None, "it ended before it could be told to"
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.terminate()
+        _, complaints = process.communicate(timeout=60)
+        assert process.returncode == 128 + signal.SIGTERM, complaints
+    assert "Traceback" not in complaints
+    # What a killed process has started may need a moment to notice.
+    deadline = time.monotonic() + 10
+    while left := commands_of(mark):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def commands_of(mark: str) -> list[str]:
+    """The processes that have this in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        # It may end meanwhile.
+        with suppress(OSError):
+            if mark.encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [one for one in found if one]
 
 
 def test_a_measurement_that_is_unknown_is_refused(rabbitmq: Rabbitmq) -> None:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from bide.delay.infrastructure import DelayInfrastructure
     from bide.pipelines.ledger import Ledger
-    from bide.pipelines.schedule import Plan, Survey
+    from bide.pipelines.schedule import Survey
+    from bide.pipelines.schedule_plan import Plan
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -153,7 +154,7 @@ def _plan(
     declare: bool,
     infrastructure: DelayInfrastructure,
 ) -> Plan:
-    from bide.pipelines.schedule import Plan
+    from bide.pipelines.schedule_plan import Plan
     from bide.spark.sink_settings import SinkSettings
 
     if (to is None) == (exchange is None):
@@ -194,7 +195,8 @@ def _survey(rows: DataFrame, plan: Plan) -> Survey:
 
 def _show(rows: DataFrame, plan: Plan, found: Survey, *, as_json: bool) -> None:
     """What a run would do."""
-    from bide.pipelines.schedule import due_times, messages
+    from bide.pipelines.schedule import due_times
+    from bide.pipelines.schedule_rows import messages
 
     every = span_for(found.first, found.last)
     with progress("counting due times"):

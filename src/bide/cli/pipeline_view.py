@@ -10,7 +10,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from bide.pipelines.schedule import Plan, Survey
+    from bide.pipelines.schedule import Survey
+    from bide.pipelines.schedule_plan import Plan
 
 _SPANS: Final = (
     *(timedelta(seconds=number) for number in (1, 5, 15, 30)),
