@@ -16,6 +16,7 @@ import asyncio
 import json
 import logging
 import re
+import signal
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,13 +36,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.doc_pictures", description=__doc__)
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--seconds", type=int, default=120, help="from the first due time to the last")
-    parser.add_argument("--lead", type=int, default=40, help="seconds until the first is due")
+    parser.add_argument("--lead", type=int, default=20, help="seconds of the shortest delay")
     parser.add_argument("--over", type=int, default=60, help="seconds over which failed messages are spread")
     parser.add_argument("--chroot", type=Path, help="the root of another system whose RabbitMQ is started")
     parser.add_argument("--result", type=Path, default=RESULT, help="a file for all figures, as JSON")
     parser.add_argument("--from", dest="kept", type=Path, help="draw these figures, and run nothing")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="the folder of the pages")
     arguments = parser.parse_args()
+    # Ended like this, too, it ends what it has begun.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Hundreds of messages fail as they should.
     logging.getLogger("bide").setLevel(logging.CRITICAL)
     if arguments.kept is None:

@@ -38,22 +38,23 @@ def captions(kept: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, str]
         p50, p99 = (texts.milliseconds(late[which][name]) for name in ("p50", "p99"))
         return f"half of them at most {p50} after their due time, 99 in 100 at most {p99}"
 
+    load = kept["load_average"][1]
+    busy = f", which other work kept busy too (a load of {load:.0f})" if load > 2 * kept["cores"] else ""
+    where = f"`make doc-pictures`: RabbitMQ {kept['rabbitmq']}, Spark and endpoint on {kept['cores']} cores{busy}."
     return {
         "schedule": (
-            f"{count:,} reminders, sent by one run in {seconds['schedule']:.1f} s to RabbitMQ {kept['rabbitmq']}, and "
-            f"received by an endpoint: {tail('first')}. The broken line is what was due. (`make doc-pictures`; broker, "
-            f"Spark and endpoint on the same {kept['cores']} cores.)"
+            f"{count:,} reminders, sent by one run in {seconds['schedule']:.1f} s, and received by an endpoint: "
+            f"{tail('first')}. The broken line is what was due. {where}"
         ),
         "audit": (
             f"One round in the middle of a campaign of {count:,} reminders, as the table `messages` has them, by due "
             f"time: {outcomes['processed']:,} processed, {outcomes['parked']:,} parked, since their handler failed for "
             f"{fails}, {outcomes['waiting']:,} waiting. The broken line is the last delivery that the audit saw. "
-            f"(`make doc-pictures`, RabbitMQ {kept['rabbitmq']}; Spark works on the same {kept['cores']} cores.)"
+            f"{where}"
         ),
         "replay": (
             f"{sum(failed):,} messages failed within {fails}, up to {max(failed) / EVERY:,.0f} per second, and were "
-            f"sent back over {over}, at most {max(back) / EVERY:,.0f} per second: {tail('again')}. "
-            f"(`make doc-pictures`, RabbitMQ {kept['rabbitmq']}.)"
+            f"sent back over {over}, at most {max(back) / EVERY:,.0f} per second: {tail('again')}. {where}"
         ),
         "plan": (
             f"The same run: what each level held of {plan['messages']:,} messages that were sent to RabbitMQ "

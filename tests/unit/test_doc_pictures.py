@@ -26,13 +26,13 @@ CAME: Final = [
     Received(START + 1.0, START + 5.0, START + 6.5),
     Received(START + 3.0, START + 9.0, START + 9.0),
 ]
-ROWS: Final = [
+ROWS: Final[list[dict[str, Any]]] = [
     {"due": 11.0, "delivered": 11.004, "lateness_ms": 4.0, "outcome": "processed"},
     {"due": 12.0, "delivered": 12.008, "lateness_ms": 8.0, "outcome": "parked"},
     {"due": 13.0, "delivered": 13.1, "lateness_ms": 100.0, "outcome": "delivered"},
     {"due": 21.0, "delivered": None, "lateness_ms": None, "outcome": "scheduled"},
 ]
-SAMPLES: Final = [
+SAMPLES: Final[list[dict[str, Any]]] = [
     {"at": 1000, "measured": {"m": 0, "c": 0}, "planned": {"all": 0.0, "m": 0.0, "c": 0.0}},
     {"at": 3000, "measured": {"m": 4, "c": 0}, "planned": {"all": 5.0, "m": 5.0, "c": 0.0}},
     {"at": 5000, "measured": {"m": 0, "c": 0}, "planned": {"all": 0.0, "m": 0.0, "c": 0.0}},
