@@ -43,8 +43,8 @@ def captions(kept: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, str]
     where = f"`make doc-pictures`: RabbitMQ {kept['rabbitmq']}, Spark and endpoint on {kept['cores']} cores{busy}."
     return {
         "schedule": (
-            f"{count:,} reminders, sent by one run in {seconds['schedule']:.1f} s, and received by an endpoint: "
-            f"{tail('first')}. The broken line is what was due. {where}"
+            f"{count:,} reminders, sent by one run within {kept['schedule']['sent_in']:.1f} s, and received by an "
+            f"endpoint: {tail('first')}. The broken line is what was due. {where}"
         ),
         "audit": (
             f"One round in the middle of a campaign of {count:,} reminders, as the table `messages` has them, by due "
