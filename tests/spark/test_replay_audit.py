@@ -24,6 +24,7 @@ from bide.endpoint import Event
 from bide.errors import FolderInUseError, InvalidInputError
 from bide.lifecycle import ErrorQueue, Selection
 from bide.pipelines import audit_facts as facts
+from bide.pipelines import replay_taps
 from bide.pipelines.audit_folder import Folder
 from bide.pipelines.replay_audit import Choices, failures, find
 from bide.topology import Queue, Topology
@@ -246,7 +247,11 @@ async def drop(client: bide.Client, stream: str) -> None:
         await channel.delete_queue(stream)
 
 
-def test_what_is_not_there_any_more(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_there_any_more(
+    shop: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of the driver alone, which asks how far a stream goes.
+    monkeypatch.setattr(replay_taps, "_PATIENCE", 3.0)
     fill(shop, 3)
     given = (shop.spark, shop.folder, Choices(folder=str(shop.ledger)))
     assert shop.replay("--where", "sent >") == 2
@@ -267,6 +272,19 @@ def test_what_is_not_there_any_more(shop: Shop, capsys: pytest.CaptureFixture[st
     assert "3 that the limits of a tap's stream dropped, or the stream is gone" in capsys.readouterr().err
     assert shop.replay("--skip-missing") == 0
     assert "replayed 0 messages" in capsys.readouterr().out
+
+    async def start_anew(client: bide.Client) -> None:
+        connection = await client._publisher.connection()
+        await apply(connection, taps.topology(Retention()), external=[*taps.sources, *taps.names])
+        await client.publish("another", to="orders", delay="50ms")
+
+    shop.work(start_anew)
+    assert [one.body for one in drain(shop.url, "orders", 1)] == [b"another"]
+    found = find(*given, url=shop.url)
+    assert (found.messages.count(), found.unseen, found.dropped) == (1, 0, 2), "it has one message by now"
+    assert shop.replay("--skip-missing", "--json") == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["sent"], done["dropped"], done["gone"]) == (0, 2, 1), "what is there is another message"
     assert run(["pipeline", "replay", "--url", shop.url, "--audit", str(shop.ledger)]) == 2
     assert "is not of an audit" in capsys.readouterr().err
     for arguments in (
