@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 EVENTS = "bide.events"
+# What is said with it is said before Spark is there, which has no such time zone.
+NOWHERE = ("--time-zone", "Mars/Olympus")
 
 
 class Shop:
@@ -315,11 +317,15 @@ def test_a_limit_is_one_of_messages_that_are_there(shop: Shop, capsys: pytest.Ca
 def test_one_run_at_a_time(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     fill(shop, 2)
     with holder_of(shop.ledger) as process:
-        assert shop.replay() == 1
+        assert shop.replay(*NOWHERE) == 1
         said = f"bide: the ledger {shop.ledger} is in use by the process {process.pid} on "
         assert said in capsys.readouterr().err
         assert shop.replay("--dry-run") == 0, "it chooses nothing"
         assert Choices(folder=str(shop.ledger)).count() == 0
+    no_folder = shop.ledger.parent / "file"
+    no_folder.touch()
+    assert shop.replay("--ledger", no_folder / "ledger", *NOWHERE) == 2
+    assert f"the ledger {no_folder}/ledger cannot be used: " in capsys.readouterr().err
     assert shop.replay() == 0
     assert {one.message_id for one in drain(shop.url, "orders", 2)} == {"m0", "m1"}
     assert rest(shop.url, "orders") == []
@@ -342,6 +348,8 @@ def test_a_run_that_is_killed_goes_on(shop: Shop, capsys: pytest.CaptureFixture[
     assert 0 < sum(one.sent for one in ledger.parts()) < number
     with pytest.raises(InvalidInputError, match="has a replay that was not finished"):
         Choices(folder=str(shop.ledger)).unfinished("another", "broker")
+    assert shop.replay("--limit", "1", *NOWHERE) == 2
+    assert "has a replay that was not finished" in capsys.readouterr().err
     assert shop.replay(*options, "--json") == 0
     done = json.loads(capsys.readouterr().out)
     assert done["sent"] + done["sent_before"] == number
