@@ -17,8 +17,8 @@ import click
 from bide.cli.output import print_json
 from bide.cli.pipeline_view import progress, span_for, summary, survey_text
 from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
-from bide.errors import InvalidRowError
-from bide.pipelines.formats import FORMATS, refuse_missing
+from bide.errors import InvalidInputError, InvalidRowError
+from bide.pipelines.formats import FORMATS, is_uri, refuse_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,11 @@ def pipeline() -> None:
 
 
 def spark_options(command: _Decorated) -> _Decorated:
-    """Add the options of Spark, and hand a session over as the argument ``spark``: a context manager's factory."""
+    """Add the options of Spark, and hand over what they say as three arguments.
+
+    ``open_session`` makes a context manager of a session; ``is_here`` and ``reads_here`` say whether it runs on this
+    machine alone, and whether a path is one of this machine.
+    """
 
     @wraps(command)
     def wrapper(*args: Any, master: str | None, spark_conf: tuple[str, ...], time_zone: str, **kwargs: Any) -> Any:
@@ -53,9 +57,18 @@ def spark_options(command: _Decorated) -> _Decorated:
 
             return session(master, name=name, configuration=configuration, time_zone=time_zone, quiet=quiet)
 
-        from bide.pipelines.session import runs_here
+        from bide.pipelines.requirements import missing_packages
+        from bide.pipelines.session import reads_here, runs_here
 
-        return command(*args, open_session=open_session, is_here=runs_here(master), **kwargs)
+        if (why_not := missing_packages()) is not None:
+            raise InvalidInputError(why_not)
+        return command(
+            *args,
+            open_session=open_session,
+            is_here=runs_here(master),
+            reads_here=reads_here(master, configuration),
+            **kwargs,
+        )
 
     wrapped: Any = wrapper
     for option in (
@@ -108,6 +121,7 @@ def schedule(
     as_json: bool,
     open_session: Callable[..., Any],
     is_here: bool,
+    reads_here: bool,
     **rest: Any,
 ) -> None:
     """Schedule a message for every row of SOURCE: files of Parquet, CSV or JSON, or a table.
@@ -121,7 +135,7 @@ def schedule(
 
     plan = _plan(settings, **rest)
     options = pairs_of("--read-option", read_options)
-    refuse_missing(source, format, is_here=is_here)
+    refuse_missing(source, format, reads_here=reads_here)
     if ledger is None and not is_here and not dry_run:
         raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors reach")
     if not dry_run:
@@ -268,7 +282,7 @@ def _bad(found: Survey, plan: Plan) -> InvalidRowError:
 
 
 def _own_ledger(source: str, plan: Plan) -> str:
-    place = source if "://" in source else os.path.abspath(source)  # noqa: PTH100 (no link is followed)
+    place = source if is_uri(source) else os.path.abspath(source)  # noqa: PTH100 (no link is followed)
     key = hashlib.sha256(repr((place, plan.broker, plan.ledger_digest())).encode()).hexdigest()[:16]
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return str(Path(state) / "bide" / "schedule" / f"{Path(place).name}-{key}")

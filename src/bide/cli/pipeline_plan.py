@@ -87,6 +87,7 @@ def plan(
     as_json: bool,
     open_session: Callable[..., Any],
     is_here: bool,
+    reads_here: bool,
     **rest: Any,
 ) -> None:
     """Tell what a workload will do to a broker: messages held, bytes, hops and releases, level by level.
@@ -102,7 +103,7 @@ def plan(
 
     told = _flows(**rest)
     if told is None:
-        refuse_missing(rest["source"], rest["format"], is_here=is_here)
+        refuse_missing(rest["source"], rest["format"], reads_here=reads_here)
     spans = {"every": duration_of("--every", every), "tick": duration_of("--tick", tick)}
     check_spans(**spans)
     known = {

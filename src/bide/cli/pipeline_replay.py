@@ -54,6 +54,7 @@ def replay(
     as_json: bool,
     open_session: Callable[..., Any],
     is_here: bool,
+    reads_here: bool,
     **rest: Any,
 ) -> int:
     """Send failed messages back to the queues that they failed on, with their ids, headers and history.
