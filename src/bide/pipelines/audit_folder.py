@@ -149,6 +149,10 @@ class Folder:
         """Where a table is, for Spark."""
         return "/".join((self.place, *parts))
 
+    def was_read(self, source: str) -> bool:
+        """Whether Spark has written down how far a source was read."""
+        return bool(self._entries(self._path("_checkpoint", source, "offsets")))
+
     def write(self, rows: DataFrame, table: str, *, by: tuple[str, ...] = ("day",)) -> None:
         """Write rows in the place of those partitions that they belong to; the others stay as they are.
 
