@@ -133,7 +133,8 @@ def _of_queue(
         management_url=settings.management_url,
         record=not given["no_audit"],
     )
-    source.check(over)
+    # A dry run shows which queues are missing.
+    source.check(over, sends=not dry_run)
     return lambda spark: _replay_queue(
         spark, source, over, where=given["where"], limit=given["limit"], dry_run=dry_run, as_json=as_json
     )

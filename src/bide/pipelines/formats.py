@@ -1,8 +1,13 @@
-"""What tables may come from. Light, because the command line names the formats before Spark is wanted."""
+"""What tables may come from, and where things may be put: what can be said of it before Spark is wanted.
+
+Light, because the command line names the formats.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -53,4 +58,29 @@ def refuse_missing(source: str, format: str | None, *, reads_here: bool) -> None
         raise InvalidInputError(f"{source} does not exist: name a file or a folder of {kind} files") from error
     except OSError:
         # A folder above it may not be entered, for example: nobody knows, and Spark says what it makes of it.
+        return
+
+
+def refuse_unwritable(option: str, place: str, *, is_here: bool) -> None:
+    """Say that a folder cannot be made, or be written to, before Spark works for it, as far as that can be known.
+
+    Args:
+        option: that names the folder.
+        is_here: whether a path is one of this machine.
+
+    Raises:
+        InvalidInputError: there is a file in its way, or a folder that is another user's.
+    """
+    if not is_here or is_uri(place):
+        return
+    path = Path(place).absolute()
+    for one in (path, *path.parents):
+        try:
+            found = one.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            return
+        if not stat.S_ISDIR(found.st_mode) or not os.access(one, os.W_OK | os.X_OK):
+            raise InvalidInputError(f"{option} {place} cannot be used: {one} is no folder that can be written to")
         return
