@@ -80,3 +80,15 @@ def test_a_replay(clock_url: str, capsys: pytest.CaptureFixture[str]) -> None:
         told = capsys.readouterr().err
         assert told.startswith(said)
         assert told.count("\n") == 1
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize(("folder", "said"), [("none", "is not of an audit"), ("x" * 300, "cannot be read: ")])
+def test_a_replay_of_an_audit(
+    folder: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["pipeline", "replay", "--audit", folder, *NOBODY, *NO_ZONE]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"bide: the folder {tmp_path / folder} {said}")
+    assert told.count("\n") == 1

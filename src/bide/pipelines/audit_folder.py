@@ -138,9 +138,13 @@ class Folder:
         """See whether an audit is here.
 
         Raises:
-            InvalidInputError: there is none.
+            InvalidInputError: there is none, or the folder cannot be read.
         """
-        if not self._exists(self._path("_state", "audit.json")):
+        try:
+            found = self._exists(self._path("_state", "audit.json"))
+        except OSError as error:
+            raise InvalidInputError(f"the folder {self.place} cannot be read: {error}") from error
+        if not found:
             raise InvalidInputError(
                 f"the folder {self.place} is not of an audit: name the one that 'bide pipeline audit --into' was given"
             )
