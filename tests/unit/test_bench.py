@@ -167,7 +167,7 @@ class TestResults:
     def test_other_measurements_of_the_day_are_kept_beside_them(self, tmp_path: Path) -> None:
         old, new = row("publish", "bide", rate=[1.0]), row("publish", "bide", rate=[2.0])
         store = row("store", "Clock", lost=[0.0])
-        first = results(old, store)
+        first = results(old, row("publish", "pika"), store)
         first.failures += ["publish, pika: broken", "store, binary cascade: broken"]
         first.keep(tmp_path)
         kept = Results.load(results(new).keep(tmp_path))
@@ -209,6 +209,25 @@ class TestResults:
         assert [(one.case, one.values) for one in kept.rows] == [("a", {"rate": [1]}), ("b", {"rate": [3]})]
         results(row("burst", "b", rate=[4])).keep(tmp_path)
         assert [one.case for one in Results.load(file).rows] == ["b"]
+
+    def test_failures_are_kept_with_what_they_are_of(self, tmp_path: Path) -> None:
+        first = results(row("burst", "a", rate=[1]), row("burst", "b"), row("store", "a"))
+        first.failures += ["burst, b: boom", "store, a: boom"]
+        file = first.keep(tmp_path)
+        results(row("burst", "a", rate=[2])).keep(tmp_path, partial=True)
+        assert Results.load(file).failures == ["burst, b: boom", "store, a: boom"]
+        results(row("burst", "b", rate=[3])).keep(tmp_path, partial=True)
+        assert Results.load(file).failures == ["store, a: boom"]
+        failed = results(row("burst", "b"))
+        failed.failures.append("burst, b: bang")
+        failed.keep(tmp_path, partial=True)
+        assert Results.load(file).failures == ["store, a: boom"]
+        assert [(one.case, one.values) for one in Results.load(file).of("burst")] == [
+            ("a", {"rate": [2]}),
+            ("b", {"rate": [3]}),
+        ]
+        failed.keep(tmp_path)
+        assert Results.load(file).failures == ["store, a: boom", "burst, b: bang"]
 
 
 class TestBars:
@@ -324,6 +343,8 @@ class TestPage:
         assert "; 1 round; RabbitMQ" in page.text([once], MEASUREMENTS)
         once.row("publish", "bide").values["rate"].append(2)
         assert "; 2 rounds of publish; 1 round of burst; RabbitMQ" in page.text([once], MEASUREMENTS)
+        once.row("publish", "pika").values["rate"] = [1]
+        assert "; 1 to 2 rounds of publish; 1 round of burst; RabbitMQ" in page.text([once], MEASUREMENTS)
 
     def test_a_small_run_is_called_preliminary(self) -> None:
         assert "**Preliminary: 0.1 of the full size" in page.text([results(scale=0.1)], MEASUREMENTS)

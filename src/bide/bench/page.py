@@ -91,7 +91,7 @@ def _run(results: Results) -> Iterator[str]:
 def _rounds(results: Results) -> str:
     """How often each measurement was made."""
     each = {
-        name: max((len(values) for row in results.of(name) for values in row.values.values()), default=0)
+        name: tuple(sorted({row.rounds for row in results.of(name) if row.rounds} or {0}))
         for name in results.measurements()
     }
     counts = sorted(set(each.values()), reverse=True)
@@ -100,8 +100,11 @@ def _rounds(results: Results) -> str:
     return "; ".join(f"{_times(one)} of {', '.join(name for name in each if each[name] == one)}" for one in counts)
 
 
-def _times(count: int) -> str:
-    return "1 round" if count == 1 else f"{count} rounds"
+def _times(counts: Sequence[int]) -> str:
+    fewest, most = counts[0], counts[-1]
+    if fewest != most:
+        return f"{fewest} to {most} rounds"
+    return "1 round" if most == 1 else f"{most} rounds"
 
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:

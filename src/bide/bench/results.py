@@ -44,6 +44,16 @@ class Row:
     values: dict[str, list[float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def name(self) -> str:
+        """Its measurement, case and setting, as failures begin."""
+        return f"{self.measurement}, {self.case} {self.setting}".rstrip()
+
+    @property
+    def rounds(self) -> int:
+        """How often it was measured."""
+        return max((len(values) for values in self.values.values()), default=0)
+
     def add(self, answer: Answer) -> None:
         """Add the numbers of one round."""
         for name, value in answer.values.items():
@@ -136,14 +146,17 @@ class Results:
                 "move it away, or keep these in another folder"
             )
         own = set(self.measurements())
-        kept = [row for row in before.rows if partial or row.measurement not in own]
-        rows = {(row.measurement, row.case, row.setting): row for row in (*kept, *self.rows)}
+        kept = {row.name: row for row in before.rows if partial or row.measurement not in own}
+        # A case that failed this time keeps what it had.
+        new = {row.name: row for row in self.rows if row.values or not (partial and row.name in kept)}
+        anew = new.keys() | {row.name for row in before.rows} - kept.keys()
+        failures = [one for one in before.failures if _subject(one) not in anew]
         return replace(
             self,
             rounds=max(self.rounds, before.rounds),
             releases={**before.releases, **self.releases},
-            rows=list(rows.values()),
-            failures=[one for one in before.failures if one.partition(",")[0] not in own] + self.failures,
+            rows=list({**kept, **new}.values()),
+            failures=failures + [one for one in self.failures if _subject(one) not in kept.keys() - new.keys()],
         )
 
     def _is_comparable(self, other: Results) -> bool:
@@ -179,3 +192,8 @@ class Results:
             )
         kept = {name: value for name, value in data.items() if name not in ("format", "rows")}
         return cls(**kept, rows=[Row(**row) for row in data["rows"]])
+
+
+def _subject(failure: str) -> str:
+    """The name of the row that a failure is of."""
+    return failure.partition(": ")[0]

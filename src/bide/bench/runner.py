@@ -87,7 +87,7 @@ def _run(
             answer = _measured(host, root, measurement, case, results)
         except BenchmarkError as error:
             row.note(said := f"failed: {error}")
-            results.failures.append(f"{measurement.name}, {case.name} {case.setting}".rstrip() + f": {error}")
+            results.failures.append(f"{row.name}: {error}")
         else:
             row.add(answer)
             said = _in_short(answer)
