@@ -108,7 +108,7 @@ def _run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
             ("events", tuple(sources.events), _events),
         )
         # One of which no stream is left is asked too: its checkpoint knows what was read, and that it is missing.
-        if streams or folder.was_read(name)
+        if streams or folder.has_positions(name)
     ]
     _finish(queries)
     read = time.monotonic()

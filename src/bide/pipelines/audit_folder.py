@@ -153,7 +153,7 @@ class Folder:
         """Where a table is, for Spark."""
         return "/".join((self.place, *parts))
 
-    def was_read(self, source: str) -> bool:
+    def has_positions(self, source: str) -> bool:
         """Whether Spark has written down how far a source was read."""
         return bool(self._entries(self._path("_checkpoint", source, "offsets")))
 
