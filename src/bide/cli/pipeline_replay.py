@@ -55,6 +55,7 @@ def replay(
     as_json: bool,
     open_session: Callable[..., Any],
     is_here: bool,
+    reads_here: bool,
     **rest: Any,
 ) -> int:
     """Send failed messages back to the queues that they failed on, with their ids, headers and history.
@@ -134,7 +135,8 @@ def _of_queue(
         management_url=settings.management_url,
         record=not given["no_audit"],
     )
-    source.check(over)
+    # A dry run shows which queues are missing.
+    source.check(over, sends=not dry_run)
     return nullcontext(), lambda spark: _replay_queue(
         spark, source, over, where=given["where"], limit=given["limit"], dry_run=dry_run, as_json=as_json
     )
