@@ -187,6 +187,18 @@ def test_available_now_from_the_latest_begins_where_the_stream_ended(streams: St
     assert streams.stored(tmp_path / "files") == ["1", "2"]
 
 
+def test_a_super_stream_that_grew_while_its_query_was_stopped(streams: Streams, tmp_path: Path) -> None:
+    """A new stream is read from its beginning, wherever a new query would begin."""
+    streams.declare_super("super", 0)
+    streams.fill("super-0", ["before"])
+    streams.run(tmp_path / "checkpoint", tmp_path / "files", superStream="super")
+    streams.declare_super("super", 1)
+    streams.fill("super-0", ["1"])
+    streams.fill("super-1", ["2", "3"])
+    streams.run(tmp_path / "checkpoint", tmp_path / "files", superStream="super")
+    assert streams.stored(tmp_path / "files") == ["1", "2", "3"]
+
+
 def test_a_running_query_reads_what_comes(streams: Streams, tmp_path: Path) -> None:
     streams.declare("s")
     streams.fill("s", ["before"])

@@ -140,6 +140,7 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, int] | None = None
         self._target: dict[str, int] | None = None
         self._known: dict[str, int] | None = None
+        self._first: dict[str, int] = {}
 
     @property
     def _connected(self) -> StreamLogs:
@@ -192,9 +193,13 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             OffsetsLostError: a stream ends before what was read of it; not with ``failOnDataLoss=false``.
         """
         if start is None:
-            # It may ask for this before it asks where the query begins, and the end has to tell that.
-            begin = self._begin_if_new()
-            return document(self._ends(), since=begin)
+            # It may ask for this before it asks where the query begins, and the end has to tell that; or the query is
+            # an old one, and some of its streams are new.
+            begin, ends = self._begin_if_new(), self._ends()
+            for stream in ends.keys() - self._first.keys():
+                # Once: an end that differs from the last one makes a batch.
+                self._first[stream] = self._connected.first(stream)
+            return document(ends, since={stream: self._first[stream] for stream in ends}, begin=begin)
         known = positions_of(start)
         if self._target is not None and start.get("initial") and known == self._initial:
             # Spark asked for the target first: what came until it asked for the beginning lies before that.
