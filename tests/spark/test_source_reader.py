@@ -107,7 +107,7 @@ def test_pyspark_before_4_2_with_a_stream_that_is_gone(streams: Streams) -> None
     read = document({"super-0": 1, "super-1": 3})
     with reading(streams, superStream="super") as strict:
         end = strict.latestOffset()
-        with pytest.raises(InvalidOptionError, match="the checkpoint has positions of super-1, which"):
+        with pytest.raises(InvalidOptionError, match="has positions of super-1, which the batch that it has begun"):
             strict.partitions(read, end)
     with reading(streams, superStream="super", failOnDataLoss=False) as reader:
         assert ranges(reader, read, reader.latestOffset()) == [("super-0", 1, 2)]
