@@ -11,8 +11,11 @@ import pytest
 
 import bide
 from bide.cli import app as cli
+from bide.cli.pipeline_audit import own_words
 from bide.delay.taps import Retention, taps_of
 from bide.endpoint.events import EVENTS
+from bide.errors import InvalidOptionError
+from bide.spark.source import WAY_OUT_OF_LEFT_OUT
 from bide.topology import Queue, Topology
 from tests.broker.conftest import SMALL_CLOCK
 from tests.spark.test_audit import STREAM, put, with_client
@@ -161,3 +164,12 @@ def test_a_source_of_which_no_stream_is_left(
     assert f"has positions of {EVENTS}, which the query does not read any more" in audit.run(code=2)
     assert audit.rows("processed", "--allow-gaps") == 0
     assert audit.rows("processed") == 0
+
+
+def test_a_batch_that_leaves_streams_out_is_told_of_in_the_words_of_the_command() -> None:
+    """PySpark before 4.2 has it in the checkpoint when that is seen."""
+    theirs = f"the checkpoint has positions of x, which the batch that it has begun leaves out: {WAY_OUT_OF_LEFT_OUT}"
+    said = str(own_words(InvalidOptionError(theirs)))
+    assert "failOnDataLoss" not in said
+    assert "leaves out: name them by --layout, --prefix and --events as before and delete the newest file in " in said
+    assert "'offsets', with its .crc (below _checkpoint); go on without them with --allow-gaps, or audit into" in said
