@@ -331,6 +331,8 @@ class BulkInDoubtError(PublishInDoubtError):
             if reason is None
             else f"it is not known whether the broker has {len(in_doubt)} messages, and {len(unsent)} more were taken "
             f"and not sent: {reason}; send them again with the same message ids"
+            if in_doubt or unsent
+            else f"the publishing ended early: {reason}"
         )
         self.reason = reason or ""
         self.in_doubt = in_doubt

@@ -58,7 +58,8 @@ class Outcome:
 
         ``confirmed``: the broker has it. ``returned``: no queue takes it. ``refused``: no queue stored it. ``invalid``:
         it cannot be sent. ``failed``: the broker, or what it has to pass, refuses it for another reason. ``in doubt``:
-        the broker may have it. ``unsent``: the publishing ended before it was sent.
+        the broker may have it, from a sending that was not confirmed. ``unsent``: the publishing ended before it was
+        sent.
         """
         error = self.error
         if error is None:
@@ -82,8 +83,8 @@ class Report:
         refused: how many no queue stored.
         invalid: how many cannot be sent.
         failed: how many were refused for another reason.
-        in_doubt: how many the broker may have or not: they were sent, and what they go to is gone since.
-        failures: the outcomes of those that are not on the broker; of a whole publishing, the first 1,000 of them.
+        in_doubt: how many the broker may have or not: they were sent and not confirmed, and refused when sent again.
+        failures: the outcomes of those that are not confirmed; of a whole publishing, the first 1,000 of them.
     """
 
     confirmed: int = 0
@@ -169,6 +170,13 @@ def in_doubt(message_id: str, reason: str) -> PublishInDoubtError:
         "message id",
         message_id=message_id,
     )
+
+
+def denied(message_id: str, error: BideError) -> PublishInDoubtError:
+    """The error of a message that was sent and not confirmed, and with which the broker then said this."""
+    doubt = in_doubt(message_id, f"it was sent, and not confirmed, and then: {error}")
+    doubt.__cause__ = error
+    return doubt
 
 
 def not_sent(message_id: str | None, reason: str) -> UnsentError:

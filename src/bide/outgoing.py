@@ -246,6 +246,8 @@ def _target(to: str | None, exchange: str | None, routing_key: str, isolated: bo
                 f"the routing key {routing_key!r} goes with exchange=; a message to the queue {to!r} needs none"
             )
         check_name("queue", to)
+        if isolated.__class__ is not bool:
+            raise InvalidInputError(f"isolated is {isolated!r}: give True or False")
         return QueueTarget(to, isolated)
     assert exchange is not None
     if not exchange:

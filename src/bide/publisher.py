@@ -20,7 +20,7 @@ from bide.duration import sending_time
 from bide.errors import BideError, BrokerError, ClosedError, InvalidInputError, PublishError, PublishInDoubtError
 from bide.letter import Letters
 from bide.link import Link
-from bide.outcome import in_doubt
+from bide.outcome import denied, in_doubt
 from bide.outgoing import Outgoing
 from bide.session import Session, too_large
 
@@ -203,8 +203,11 @@ class Publisher:
                 await session.connection.writable()
                 await self._send(session, channel, sending)
                 return True
-        except PublishError:
-            raise
+        except PublishError as error:
+            if sending.attempts < 2:
+                raise
+            # The broker may have taken it before, and that was not heard.
+            raise denied(sending.message.message_id, error) from error
         except BideError as error:
             sending.reason = str(error)
             if sending.attempts == before:

@@ -9,7 +9,7 @@ import asyncio
 import concurrent.futures
 import os
 import threading
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
@@ -143,6 +143,19 @@ class SyncClient:
                 work.close()
                 raise ClosedError("the client was closed")
             return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have the client's thread call a function soon.
+
+        Raises:
+            ClosedError: the client was closed, or belongs to another process.
+        """
+        if os.getpid() != self._pid:
+            raise ClosedError("this client was made before a fork: connect after it")
+        with self._gate:
+            if self._closed:
+                raise ClosedError("the client was closed")
+            self._loop.call_soon_threadsafe(function)
 
     @property
     def client(self) -> Client:

@@ -147,6 +147,7 @@ async def test_every_fate_is_told_of_exactly_the_right_message(client: bide.Clie
         (Letter(b"", to=queue, mandatory=None), "invalid", InvalidInputError),  # type: ignore[arg-type]
         (Letter(json=_deep(), to=queue), "invalid", InvalidInputError),
         (Letter(_Odd(), to=queue), "invalid", InvalidInputError),
+        (Letter(b"", to=queue, delay="1s", isolated=[]), "invalid", InvalidInputError),  # type: ignore[arg-type]
     ]
     each = await outcomes(client.publish_many(kinds[number % len(kinds)][0] for number in range(40 * len(kinds))))
     assert len(each) == 40 * len(kinds)

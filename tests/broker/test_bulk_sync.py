@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 
 import bide
 from bide.bulk.sync import BulkPublisher
-from bide.errors import BulkPublishError, ClosedError, InvalidInputError
+from bide.errors import BulkInDoubtError, BulkPublishError, ClosedError, InvalidInputError, NotAppliedError
 from bide.letter import Letter
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import fresh
+from tests.support import Vhost
 
 
 @pytest.fixture
@@ -57,6 +59,44 @@ def test_a_flush_says_what_became_of_all_since_the_last(clock_url: str, queue: s
         # Counted from the first letter of the publisher on.
         assert [one.position for one in caught.value.report.failures] == [6_003, 11_401]
         assert publisher.flush().total == 0
+
+
+def test_a_flush_that_is_interrupted_holds_nothing_up(clock_url: str, queue: str) -> None:
+    """By Ctrl-C, say: no test can have that come at the right moment."""
+    with BulkPublisher(clock_url) as publisher:
+        for number in range(1_500):
+            publisher.put(Letter(str(number), to=queue))
+        with pytest.MonkeyPatch.context() as patch:
+
+            def interrupted(self: Future[None], timeout: float | None = None) -> None:
+                raise KeyboardInterrupt
+
+            patch.setattr(Future, "result", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                publisher.flush()
+        for number in range(1_500, 3_000):
+            publisher.put(Letter(str(number), to=queue))
+        assert publisher.flush().confirmed == 3_000
+    assert [int(one.body) for one in received(clock_url, queue, 3_000)] == list(range(3_000))
+
+
+def test_an_end_that_leaves_nothing_unnamed_has_its_report(vhost: Vhost) -> None:
+    """The last letter is the one that cannot be: all others have had their fate, and the next flush begins anew."""
+    queue = fresh("q")
+    with bide.connect_sync(vhost.url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+    with BulkPublisher(vhost.url, declare=False, infrastructure=SMALL_CLOCK) as publisher:
+        for _ in range(10):
+            publisher.put(Letter(b"", to=queue))
+        assert publisher.flush().confirmed == 10
+        publisher.put(Letter(b"", to=queue, delay="100ms"))
+        with pytest.raises(BulkInDoubtError, match=r"the publishing ended early: .*run 'bide delay apply'") as caught:
+            publisher.flush()
+        error = caught.value
+        assert isinstance(error.__cause__, NotAppliedError)
+        assert (error.in_doubt, error.unsent, error.report.total) == ((), (), 1)
+        publisher.put(Letter(b"", to=queue))
+        assert publisher.flush().total == 1
 
 
 def test_failures_are_not_passed_over_at_the_end(clock_url: str, queue: str) -> None:

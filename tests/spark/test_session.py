@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from bide.cli.app import run
+from bide.errors import BideError
+from bide.pipelines.session import spark_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 ANY_PLAN = ("pipeline", "plan", "--rate", "1/s", "--delay", "5m", "--for", "1m")
 
@@ -72,3 +79,25 @@ def test_a_time_zone_that_is_none(zone: str, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == (
         f"bide: Spark does not know the time zone {zone!r}: give one such as UTC, Europe/Berlin or +02:00\n"
     )
+
+
+def test_what_fails_in_a_batch_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """The function of a streaming query, and a task that it starts: what Spark wraps around it is many lines."""
+
+    def broken(batch: DataFrame, number: int) -> None:
+        raise ZeroDivisionError(f"in batch {number}\nand another line")
+
+    def broken_task(batch: DataFrame, number: int) -> None:
+        batch.rdd.map(lambda row: 1 // (row.value * 0)).collect()
+
+    for function, reason in ((broken, "ZeroDivisionError: in batch 0"), (broken_task, "ZeroDivisionError: ")):
+        rows = spark.readStream.format("rate").load()
+        query = (
+            rows.writeStream.foreachBatch(function)
+            .option("checkpointLocation", str(tmp_path / function.__name__))
+            .start()
+        )
+        with pytest.raises(BideError, match=re.escape(reason)) as caught, spark_errors():
+            query.awaitTermination(60)
+        assert "\n" not in str(caught.value)
+        assert "STREAM_FAILED" in str(caught.value)

@@ -113,6 +113,18 @@ def test_pyspark_before_4_2_with_a_stream_that_is_gone(streams: Streams) -> None
         assert ranges(reader, read, reader.latestOffset()) == [("super-0", 1, 2)]
 
 
+def test_a_query_that_has_no_stream_left(streams: Streams) -> None:
+    """Nothing else knows that there was one."""
+    read = document({"s": 5})
+    with reading(streams, stream="[]") as strict, pytest.raises(InvalidOptionError, match="has positions of s, which"):
+        strict.latestOffset(read)
+    with reading(streams, stream="[]", failOnDataLoss=False) as reader:
+        forgotten = reader.latestOffset(read)
+        assert ranges(reader, read, forgotten) == []
+    with reading(streams, stream="[]") as strict:
+        assert strict.latestOffset(forgotten) == forgotten, "it is allowed once"
+
+
 @pytest.mark.parametrize(
     "more", [{}, {"startingTimestamp": IN_2100}, {"startingOffsets": "earliest"}, {"startingOffsets": '{"super-0": 2}'}]
 )

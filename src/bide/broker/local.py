@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from bide.errors import LocalBrokerError
 _START_TIMEOUT = timedelta(seconds=90)
 _STOP_TIMEOUT = timedelta(seconds=30)
 _TOOL_TIMEOUT = timedelta(seconds=60)
+_CLEAR_TIMEOUT = timedelta(minutes=5)
 _PORT_TRIES = 3
 
 
@@ -267,9 +269,9 @@ class LocalBroker:
         self.set_permissions(name, self.user)
         return self.vhost_url(name)
 
-    def delete_vhost(self, name: str) -> None:
-        """Delete a virtual host and everything in it."""
-        self.management.call("DELETE", "vhosts", name)
+    def delete_vhost(self, name: str, *, timeout: timedelta = _CLEAR_TIMEOUT) -> None:
+        """Delete a virtual host and everything in it, which may take minutes where that is much."""
+        replace(self.management, timeout=timeout).call("DELETE", "vhosts", name)
 
     def add_user(self, name: str, password: str, *, tags: Sequence[str] = ()) -> None:
         """Add a user, who has no permissions yet, or change the password and tags of one."""

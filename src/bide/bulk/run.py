@@ -26,7 +26,7 @@ from bide.errors import (
     UnsupportedBrokerError,
 )
 from bide.letter import Letter
-from bide.outcome import Outcome, in_doubt, not_sent, with_unsent
+from bide.outcome import Outcome, denied, in_doubt, not_sent, with_unsent
 from bide.outgoing import Kind, Outgoing
 from bide.publisher import OnLost, Publisher
 from bide.session import Session, too_large
@@ -173,8 +173,10 @@ class Run:
         self._news.set()
         if error is None or isinstance(error, PublishError):
             self._has_moved = True
-            parcel.error = error
-            self._known.append(parcel)
+            if error is None:
+                self._known.append(parcel)
+            else:
+                self._denied(parcel, error, sent_before=parcel.attempts - 1)
         else:
             self._lost.append(parcel)
 
@@ -196,7 +198,7 @@ class Run:
         except _OutOfReachError as error:
             if self._is_waiting():
                 raise self._in_doubt(str(error)) from error.reason
-            raise error.reason from None
+            raise error.reason from error.reason.__cause__
         except BideError as error:
             if self._session is not None and not self._session.connection.is_open and not _is_final(error):
                 log.debug("publishing goes on over another connection after: %s", error)
@@ -204,6 +206,11 @@ class Run:
                 raise self._in_doubt(str(error)) from error
             else:
                 raise
+        except Exception as error:
+            # Whatever that is, what is on its way has to be named.
+            if not self._is_waiting():
+                raise
+            raise self._in_doubt(f"{type(error).__name__}: {error}") from error
 
     async def _go_on(self, source: Source) -> None:
         if self._lost:
@@ -321,13 +328,11 @@ class Run:
         parcel.error = error
         self._known.append(parcel)
 
-    def _gone(self, parcel: Parcel, error: BideError) -> None:
-        """What it goes to is not there; it may have been when the message was sent before, and the confirm was lost."""
+    def _denied(self, parcel: Parcel, error: BideError, *, sent_before: int) -> None:
+        """The broker does not take it now; it may have done so when it was sent before, and the confirm was lost."""
         assert parcel.message is not None
-        if parcel.attempts and not isinstance(error, InvalidInputError | MessageTooLargeError):
-            doubt = in_doubt(parcel.message.message_id, f"it was sent, and not confirmed, and then: {error}")
-            doubt.__cause__ = error
-            error = doubt
+        if sent_before and not isinstance(error, InvalidInputError | MessageTooLargeError):
+            error = denied(parcel.message.message_id, error)
         self._failed(parcel, error)
 
     def _is_hopeless(self, parcel: Parcel, message: Outgoing) -> bool:
@@ -338,7 +343,7 @@ class Run:
         if asyncio.get_running_loop().time() >= until:
             del self._hopeless[message.kind]
             return False
-        self._gone(parcel, error)
+        self._denied(parcel, error, sent_before=parcel.attempts)
         return True
 
     async def _prepare(self, session: Session, parcel: Parcel) -> None:
@@ -350,7 +355,7 @@ class Run:
             if isinstance(error, BrokerError) and not session.connection.is_open:
                 raise
             self._again.remove(parcel)
-            self._gone(parcel, error)
+            self._denied(parcel, error, sent_before=parcel.attempts)
             if isinstance(error, NotAppliedError | UnsupportedBrokerError):
                 # The next message would fare no better.
                 self._end = error
@@ -401,7 +406,7 @@ class Run:
                 one.prepared_in = None
             blamed = [one for one in blamed if one.attempts > 1]
             for one in blamed:
-                self._gone(one, error)
+                self._denied(one, error, sent_before=one.attempts)
         else:
             blamed = blamed or (lost if len(lost) == 1 else [])
             for one in blamed:

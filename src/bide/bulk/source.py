@@ -127,7 +127,9 @@ class _ReadAhead:
 def body_bytes(letter: Any) -> int:
     """The size of a letter's body as far as it can be told without encoding it; 0 of what is no letter."""
     body = getattr(letter, "body", None)
-    return len(body) if isinstance(body, bytes | bytearray | str) else 0
+    if body is None:
+        body = getattr(letter, "json", None)
+    return len(body) if isinstance(body, bytes | bytearray | memoryview | str) else 0
 
 
 def source_of(items: Iterable[Any] | AsyncIterable[Any], on_news: Callable[[], None]) -> Source:

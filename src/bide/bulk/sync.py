@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from bide.amqp.url import BrokerUrl
+from bide.bulk.feed import Feed
 from bide.bulk.publish import KEPT_FAILURES
 from bide.bulk.source import body_bytes
 from bide.checks import whole_number
@@ -21,10 +22,11 @@ from bide.outcome import Report, Tally, not_taken, with_unsent
 from bide.publisher import OnLost
 from bide.sync import SyncClient
 
-_BATCH: Final = 5_000
+_BATCH: Final = 1_000
+"""Letters that go from one thread to the other together, which costs as much as a few letters do."""
 
-_BATCH_BYTES: Final = 16 << 20
-"""Bytes of bodies with which a batch is sent though it has fewer letters."""
+_BATCH_BYTES: Final = 4 << 20
+"""Bytes of bodies with which a batch goes though it has fewer letters."""
 
 
 class BulkPublisher:
@@ -32,9 +34,10 @@ class BulkPublisher:
 
     ``with bide.BulkPublisher("amqp://localhost") as publisher: publisher.put(bide.Letter(b"...", to="orders"))``
 
-    Messages go out in batches (of 5,000, or 16 MB of bodies), from a thread of its own; at the end of the block, the
-    rest. It holds at most two batches in memory. What cannot be sent, and what the broker does not take, is reported by
-    :meth:`flush` and at the end of the block; a block that is left by an exception abandons what is not confirmed.
+    A thread of its own sends them, and is given them in batches of 1,000, or 4 MB of bodies; at the end of the block,
+    the rest. Besides the window it holds at most six batches in memory. What cannot be sent, and what the broker does
+    not take, is reported by :meth:`flush` and at the end of the block; a block that is left by an exception abandons
+    what is not confirmed.
 
     For one thread. A process that forks makes it after the fork. The arguments are those of :func:`bide.connect`, and:
 
@@ -70,6 +73,7 @@ class BulkPublisher:
         self._client = SyncClient(connecting)
         self._batch: list[Letter] = []
         self._bytes = 0
+        self._feed: Feed | None = None
         self._sending: concurrent.futures.Future[None] | None = None
         self._taken = 0
         self._tally = Tally(keep=self._keep)
@@ -87,11 +91,11 @@ class BulkPublisher:
             self.close()
 
     def put(self, letter: Letter) -> None:
-        """Publish a message, some time before the end of the next :meth:`flush`. Waits while the batch before is sent.
+        """Publish a message, some time before the end of the next :meth:`flush`. Waits where the broker is slower.
 
         Raises:
-            BulkInDoubtError: the batch before ended early. It names what is in doubt and what was not sent, this
-                letter and those in the batch with it included, and has the report of all others since the last flush.
+            BulkInDoubtError: the publishing ended early. It names what is in doubt and what was not sent, this letter
+                included, and has the report of all others since the last flush.
         """
         self._batch.append(letter)
         self._bytes += body_bytes(letter)
@@ -114,7 +118,9 @@ class BulkPublisher:
         """
         if self._batch:
             self._send()
-        self._wait()
+        if self._feed is not None:
+            self._feed.end()
+            self._wait()
         report, self._tally = self._tally.report(), Tally(keep=self._keep)
         if report.failures:
             raise not_taken(report)
@@ -124,46 +130,52 @@ class BulkPublisher:
         """Close the connection; what is not confirmed is abandoned."""
         if self._sending is not None:
             self._sending.cancel()
-            self._sending = None
+            self._sending = self._feed = None
         self._client.close()
 
     def _send(self) -> None:
-        self._wait()
+        """Give the batch to the thread that sends."""
+        if self._feed is not None and self._feed.has_ended:
+            # A signal's exception ended the flush.
+            self._wait()
+        if self._feed is None or self._sending is None:
+            feed = Feed(self._client.call)
+            self._sending = self._client.submit(self._publish(feed, self._taken))
+            self._feed = feed
+        # Where a signal's exception ends the waiting, the batch goes with the next letter.
+        self._feed.wait_for_room()
+        if self._sending.done():
+            self._wait()
         batch, self._batch, self._bytes = self._batch, [], 0
-        self._sending = self._client.submit(self._publish(batch, self._taken))
         self._taken += len(batch)
+        self._feed.add(batch)
 
     def _wait(self) -> None:
-        """Wait for the batch before."""
-        sending = self._sending
-        if sending is None:
-            return
+        """Wait until everything is confirmed that was given to the thread, and nothing more will be."""
+        sending, feed = self._sending, self._feed
+        assert sending is not None
+        assert feed is not None
         try:
-            # A signal's exception leaves the batch to the next who waits.
+            # A signal's exception leaves it to the next who waits.
             sending.result()
-        except BideError as error:
-            batch, self._batch, self._bytes, self._sending = self._batch, [], 0, None
-            named = with_unsent(error, batch, first=self._taken)
-            self._taken += len(batch)
-            if isinstance(named, BulkInDoubtError):
-                named.report, self._tally = self._tally.report(), Tally(keep=self._keep)
-            if named is error:
-                raise
-            raise named from named.__cause__
         except concurrent.futures.CancelledError:
-            self._sending = None
+            self._sending = self._feed = None
             raise ClosedError("the publisher was closed") from None
-        self._sending = None
-
-    async def _publish(self, batch: list[Letter], first: int) -> None:
-        rest = iter(batch)
-        publishing = self._client.client.publish_many(rest).count_from(first)
-        try:
-            async for report in publishing.batches():
-                self._tally.add(report)
         except BideError as error:
-            left = list(rest)
-            named = with_unsent(error, left, first=first + len(batch) - len(left))
-            if named is error:
-                raise
+            left = feed.left()
+            named = with_unsent(error, [*left, *self._batch], first=self._taken - len(left))
+            self._taken += len(self._batch)
+            self._batch, self._bytes, self._sending, self._feed = [], 0, None, None
+            if not isinstance(named, BulkInDoubtError):
+                named = BulkInDoubtError(str(error))
+                named.__cause__ = error
+            named.report, self._tally = self._tally.report(), Tally(keep=self._keep)
             raise named from named.__cause__
+        self._sending = self._feed = None
+
+    async def _publish(self, feed: Feed, first: int) -> None:
+        try:
+            async for report in self._client.client.publish_many(feed).count_from(first).batches():
+                self._tally.add(report)
+        finally:
+            feed.release()

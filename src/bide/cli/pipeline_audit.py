@@ -65,6 +65,7 @@ def audit(
     as_json: bool,
     open_session: Callable[..., Any],
     is_here: bool,
+    reads_here: bool,
 ) -> None:
     """Put what taps and endpoints tell into Parquet tables, until Ctrl-C or SIGTERM, or --once.
 

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _CONNECT: Final = "sc://"
+_DEFAULT_FILES: Final = ("spark.hadoop.fs.defaultFS", "spark.hadoop.fs.default.name")
+_CONFIGURATIONS: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME")
+"""Where Spark looks for files that may say the same."""
+_TRACEBACK: Final = "Traceback (most recent call last):"
 # What Spark says then. Files that are sent along are not found where it plans a streaming read.
 _NO_PYTHON: Final = ("No module named 'bide'", "Python worker failed to connect back")
 _OURS: Final = re.compile(
@@ -108,6 +112,12 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
 def runs_here(master: str | None) -> bool:
     """Whether :func:`session` with this master runs on this machine alone, for all that can be known before."""
     return master.startswith("local") if master is not None else not _is_submitted()
+
+
+def reads_here(master: str | None, configuration: Mapping[str, str]) -> bool:
+    """Whether a path without a scheme is surely one of this machine for :func:`session` with these."""
+    elsewhere = any(name in configuration for name in _DEFAULT_FILES)
+    return runs_here(master) and not elsewhere and not any(os.environ.get(name) for name in _CONFIGURATIONS)
 
 
 def parallelism(spark: SparkSession) -> int:
@@ -240,10 +250,21 @@ def _translated(text: str) -> BideError:
             "Connect, in the Python of the server, bide[spark] and pyspark[connect]"
         )
     if found is None:
-        return BideError(f"Spark: {text.partition(chr(10))[0].strip()}")
+        return BideError(f"Spark: {_reason(text)}")
     kind, message = found[1], " ".join(found[2].split())
     ours: type[BideError] = getattr(errors, kind, BideError)
     try:
         return ours(message)
     except TypeError:
         return BideError(message)
+
+
+def _reason(text: str) -> str:
+    """What went wrong, of several lines: what a stack trace of Python ends with, or the first line without one."""
+    lines = text.strip().splitlines()
+    # The innermost one comes last: those around it are of the functions that Spark called.
+    starts = [place for place, line in enumerate(lines) if line.strip() == _TRACEBACK or line.endswith(_TRACEBACK)]
+    for line in lines[starts[-1] + 1 :] if starts else ():
+        if line.strip() and not line[0].isspace():
+            return f"{lines[0].removesuffix(_TRACEBACK).strip()} {line.strip()}"
+    return lines[0].strip() if lines else "it does not say what went wrong"

@@ -1,0 +1,93 @@
+"""Letters from one thread to the event loop of another."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+
+from bide.bulk.feed import Feed
+from bide.letter import Letter
+
+
+def batch(start: int, number: int = 3) -> list[Letter]:
+    return [Letter(b"", to=str(one)) for one in range(start, start + number)]
+
+
+def names(letters: Sequence[Letter]) -> list[str | None]:
+    return [one.to for one in letters]
+
+
+def here(function: Callable[[], None]) -> None:
+    """As a loop's call from its own thread."""
+    function()
+
+
+async def taken(feed: Feed) -> list[Letter]:
+    return [letter async for letter in feed]
+
+
+async def test_all_that_a_thread_adds_comes_in_order() -> None:
+    """Again and again, since it is about who is faster."""
+    for round_ in range(50):
+        feed = Feed(asyncio.get_running_loop().call_soon_threadsafe)
+
+        def fill(feed: Feed = feed, number: int = round_) -> None:
+            for start in range(0, 3 * number, 3):
+                feed.wait_for_room()
+                feed.add(batch(start))
+            feed.end()
+
+        thread = threading.Thread(target=fill)
+        thread.start()
+        async with asyncio.timeout(10):
+            assert names(await taken(feed)) == names(batch(0, 3 * round_))
+        thread.join()
+
+
+async def test_the_end_alone() -> None:
+    feed = Feed(here)
+    feed.end()
+    assert await taken(feed) == []
+    assert feed.has_ended
+
+
+async def test_who_is_ahead_waits() -> None:
+    feed = Feed(here)
+    for start in range(4):
+        feed.wait_for_room()
+        feed.add(batch(start))
+    went_on = threading.Event()
+
+    def fifth() -> None:
+        feed.wait_for_room()
+        went_on.set()
+
+    thread = threading.Thread(target=fifth)
+    thread.start()
+    assert not went_on.wait(0.05)
+    assert (await anext(aiter(feed))).to == "0"
+    assert await asyncio.to_thread(went_on.wait, 10)
+    thread.join()
+
+
+async def test_what_nobody_took_is_left() -> None:
+    feed = Feed(here)
+    for start in (0, 3, 6):
+        feed.add(batch(start))
+    letters = aiter(feed)
+    for _ in range(4):
+        await anext(letters)
+    assert names(feed.left()) == names(batch(4, 5))
+    assert feed.left() == []
+
+
+async def test_who_waits_goes_on_when_nobody_takes_any_more() -> None:
+    feed = Feed(here)
+    for start in range(4):
+        feed.wait_for_room()
+        feed.add(batch(start))
+    waiting = asyncio.create_task(asyncio.to_thread(feed.wait_for_room))
+    feed.release()
+    async with asyncio.timeout(10):
+        await waiting
