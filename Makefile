@@ -7,7 +7,7 @@ WORKERS ?= 3
 PARALLEL = --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
-.PHONY: help demo test test-brokers test-soak soak test-equivalence bench bench-docs lint format lock setup java browser rabbitmq clean
+.PHONY: help demo test test-brokers test-soak soak test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,6 +41,10 @@ bench: setup ## compare bide, other clients, and the limits of the broker (hours
 
 bench-docs: setup ## draw docs/benchmarks.md from the newest results of each release
 	@.venv/bin/bide bench $(foreach file,$(shell scripts/newest-results.sh),--from $(file)) --page docs >/dev/null
+
+doc-pictures: setup java ## run a campaign of two minutes, and draw it for the pages of the pipelines (PICTURES="--from FILE" only draws)
+	@env -u BIDE_URL scripts/install-rabbitmq.sh
+	@$(PYTHON_BIN) -m benchmarks.doc_pictures $(PICTURES)
 
 test-equivalence: setup ## play 2,000 made-up cases on RabbitMQ and on the broker in memory, and compare (ten minutes)
 	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest -rP tests/broker/test_memory_equivalence.py

@@ -8,9 +8,8 @@ from typing import Final
 
 from bide.pipelines.report import content, texts
 from bide.pipelines.report.content import Section, Table
-from bide.pipelines.report.drawing import Role
 from bide.pipelines.report.figures import Figures
-from bide.pipelines.report.palette import DAY, NIGHT, NIGHT_PAPER, PAPER
+from bide.pipelines.report.palette import rules
 from bide.pipelines.report.svg import svg, text
 
 WIDE: Final = 976
@@ -56,20 +55,8 @@ def _lines(figures: Figures, title: str) -> Iterator[str]:
 
 
 def _style() -> str:
-    colours = {"day": (PAPER, DAY), "night": (NIGHT_PAPER, NIGHT)}
-
-    def variables(when: str) -> str:
-        paper, palette = colours[when]
-        return "; ".join([f"--paper: {paper}", *(f"--{role}: {colour}" for role, colour in palette.items())])
-
-    rules = [f":root {{ {variables('day')} }}"]
-    rules.append(f"@media (prefers-color-scheme: dark) {{ :root {{ {variables('night')} }} }}")
-    for role in Role:
-        if role is not Role.POINTED:
-            rules.append(f".f-{role} {{ fill: var(--{role}) }} .s-{role} {{ stroke: var(--{role}) }}")
-            rules.append(f".a-{role} {{ fill: var(--{role}); fill-opacity: .25 }}")
     sheet = files("bide.pipelines.report").joinpath("style.css").read_text(encoding="utf-8")
-    return "\n".join([*rules, sheet])
+    return "\n".join([*rules(), sheet])
 
 
 def _period(figures: Figures) -> str:

@@ -1,7 +1,8 @@
-"""The colours of roles, by day and by night."""
+"""The colours of roles, by day and by night, and the style sheet that gives them to classes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from bide.pipelines.report.drawing import Role
@@ -29,3 +30,20 @@ NIGHT: Final = {
     Role.BAD: "#f0736a",
     Role.MARK: "#e6e9ed",
 }
+
+
+def rules() -> list[str]:
+    """CSS for what :mod:`~bide.pipelines.report.svg` writes: by day, or by night where the reader chose that."""
+    found = [
+        f":root {{ {_variables(PAPER, DAY)} }}",
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {_variables(NIGHT_PAPER, NIGHT)} }} }}",
+    ]
+    for role in Role:
+        if role is not Role.POINTED:
+            found.append(f".f-{role} {{ fill: var(--{role}) }} .s-{role} {{ stroke: var(--{role}) }}")
+            found.append(f".a-{role} {{ fill: var(--{role}); fill-opacity: .25 }}")
+    return found
+
+
+def _variables(paper: str, colours: Mapping[Role, str]) -> str:
+    return "; ".join([f"--paper: {paper}", *(f"--{role}: {colour}" for role, colour in colours.items())])
