@@ -175,8 +175,9 @@ class Message:
     def expired(self) -> bool:
         """Whether a delayed message came later than its due time plus its ``expiration``.
 
-        The broker cannot watch over the expiration of a delayed message once that waited for its due time. For one
-        that is being retried, the time counts from its first arrival.
+        The broker cannot watch over the expiration of a delayed message once that waited for its due time. Of a copy,
+        such as one that is being retried, ``history.expires_at`` tells: the time counts from the due time that the
+        sender gave, or else from the sending.
         """
         if self.history.expires_at is not None:
             return self.received_at > self.history.expires_at

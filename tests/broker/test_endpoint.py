@@ -317,6 +317,32 @@ async def test_an_expiration_counts_across_retries(client: bide.Client, dead_let
         assert (message.message_id, message.reason, message.queue) == ("one", "rejected", queue)
 
 
+async def test_a_delayed_message_that_was_delivered_before_expires_by_its_due_time(client: bide.Client) -> None:
+    """The copy that counts the deliveries of a classic queue has no due time of its own."""
+    queue, recorder = fresh("counted"), Recorder()
+    await client.declare(bide.Topology(queues=[Queue(queue)]))
+    await client.publish(b"x", to=queue, message_id="one", delay="6s", expiration="5900ms")
+    # A process dies with it.
+    async with client.consume(queue) as messages:
+        await asyncio.wait_for(anext(messages), 20)
+    app = endpoint(queue, recorder, retry=QUICK)
+    seen: list[bide.Message] = []
+
+    @app.handler
+    async def fail_once(message: bide.Message) -> None:
+        seen.append(message)
+        if len(seen) == 1:
+            raise ValueError("once")
+
+    async with running(app, client, recorder):
+        await recorder.until("processed", "expired")
+    assert recorder.kinds() == ["retried", "processed"]
+    first = seen[0].history
+    assert first.deliveries == 1
+    assert first.first_due is not None
+    assert first.expires_at == first.first_due + timedelta(milliseconds=5900)
+
+
 async def test_a_copy_reaches_nobody_by_the_senders_carbon_copies(client: bide.Client) -> None:
     queue, other, recorder = fresh("cc"), fresh("other"), Recorder()
     await client.declare(bide.Topology(queues=[Queue.quorum(other), Queue.quorum(queue)]))

@@ -5,20 +5,63 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import bide
 from bide.cli import app as cli
+from bide.cli.pipeline_audit import own_words
 from bide.delay.taps import Retention, taps_of
+from bide.endpoint.events import EVENTS
+from bide.errors import InvalidOptionError
+from bide.spark.source import WAY_OUT_OF_LEFT_OUT
 from bide.topology import Queue, Topology
 from tests.broker.conftest import SMALL_CLOCK
 from tests.spark.test_audit import STREAM, put, with_client
 from tests.support import Vhost, stream_port
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 TOLD = "told"
 LIMITS = {"x-max-length-bytes": 100_000, "x-stream-max-segment-size-bytes": 50_000}
+ON_SMALL_CLOCK = ("--max-delay", "20s", "--resolution", "50ms")
+
+
+class Audit:
+    """Rounds of the command, one by one, and what they find."""
+
+    def __init__(self, vhost: Vhost, place: Path, capsys: pytest.CaptureFixture[str], *options: str) -> None:
+        self.url, self.place, self._capsys = vhost.url, place, capsys
+        port = ("--stream-port", str(stream_port(vhost.broker)))
+        self._given = ("--once", "--json", "--into", str(place), "--url", vhost.url, *port, *options)
+
+    def run(self, *options: str, code: int = 0) -> str:
+        assert cli.run(["pipeline", "audit", *self._given, *options]) == code
+        said = self._capsys.readouterr()
+        assert "failOnDataLoss" not in said.err
+        return said.err if code else said.out
+
+    def rows(self, table: str, *options: str) -> int:
+        """How many facts a round adds to a table."""
+        rows: dict[str, Any] = json.loads(self.run(*options))["rows"]
+        return int(rows[table])
+
+    def tell(self, events: str, *names: str, size: int = 0) -> None:
+        """Events of an endpoint."""
+
+        async def publish(client: bide.Client) -> None:
+            for name in names:
+                event = {"event": "processed", "message_id": name, "ended": 1_795_262_400_000, "text": "x" * size}
+                await client.publish(json=event, to=events)
+
+        with_client(self.url, SMALL_CLOCK, publish)
+
+    def turn_taps_off(self, *options: str) -> None:
+        """And delete their streams."""
+        assert cli.run(["tap", "off", "--delete", "--yes", "--url", self.url, *options]) == 0
+        self._capsys.readouterr()
 
 
 @pytest.mark.slow
@@ -33,48 +76,100 @@ def test_gaps_end_an_audit_until_they_are_allowed(
     taps = [taps_of(one).topology(Retention()) for one in (SMALL_CLOCK, celery)]
     asyncio.run(put(vhost.url, SMALL_CLOCK.topology(), celery.topology(), *taps, events))
 
-    def tell(*names: str, size: int = 0) -> None:
-        async def publish(client: bide.Client) -> None:
-            for name in names:
-                event = {"event": "processed", "message_id": name, "ended": 1_795_262_400_000, "text": "x" * size}
-                await client.publish(json=event, to=TOLD)
-
-        with_client(vhost.url, SMALL_CLOCK, publish)
-
-    def run(*options: str, code: int = 0) -> str:
-        where = ("--url", vhost.url, "--stream-port", str(stream_port(vhost.broker)))
-        given = ("--once", "--json", "--into", str(tmp_path / "audit"), "--events", TOLD, *where, *options)
-        assert cli.run(["pipeline", "audit", *given]) == code
-        said = capsys.readouterr()
-        assert "failOnDataLoss" not in said.err
-        return said.err if code else said.out
-
-    def processed(output: str) -> int:
-        rows: dict[str, Any] = json.loads(output)["rows"]
-        return int(rows["processed"])
-
-    tell("first")
-    assert processed(run()) == 1
+    audit = Audit(vhost, tmp_path / "audit", capsys, "--events", TOLD)
+    audit.tell(TOLD, "first")
+    assert audit.rows("processed") == 1
 
     # Not a message is missing, but nobody can know that.
-    assert cli.run(["tap", "off", "--layout", "celery", "--delete", "--yes", "--url", vhost.url]) == 0
-    said = run(code=2)
+    audit.turn_taps_off("--layout", "celery")
+    said = audit.run(code=2)
     assert f"has positions of {taps_of(celery).names[0]}, which the query does not read any more: name them by " in said
     assert "--layout, --prefix and --events as before, go on without them with --allow-gaps, or audit into" in said
-    assert processed(run("--allow-gaps")) == 0
+    assert audit.rows("processed", "--allow-gaps") == 0
 
     # Far more than the stream keeps.
-    tell(*(f"many-{number}" for number in range(100)), size=5_000)
-    said = run(code=1)
+    audit.tell(TOLD, *(f"many-{number}" for number in range(100)), size=5_000)
+    said = audit.run(code=1)
     assert "retention was quicker than the reading. Go on with what is left with --allow-gaps, or audit into" in said
-    assert 0 < processed(run("--allow-gaps")) < 100
+    assert 0 < audit.rows("processed", "--allow-gaps") < 100
 
     async def anew(client: bide.Client) -> None:
         await client.destroy(events, force=True)
         await client.declare(events)
 
     with_client(vhost.url, SMALL_CLOCK, anew)
-    tell("last")
-    assert "it was deleted and declared again. Go on with --allow-gaps, or audit into another folder" in run(code=1)
-    assert processed(run("--allow-gaps")) == 1
-    assert processed(run()) == 0
+    audit.tell(TOLD, "last")
+    said = audit.run(code=1)
+    assert "it was deleted and declared again. Go on with --allow-gaps, or audit into another folder" in said
+    assert audit.rows("processed", "--allow-gaps") == 1
+    assert audit.rows("processed") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_source_of_which_no_stream_is_left(
+    spark: SparkSession, vhost: Vhost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Most audits read the taps of one layout and one events stream: each is all that there is of its kind."""
+    audit = Audit(vhost, tmp_path / "audit", capsys)
+    taps, told = taps_of(SMALL_CLOCK), Topology(queues=[Queue(EVENTS, arguments=STREAM)])
+
+    def turn_taps_on() -> None:
+        asyncio.run(put(vhost.url, taps.topology(Retention())))
+
+    def schedule(name: str) -> None:
+        async def publish(client: bide.Client) -> None:
+            await client.publish(b"1", to="orders", delay="15s", message_id=name)
+
+        with_client(vhost.url, SMALL_CLOCK, publish)
+
+    def scheduled() -> list[str]:
+        return sorted(row["message_id"] for row in spark.read.parquet(str(audit.place / "scheduled")).collect())
+
+    asyncio.run(put(vhost.url, SMALL_CLOCK.topology(), told, Topology(queues=[Queue.quorum("orders")])))
+    turn_taps_on()
+    schedule("first")
+    audit.tell(EVENTS, "first")
+    assert audit.rows("scheduled") == 1
+
+    audit.turn_taps_off(*ON_SMALL_CLOCK)
+    said = audit.run(code=2)
+    assert f"has positions of {taps.scheduled}, which the query does not read any more: name them by --layout" in said
+    assert audit.rows("scheduled", "--allow-gaps") == 0
+    assert audit.rows("scheduled") == 0, "it is allowed once"
+
+    # New batches do not take the place of old ones.
+    turn_taps_on()
+    schedule("second")
+    assert audit.rows("scheduled") == 1
+    assert scheduled() == ["first", "second"]
+
+    # As a kill leaves it: a batch was begun of which nothing can be read again.
+    commits = audit.place / "_checkpoint" / "scheduled" / "commits"
+    last = max(int(one.name) for one in commits.glob("[0-9]*"))
+    (commits / str(last)).unlink()
+    (commits / f".{last}.crc").unlink(missing_ok=True)
+    audit.turn_taps_off(*ON_SMALL_CLOCK)
+    assert f"there is no stream '{taps.scheduled}'" in audit.run(code=1)
+    assert audit.rows("scheduled", "--allow-gaps") == 0
+    assert scheduled() == ["first", "second"]
+
+    turn_taps_on()
+    assert audit.rows("processed") == 0
+
+    async def forget(client: bide.Client) -> None:
+        await client.destroy(told, force=True)
+
+    with_client(vhost.url, SMALL_CLOCK, forget)
+    assert f"has positions of {EVENTS}, which the query does not read any more" in audit.run(code=2)
+    assert audit.rows("processed", "--allow-gaps") == 0
+    assert audit.rows("processed") == 0
+
+
+def test_a_batch_that_leaves_streams_out_is_told_of_in_the_words_of_the_command() -> None:
+    """PySpark before 4.2 has it in the checkpoint when that is seen."""
+    theirs = f"the checkpoint has positions of x, which the batch that it has begun leaves out: {WAY_OUT_OF_LEFT_OUT}"
+    said = str(own_words(InvalidOptionError(theirs)))
+    assert "failOnDataLoss" not in said
+    assert "leaves out: name them by --layout, --prefix and --events as before and delete the newest file in " in said
+    assert "'offsets', with its .crc (below _checkpoint); go on without them with --allow-gaps, or audit into" in said

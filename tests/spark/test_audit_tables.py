@@ -184,6 +184,9 @@ def test_one_row_for_each_message(spark: SparkSession) -> None:
     """Its whole story, in whatever order its facts come, and however often."""
     again = {"bide-retries": "1", "bide-first-due": str(ms(10))}
     back = {"bide-operator-retries": "1", "bide-first-due": str(ms(10))}
+    # Nobody gave it a due time before the operator did.
+    back_alone = {"bide-operator-retries": "1"}
+    other = {"message_id": "other", "routing_key": digits(9) + ".orders"}
     scheduled = [
         native("done", due=10),
         native("back", due=10),
@@ -194,6 +197,9 @@ def test_one_row_for_each_message(spark: SparkSession) -> None:
         native("gone", due=10),
         native("seen", due=10),
         native("fan", due=10, headers={"bide-to": "x:shop"}),
+        native("first unseen", due=86_410, headers=back, timestamp=at(12)),
+        native("first at once", due=86_410, headers=back_alone, timestamp=at(12)),
+        other,
     ]
     delivered = [
         native("done", due=10, timestamp=at(10.02)),
@@ -203,6 +209,9 @@ def test_one_row_for_each_message(spark: SparkSession) -> None:
         native("retry", due=20, headers=again, timestamp=at(20.5)),
         native("seen", due=10, timestamp=at(10.01)),
         native("fan", due=10, timestamp=at(10.01)),
+        native("first unseen", due=86_410, headers=back, timestamp=at(86_410.5)),
+        native("first at once", due=86_410, headers=back_alone, timestamp=at(86_410.5)),
+        other | {"timestamp": at(9.04)},
     ]
     due, sent = ms(10), ms(-1)
     events = [
@@ -241,7 +250,10 @@ def test_one_row_for_each_message(spark: SparkSession) -> None:
         ("back", "q:orders", None, 0, 10, 30, 2, "processed", "shop", 86_401_000, 200, 86_400_800),
         ("done", "q:orders", "reminder", 0, 10, 20, 1, "processed", "shop", 500, 200, 300),
         ("fan", "x:shop", None, 0, 10, 10, 2, "parked", "shop", None, None, None),
+        ("first at once", "q:orders", None, None, None, None, 0, "delivered", None, None, None, None),
+        ("first unseen", "q:orders", None, None, 10, None, 0, "delivered", None, None, None, None),
         ("gone", "q:orders", None, 0, 10, None, 0, "overdue", None, None, None, None),
+        ("other", "q:orders", None, 0, 9, 40, 0, "delivered", None, None, None, None),
         ("retry", "q:orders", None, 0, 10, 50, 3, "processed", "shop", 11_000, 200, 10_800),
         ("seen", "q:orders", None, 0, 10, 10, 0, "delivered", None, None, None, None),
         ("waits", "q:orders", None, 0, 90, None, 0, "scheduled", None, None, None, None),

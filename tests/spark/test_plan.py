@@ -306,6 +306,8 @@ def test_the_command(
     text = capsys.readouterr().out
     assert "360,000 messages, 360.0 MB of bodies" in text
     assert "release/s: 50 of 40, 125%: too much; 2 lanes are enough" in text
+    table = [str(tmp_path / "table.csv"), "--time-zone", "Mars/Olympus"]
+    (tmp_path / "table.csv").touch()
     for wrong, said in (
         (["--rate", "5/s"], "--rate and --delay go together"),
         ([], "name the workload"),
@@ -314,9 +316,18 @@ def test_the_command(
         # Told before Spark is there, which would say that it has no such time zone.
         ([*ANY, "--every", "90s", "--tick", "1m"], "spans of 0:01:30 are no multiple of the tick of 0:01:00"),
         ([*ANY, "--tick", "0s"], "the tick of 0:00:00 is no whole number of milliseconds"),
+        ([*ANY, "--grain", "0.5ms"], "the grain of 0:00:00.000500 is no whole number of milliseconds"),
+        ([*ANY, "--grain", "soon"], "--grain: the delay 'soon' cannot be read"),
+        ([*ANY, "--delay", "3150d"], "3150 days, 0:00:00, and nservicebus holds 3106 days"),
+        ([*ANY, "--out", str(flows)], f"{flows} is no folder that can be written to"),
+        ([*table, "--delay-column", "x", "--read-option", "sep"], "--read-option 'sep' is not of the form KEY=VALUE"),
+        (table, "by --delay-column, or by --due-column, and not by both"),
+        ([*table, "--delay-column", "x", "--due-column", "y"], "by --delay-column, or by --due-column, and not by"),
     ):
         assert run(["pipeline", "plan", *wrong]) == 2
-        assert said in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert said in told
+        assert told.count("\n") == 1
 
 
 def test_the_command_with_a_table(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -12,7 +14,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.errors import ConnectionLostError
 from bide.pipelines import replay_taps
-from bide.pipelines.replay_taps import copies, first_offsets
+from bide.pipelines.replay_taps import Wanted, Way, copies, held_offsets, send_back
 from tests.broker.receiving import fresh
 from tests.faults.proxy import Proxy
 from tests.support import Vhost
@@ -46,6 +48,26 @@ async def publish(url: str, stream: str, number: int) -> None:
             await client.publish(str(one), to=stream)
 
 
+@asynccontextmanager
+async def busy(url: str, stream: str) -> AsyncIterator[None]:
+    """Messages keep coming meanwhile, one by one: a few hundred at most in the time of a test."""
+    async with bide.connect(url) as client:
+
+        async def go_on() -> None:
+            while True:
+                await client.publish("new", to=stream)
+                await asyncio.sleep(0.1)
+
+        coming = asyncio.create_task(go_on())
+        try:
+            yield
+        finally:
+            coming.cancel()
+            # What else ended it is raised.
+            with suppress(asyncio.CancelledError):
+                await coming
+
+
 async def found(url: str, stream: str, offsets: Sequence[int]) -> list[int]:
     """Those of the offsets at which there is something."""
     connection = await Connection.open(BrokerUrl.parse(url))
@@ -71,8 +93,9 @@ async def test_a_broker_that_stands_still_is_no_end_of_a_stream(vhost: Vhost, st
 
 
 async def test_a_broker_that_stands_still_has_no_empty_streams(vhost: Vhost, stream: str) -> None:
-    streams = [await new_stream(vhost.url)]
-    assert await asyncio.to_thread(first_offsets, vhost.url, [*streams, stream, fresh("gone")]) == {stream: 0}
+    empty = await new_stream(vhost.url)
+    wanted = {empty: 0, fresh("gone"): 0}
+    assert await asyncio.to_thread(held_offsets, vhost.url, {**wanted, stream: 2}) == {stream: range(3)}
     async with Proxy(vhost.url) as proxy:
 
         def stall_then(data: bytes) -> bytes:
@@ -82,10 +105,71 @@ async def test_a_broker_that_stands_still_has_no_empty_streams(vhost: Vhost, str
 
         proxy.rewrite = stall_then
         with pytest.raises(ConnectionLostError, match="has not answered for 3 s"):
-            await asyncio.to_thread(first_offsets, proxy.url, streams)
+            await asyncio.to_thread(held_offsets, proxy.url, {empty: 0})
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+async def test_a_broker_that_stands_still_has_no_short_streams(vhost: Vhost, stream: str, number: int) -> None:
+    """Whichever subscription is the last that it answers."""
+    async with Proxy(vhost.url) as proxy:
+        answered = 0
+
+        def stall_at_last(data: bytes) -> bytes:
+            nonlocal answered
+            answered += data.count(CONSUME_OK)
+            if answered == number:
+                proxy.stall()
+            return data
+
+        proxy.rewrite = stall_at_last
+        with pytest.raises(ConnectionLostError, match="has not answered for 3 s"):
+            await asyncio.to_thread(held_offsets, proxy.url, {stream: 30_000})
+        assert answered == number
 
 
 async def test_what_is_behind_the_end_of_a_stream_is_left_out(vhost: Vhost, stream: str) -> None:
     """A stream that was deleted and declared again is shorter than it was."""
     assert await found(vhost.url, stream, [0, 2, 3, 30_000]) == [0, 2]
     assert await found(vhost.url, fresh("gone"), [0]) == []
+    assert await found(vhost.url, await new_stream(vhost.url), [5]) == []
+    assert await asyncio.to_thread(held_offsets, vhost.url, {stream: 30_000}) == {stream: range(3)}
+
+
+@pytest.mark.parametrize("far", [15_000, 30_000], ids=["near enough to read on", "behind another subscription"])
+async def test_what_is_behind_the_end_of_a_busy_stream_is_left_out(vhost: Vhost, stream: str, far: int) -> None:
+    """It will have that offset one day, with another message there."""
+    async with busy(vhost.url, stream), asyncio.timeout(60):
+        assert await found(vhost.url, stream, [0, far]) == [0]
+        held = (await asyncio.to_thread(held_offsets, vhost.url, {stream: far}))[stream]
+        assert held.start == 0
+        assert 3 <= held.stop < far
+        # What it has by now is not at its end, however much comes behind it.
+        assert await found(vhost.url, stream, held) == [*held]
+
+
+async def test_a_message_goes_back_with_its_due_time(vhost: Vhost) -> None:
+    stream, hours = await new_stream(vhost.url), bide.Clock(max_delay=timedelta(hours=2), resolution=timedelta(hours=1))
+    async with bide.connect(vhost.url, infrastructure=hours) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
+        for number in range(3):
+            await client.publish(str(number), to=stream, message_id=f"m{number}")
+        begun = datetime.now(UTC)
+        due = {f"m{number}": begun + timedelta(minutes=50 * number) for number in range(3)}
+        wanted = [
+            Wanted(message_id=name, queue="orders", stream=stream, offset=number, due=when)
+            for number, (name, when) in enumerate(due.items())
+        ]
+        other = Wanted(message_id="other", queue="orders", stream=stream, offset=0, due=begun)
+        way = Way(url=vhost.url, infrastructure=hours, declare=True, run="run")
+        assert await send_back([*wanted, other], way) == 3
+        lasted = datetime.now(UTC) - begun
+        async with client.consume("orders") as messages:
+            at_once = await anext(messages)
+        assert (at_once.message_id, at_once.due) == ("m0", None), "it was due when it was sent"
+        for name, queue in (("m1", "bide.v1.h1"), ("m2", "bide.v1.h2")):
+            async with client.consume(queue) as messages:
+                message = await anext(messages)
+            assert message.message_id == name
+            assert message.due is not None
+            # It is told in whole milliseconds, and the delay counts from the moment at which it is sent.
+            assert timedelta(milliseconds=-1) <= message.due - due[name] <= lasted

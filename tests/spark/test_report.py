@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MESSAGES: Final = 3000
 HOUR: Final = timedelta(hours=1)
+NO_ZONE: Final = ("--time-zone", "Mars/Olympus")
 NASTY: Final = "</title><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
@@ -347,9 +348,10 @@ def test_texts_of_messages_end_as_texts(spark: SparkSession, tmp_path: Path) -> 
     ("arguments", "code", "said"),
     [
         # Told before Spark is there, which would say that it has no such time zone.
-        (["none", "--time-zone", "Mars/Olympus"], BAD_USAGE, "there is no folder none"),
-        (["file:///none/of/these"], BAD_USAGE, "there is no folder file:///none/of/these"),
-        (["."], BAD_USAGE, "has no table of the audit"),
+        (["none", *NO_ZONE], BAD_USAGE, "there is no folder none"),
+        (["file:///none/of/these", *NO_ZONE], BAD_USAGE, "there is no folder file:///none/of/these"),
+        ([".", *NO_ZONE], BAD_USAGE, "the folder . has no table of the audit"),
+        (["x" * 300, *NO_ZONE], BAD_USAGE, "cannot be read: "),
         ([".", "--out", "nowhere/report.html"], BAD_USAGE, "nowhere/report.html cannot be written"),
         ([".", "--lost-after", "soon"], BAD_USAGE, "'soon'"),
         ([".", "--png", "p.jpg"], BAD_USAGE, "the picture is a PNG, and p.jpg is named as something else"),

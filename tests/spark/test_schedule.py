@@ -313,6 +313,24 @@ def test_another_infrastructure_has_another_ledger(
 
 
 @pytest.mark.usefixtures("spark")
+def test_a_source_as_hadoop_writes_it(
+    clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one slash. It is the same file wherever the command is run, so it has the same ledger."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    source = tmp_path / "reminders.csv"
+    source.write_text("order_id,due\no-0,2026-01-01\n")
+    found = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        assert schedule(f"file:{source}", "--url", clock_url, "--to", queue, "--at-column", "due", "--json") == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert [(one["sent"], one["sent_before"]) for one in found] == [(1, 0), (0, 1)]
+    assert len(drain(clock_url, queue, 1)) == 1
+
+
+@pytest.mark.usefixtures("spark")
 def test_a_wrong_target_is_told_before_spark_starts(
     clock_url: str, queue: str, csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,3 +63,31 @@ def test_an_older_port_is_not_taken_for_one_of_another_broker(named: Streams, mo
     environment["BIDE_STREAM_PORT"] = "1"
     bide.spark.register(named.spark)
     assert (environment["BIDE_URL"], environment["BIDE_STREAM_PORT"]) == (named.vhost.url, "")
+
+
+def test_register_takes_an_address_away_again(named: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    named.declare("s")
+    bide.spark.register(named.spark)
+    rows = named.spark.read.format("rabbitmq").option("stream", "s")
+    assert rows.load().collect() == []
+    monkeypatch.delenv("BIDE_URL")
+    monkeypatch.delenv("BIDE_STREAM_PORT")
+    bide.spark.register(named.spark)
+    # The usual broker of this machine, which may be there or not.
+    with pytest.raises(Exception, match=r"5552|virtual host '/'"):
+        rows.load().collect()
+
+
+def test_an_empty_variable_takes_away_what_only_the_sessions_start_had(
+    named: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Spark's processes know by themselves is not known here."""
+    environment = named.spark.sparkContext.environment
+    for name in ("BIDE_URL", "BIDE_STREAM_PORT"):
+        monkeypatch.delenv(name)
+        del environment[name]
+    bide.spark.register(named.spark)
+    assert "BIDE_URL" not in environment
+    monkeypatch.setenv("BIDE_URL", "")
+    bide.spark.register(named.spark)
+    assert (environment["BIDE_URL"], environment["BIDE_STREAM_PORT"]) == ("", "")

@@ -107,18 +107,53 @@ def test_pyspark_before_4_2_with_a_stream_that_is_gone(streams: Streams) -> None
     read = document({"super-0": 1, "super-1": 3})
     with reading(streams, superStream="super") as strict:
         end = strict.latestOffset()
-        with pytest.raises(InvalidOptionError, match="the checkpoint has positions of super-1, which"):
+        with pytest.raises(InvalidOptionError, match="has positions of super-1, which the batch that it has begun"):
             strict.partitions(read, end)
     with reading(streams, superStream="super", failOnDataLoss=False) as reader:
         assert ranges(reader, read, reader.latestOffset()) == [("super-0", 1, 2)]
 
 
-def test_pyspark_before_4_2_with_a_super_stream_that_has_grown(streams: Streams) -> None:
+def test_a_query_that_has_no_stream_left(streams: Streams) -> None:
+    """Nothing else knows that there was one."""
+    read = document({"s": 5})
+    with reading(streams, stream="[]") as strict, pytest.raises(InvalidOptionError, match="has positions of s, which"):
+        strict.latestOffset(read)
+    with reading(streams, stream="[]", failOnDataLoss=False) as reader:
+        forgotten = reader.latestOffset(read)
+        assert ranges(reader, read, forgotten) == []
+    with reading(streams, stream="[]") as strict:
+        assert strict.latestOffset(forgotten) == forgotten, "it is allowed once"
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"startingTimestamp": IN_2100}, {"startingOffsets": "earliest"}, {"startingOffsets": '{"super-0": 2}'}]
+)
+def test_pyspark_before_4_2_with_a_super_stream_that_has_grown(streams: Streams, more: dict[str, Any]) -> None:
     """Where a new query begins is of no matter to one that goes on."""
     streams.declare_super("super", 0, 1)
     for number in range(2):
         streams.fill(f"super-{number}", range(3))
-    with reading(streams, superStream="super", startingOffsets='{"super-0": 2}') as reader:
+    with reading(streams, superStream="super", **more) as reader:
         assert ranges(reader, document({"super-0": 2}), reader.latestOffset()) == [("super-0", 2, 3), ("super-1", 0, 3)]
+
+
+def test_what_was_gone_before_a_stream_was_read_is_not_missed(streams: Streams) -> None:
+    """Whether Spark tells where the query is, or not."""
+    streams.declare("old")
+    streams.declare("new", **{"x-max-length-bytes": 100_000, "x-stream-max-segment-size-bytes": 50_000})
+    streams.fill("new", ["x" * 5_000] * 100)
+    start = document({"old": 0})
+    with reading(streams, stream="old,new") as reader:
+        for end in (reader.latestOffset(start), reader.latestOffset()):
+            ((name, first, last),) = ranges(reader, start, end)
+            assert name == "new"
+            assert 0 < first < last
+
+
+def test_pyspark_before_4_2_with_a_new_query_that_does_not_name_all_streams(streams: Streams) -> None:
+    """It may be an old one when it asks for the end."""
+    streams.declare_super("super", 0, 1)
+    with reading(streams, superStream="super", startingOffsets='{"super-0": 2}') as reader:
+        reader.latestOffset()
         with pytest.raises(InvalidOptionError, match="gives positions of super-0, and the super stream consists of"):
             reader.initialOffset()

@@ -27,6 +27,8 @@ SHOP = BrokerUrl.parse("amqp://ana:secret@shop.example/orders")
             {"BIDE_URL": "amqp://ana:secret@bank.example", "BIDE_MANAGEMENT_URL": "http://bank.example"},
             "http://shop.example:15672",
         ),
+        # Nothing is to be decided by it.
+        (None, {"BIDE_URL": "amqp://shop.example/a/b"}, "http://shop.example:15672"),
     ],
 )
 def test_where_it_is_looked_for(named: str | None, environment: dict[str, str], address: str) -> None:

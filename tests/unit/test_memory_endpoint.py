@@ -57,6 +57,66 @@ async def test_retries_come_when_they_are_due(release: tuple[int, ...]) -> None:
     assert after == [one for due in (first, second, third, fourth) for one in (due, due)]
 
 
+class Kinds(bide.Observer):
+    """What happened, and when."""
+
+    def __init__(self, b: bide.testing.MemoryBroker) -> None:
+        self._clock = b.clock
+        self._start = b.clock.now()
+        self.seen: list[tuple[str, str | None, timedelta]] = []
+
+    async def happened(self, event: bide.Event) -> None:
+        self.seen.append((event.kind, event.message_id, self._clock.now() - self._start))
+
+
+@pytest.mark.parametrize("redelivered", [False, True])
+async def test_an_expiration_counts_from_the_due_time(redelivered: bool) -> None:
+    """Also where a process died with the message, and a copy counts the deliveries of a queue that does not."""
+    async with bide.testing.broker() as b, b.connect() as client:
+        kinds = Kinds(b)
+        app = bide.Endpoint("orders", retry=bide.Retry(immediate=0, delays=["40m"] * 5, jitter=0), observers=[kinds])
+
+        @app.handler
+        async def fail(message: bide.Message) -> None:
+            raise ConnectionError("no")
+
+        await client.declare(bide.Topology(queues=[bide.Queue("orders")]))
+        await client.publish("x", to="orders", message_id="one", delay="2h", expiration="1h")
+        await b.run("2h")
+        if redelivered:
+            async with client.consume("orders") as messages:
+                await anext(messages)
+        async with running(app, client, b):
+            await b.run("1d")
+    minutes = [(kind, timedelta(minutes=after)) for kind, after in (("retried", 120), ("expired", 160))]
+    assert [(kind, after) for kind, _, after in kinds.seen] == minutes
+
+
+async def test_a_copy_that_counts_deliveries_and_comes_too_late_is_not_handled() -> None:
+    async with bide.testing.broker() as b, b.connect() as client:
+        kinds = Kinds(b)
+        app = bide.Endpoint("orders", concurrency=1, prefetch=1, observers=[kinds])
+        go_on = asyncio.Event()
+
+        @app.handler
+        async def handle(message: bide.Message) -> None:
+            if message.message_id == "slow":
+                await go_on.wait()
+
+        await client.declare(bide.Topology(queues=[bide.Queue("orders")]))
+        await client.publish("x", to="orders", message_id="one", delay="2h", expiration="1h")
+        await b.run("2h")
+        async with client.consume("orders") as messages:
+            await anext(messages)
+        await client.publish("x", to="orders", message_id="slow")
+        async with running(app, client, b):
+            # The copy of the first is behind the other one.
+            await b.run("2h")
+            go_on.set()
+            await b.settled()
+    assert [(kind, message_id) for kind, message_id, _ in kinds.seen] == [("processed", "slow"), ("expired", "one")]
+
+
 async def test_a_handler_that_runs_in_a_thread() -> None:
     seen: list[bytes] = []
     app = bide.Endpoint("orders")

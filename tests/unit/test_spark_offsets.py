@@ -24,7 +24,10 @@ def test_the_text_of_version_1() -> None:
     assert json.dumps(document({"a": 9}, since={"b": 2, "a": 1})) == (
         '{"v": 1, "streams": {"a": 9}, "since": {"a": 1, "b": 2}}'
     )
-    assert json.dumps(document({"a": 9}, since={})) == '{"v": 1, "streams": {"a": 9}}'
+    assert json.dumps(document({"a": 9}, since={"a": 1}, begin={"b": 2, "a": 1})) == (
+        '{"v": 1, "streams": {"a": 9}, "since": {"a": 1}, "begin": {"a": 1, "b": 2}}'
+    )
+    assert json.dumps(document({"a": 9}, since={}, begin={})) == '{"v": 1, "streams": {"a": 9}}'
 
 
 @given(st.dictionaries(st.text(max_size=5), counts))
@@ -67,6 +70,16 @@ def test_where_a_batch_begins_in_a_new_stream() -> None:
     assert begin_of(document({"a": 5}), end) == {"a": 5, "b": 2, "c": 0}
     # What is not read any more is not asked for.
     assert begin_of(document({"a": 5, "x": 1}), document({"a": 9})) == {"a": 5}
+
+
+def test_where_a_new_query_begins_is_of_no_matter_to_an_old_one() -> None:
+    """Not everybody who asks for an end tells whether the query is new."""
+    end = document({"a": 9, "b": 4}, since={"a": 0, "b": 2}, begin={"a": 7, "b": 4})
+    new = document({"a": 8, "b": 4}, initial=True)
+    assert begin_of(new, end) == {"a": 7, "b": 4}
+    assert begin_of(document({"a": 5}), end) == {"a": 5, "b": 2}
+    # As it was written before there was a key for it: the batch is what it was.
+    assert begin_of(new, document({"a": 9, "b": 4}, since={"a": 7, "b": 4})) == {"a": 7, "b": 4}
 
 
 @given(st.dictionaries(names, st.tuples(counts, counts), min_size=1), st.integers(1, 2**41))

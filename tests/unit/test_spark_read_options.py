@@ -28,6 +28,7 @@ def test_defaults() -> None:
 def test_names_of_streams() -> None:
     assert read(stream="a, b,c").streams == ("a", "b", "c")
     assert read(stream='["a,b", "c"]').streams == ("a,b", "c")
+    assert read(stream="[]", streaming=True).streams == ()
     assert read(superStream="s").super_stream == "s"
 
 

@@ -18,6 +18,9 @@ SHOP = "amqp://ana:secret@shop.example/orders"
         ({"BIDE_URL": "amqp://bob@shop.example/bills", "BIDE_STREAM_PORT": "5999"}, 5999),
         # Whoever sets both means one broker: for another, the second would ask the wrong one.
         ({"BIDE_URL": "amqp://ana:secret@bank.example", "BIDE_STREAM_PORT": "5999"}, None),
+        # Nothing is to be decided by it.
+        ({"BIDE_URL": "amqp://shop.example/a/b"}, None),
+        ({"BIDE_URL": "amqp://shop.example/a/b", "BIDE_STREAM_PORT": ""}, None),
     ],
 )
 def test_where_it_is_looked_for(environment: dict[str, str], port: int | None) -> None:
@@ -28,3 +31,9 @@ def test_where_it_is_looked_for(environment: dict[str, str], port: int | None) -
 def test_what_is_no_port(given: str) -> None:
     with pytest.raises(InvalidUrlError, match="BIDE_STREAM_PORT is"):
         stream_port(SHOP, {"BIDE_STREAM_PORT": given})
+
+
+def test_a_variable_that_cannot_be_read_is_named() -> None:
+    """Nobody named that URL here: without its name one would look for it in vain."""
+    with pytest.raises(InvalidUrlError, match=r"BIDE_URL tells which broker BIDE_STREAM_PORT is about, .* 'a/b'"):
+        stream_port(SHOP, {"BIDE_URL": "amqp://ana:secret@shop.example/a/b", "BIDE_STREAM_PORT": "5999"})

@@ -146,11 +146,24 @@ def of_environment(variable: str, url: BrokerUrl, environment: Mapping[str, str]
     """A variable of the environment about a broker, where it is about this one.
 
     They belong together: who names another broker by ``BIDE_URL`` means that one by the others too.
+
+    Raises:
+        InvalidUrlError: it is set, and ``BIDE_URL``, which has to tell whose it is, cannot be read.
     """
-    other = environment.get(URL_VARIABLE)
-    if other and BrokerUrl.parse(other).hosts != url.hosts:
+    found = environment.get(variable)
+    if not found:
+        # Then it is of no matter what BIDE_URL says: this broker was named in another way.
         return None
-    return environment.get(variable)
+    if other := environment.get(URL_VARIABLE):
+        try:
+            hosts = BrokerUrl.parse(other).hosts
+        except InvalidUrlError as error:
+            raise InvalidUrlError(
+                f"{URL_VARIABLE} tells which broker {variable} is about, and cannot be read: {error}"
+            ) from error
+        if hosts != url.hosts:
+            return None
+    return found
 
 
 def parse_management_url(text: str, url: BrokerUrl) -> Endpoint:

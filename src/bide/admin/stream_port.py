@@ -25,7 +25,8 @@ def stream_port(url: str, environment: Mapping[str, str]) -> int | None:
         None where there is neither: it is the usual one.
 
     Raises:
-        InvalidUrlError: the URL cannot be read, or the variable is no port.
+        InvalidUrlError: the URL cannot be read, or the variable is no port; or it is one, and ``BIDE_URL``, which has
+            to tell whose, cannot be read.
     """
     broker = BrokerUrl.parse(url)
     if given := of_environment(STREAM_PORT_VARIABLE, broker, environment):

@@ -17,8 +17,8 @@ import click
 from bide.cli.output import print_json
 from bide.cli.pipeline_view import progress, span_for, summary, survey_text
 from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
-from bide.errors import InvalidRowError
-from bide.pipelines.formats import FORMATS, refuse_missing
+from bide.errors import InvalidInputError, InvalidRowError
+from bide.pipelines.formats import FORMATS, is_uri, refuse_missing, refuse_unwritable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,11 @@ def pipeline() -> None:
 
 
 def spark_options(command: _Decorated) -> _Decorated:
-    """Add the options of Spark, and hand a session over as the argument ``spark``: a context manager's factory."""
+    """Add the options of Spark, and hand over what they say as three arguments.
+
+    ``open_session`` makes a context manager of a session; ``is_here`` and ``reads_here`` say whether it runs on this
+    machine alone, and whether a path is one of this machine.
+    """
 
     @wraps(command)
     def wrapper(*args: Any, master: str | None, spark_conf: tuple[str, ...], time_zone: str, **kwargs: Any) -> Any:
@@ -53,9 +57,18 @@ def spark_options(command: _Decorated) -> _Decorated:
 
             return session(master, name=name, configuration=configuration, time_zone=time_zone, quiet=quiet)
 
-        from bide.pipelines.session import runs_here
+        from bide.pipelines.requirements import missing_packages
+        from bide.pipelines.session import reads_here, runs_here
 
-        return command(*args, open_session=open_session, is_here=runs_here(master), **kwargs)
+        if (why_not := missing_packages()) is not None:
+            raise InvalidInputError(why_not)
+        return command(
+            *args,
+            open_session=open_session,
+            is_here=runs_here(master),
+            reads_here=reads_here(master, configuration),
+            **kwargs,
+        )
 
     wrapped: Any = wrapper
     for option in (
@@ -108,6 +121,7 @@ def schedule(
     as_json: bool,
     open_session: Callable[..., Any],
     is_here: bool,
+    reads_here: bool,
     **rest: Any,
 ) -> None:
     """Schedule a message for every row of SOURCE: files of Parquet, CSV or JSON, or a table.
@@ -120,20 +134,23 @@ def schedule(
     from bide.pipelines.session import read, spark_errors
 
     plan = _plan(settings, **rest)
+    plan.check_letters()
     options = pairs_of("--read-option", read_options)
-    refuse_missing(source, format, is_here=is_here)
+    refuse_missing(source, format, reads_here=reads_here)
     if ledger is None and not is_here and not dry_run:
         raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors reach")
+    to_write: Ledger | None = None
     if not dry_run:
         # Spark, and a large table, take their time.
+        to_write = _ledger(ledger or _own_ledger(source, plan), plan, is_here=is_here)
         plan.check()
     with open_session(f"bide pipeline schedule {source}", quiet=not settings.verbosity) as spark, spark_errors():
         rows = read(spark, source, format=format, options=options)
         found = _survey(rows, plan)
-        if dry_run:
+        if to_write is None:
             _show(rows, plan, found, as_json=as_json)
             return
-        _send(rows, plan, found, ledger or _own_ledger(source, plan), part_rows=part_rows, as_json=as_json)
+        _send(rows, plan, found, to_write, part_rows=part_rows, as_json=as_json)
 
 
 def _plan(
@@ -171,10 +188,10 @@ def _plan(
     return Plan(
         at_column=at_column,
         delay_column=delay_column,
-        body_columns=_names(body_columns),
+        body_columns=_names("--body-columns", body_columns),
         body_column=body_column,
         id_column=id_column,
-        header_columns=_names(header_columns),
+        header_columns=_names("--header-columns", header_columns),
         name=name,
         settings=SinkSettings.make(
             settings.url,
@@ -212,13 +229,11 @@ def _show(rows: DataFrame, plan: Plan, found: Survey, *, as_json: bool) -> None:
         raise _bad(found, plan)
 
 
-def _send(rows: DataFrame, plan: Plan, found: Survey, folder: str, *, part_rows: int, as_json: bool) -> None:
-    from bide.pipelines.ledger import Ledger
+def _send(rows: DataFrame, plan: Plan, found: Survey, ledger: Ledger, *, part_rows: int, as_json: bool) -> None:
     from bide.pipelines.schedule import head_for, send
 
     if found.bad and plan.settings.rejects is None:
         raise _bad(found, plan)
-    ledger = Ledger(folder)
     head = head_for(ledger, plan, found, part_rows=part_rows)
     started = time.monotonic()
     with _sending(ledger, found.rows):
@@ -267,15 +282,35 @@ def _bad(found: Survey, plan: Plan) -> InvalidRowError:
     )
 
 
+def _ledger(folder: str, plan: Plan, *, is_here: bool) -> Ledger:
+    """The ledger, if it is one for this."""
+    from bide.pipelines.ledger import Ledger
+    from bide.pipelines.schedule import begun
+
+    ledger = Ledger(folder)
+    for option, place in (("--ledger", folder), ("--rejects", plan.settings.rejects)):
+        if place is not None:
+            refuse_unwritable(option, place, is_here=is_here)
+    begun(ledger, plan)
+    return ledger
+
+
 def _own_ledger(source: str, plan: Plan) -> str:
-    place = source if "://" in source else os.path.abspath(source)  # noqa: PTH100 (no link is followed)
+    place = source if is_uri(source) else os.path.abspath(source)  # noqa: PTH100 (no link is followed)
     key = hashlib.sha256(repr((place, plan.broker, plan.ledger_digest())).encode()).hexdigest()[:16]
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return str(Path(state) / "bide" / "schedule" / f"{Path(place).name}-{key}")
 
 
-def _names(text: str | None) -> tuple[str, ...]:
-    return () if text is None else tuple(one.strip() for one in text.split(",") if one.strip())
+def _names(option: str, text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    names = tuple(one.strip() for one in text.split(",") if one.strip())
+    if not names:
+        raise click.UsageError(f"{option} {text!r} names no column")
+    if len(set(names)) < len(names):
+        raise click.UsageError(f"{option} {text!r} names a column twice")
+    return names
 
 
 def pairs_of(option: str, pairs: tuple[str, ...]) -> Mapping[str, str]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _LAYOUTS: Final = ("clock", "nservicebus", "nservicebus-v1", "celery")
 _GO_ON: Final = "with --allow-gaps, or audit into another folder (--into)"
+_AS_BEFORE: Final = "by --layout, --prefix and --events as before"
 
 
 @click.command()
@@ -64,6 +65,7 @@ def audit(
     as_json: bool,
     open_session: Callable[..., Any],
     is_here: bool,
+    reads_here: bool,
 ) -> None:
     """Put what taps and endpoints tell into Parquet tables, until Ctrl-C or SIGTERM, or --once.
 
@@ -123,12 +125,16 @@ def audit(
 
 def own_words(error: OffsetsLostError | InvalidOptionError) -> OffsetsLostError | InvalidOptionError:
     """The error with the options of this command in the place of those of the data source."""
-    from bide.spark.source import WAY_OUT_OF_NEW, WAY_OUT_OF_UNREAD
+    from bide.spark.source import TAKE_BACK, WAY_OUT_OF_LEFT_OUT, WAY_OUT_OF_NEW, WAY_OUT_OF_UNREAD
     from bide.stream.log import WAY_OUT_OF_GAP
 
-    text = str(error)
+    text, take_back = str(error), f"{TAKE_BACK} (below _checkpoint)"
     for theirs, own in (
-        (WAY_OUT_OF_UNREAD, f"name them by --layout, --prefix and --events as before, go on without them {_GO_ON}"),
+        (WAY_OUT_OF_UNREAD, f"name them {_AS_BEFORE}, go on without them {_GO_ON}"),
+        (
+            WAY_OUT_OF_LEFT_OUT,
+            f"name them {_AS_BEFORE} and {take_back}; go on without them {_GO_ON}",
+        ),
         (WAY_OUT_OF_NEW, f"Go on {_GO_ON}"),
         (WAY_OUT_OF_GAP, f"Go on with what is left {_GO_ON}"),
     ):

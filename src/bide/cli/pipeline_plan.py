@@ -16,13 +16,14 @@ from bide.cli.pipeline_view import progress
 from bide.cli.plan_view import plan_text
 from bide.cli.settings import Settings, duration_of, json_option, pass_settings, verbose_option
 from bide.errors import InvalidInputError
-from bide.pipelines.formats import FORMATS, refuse_missing
+from bide.pipelines.formats import FORMATS, refuse_missing, refuse_unwritable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from bide.delay.infrastructure import DelayInfrastructure
     from bide.pipelines.plan.flows import Flow
+    from bide.pipelines.plan.ladder import Ladder
     from bide.pipelines.plan.workload import Workload
 
 _BROKERS: Final = ("3.10", "4.3")
@@ -87,6 +88,7 @@ def plan(
     as_json: bool,
     open_session: Callable[..., Any],
     is_here: bool,
+    reads_here: bool,
     **rest: Any,
 ) -> None:
     """Tell what a workload will do to a broker: messages held, bytes, hops and releases, level by level.
@@ -100,11 +102,11 @@ def plan(
     from bide.pipelines.plan.stays import Timeline, check_spans
     from bide.pipelines.session import spark_errors
 
-    told = _flows(**rest)
-    if told is None:
-        refuse_missing(rest["source"], rest["format"], is_here=is_here)
+    # What is wrong with the options is said before Spark starts.
     spans = {"every": duration_of("--every", every), "tick": duration_of("--tick", tick)}
     check_spans(**spans)
+    ladders = {layout: _ladder(layout, lanes) for layout in layouts or ("clock", "nservicebus")}
+    workload_of = _prepared(tuple(ladders.values()), tick=spans["tick"], reads_here=reads_here, **rest)
     known = {
         layout: Capacity.measured(
             layout,
@@ -115,17 +117,20 @@ def plan(
             disk=size_of("--disk", disk),
             memory=size_of("--memory", memory),
         )
-        for layout in layouts or ("clock", "nservicebus")
+        for layout in ladders
     }
+    places = {layout: None if out is None else f"{out}/{layout}" for layout in ladders}
+    for place in filter(None, places.values()):
+        refuse_unwritable("--out", place, is_here=reads_here)
     started = time.monotonic()
     with open_session("bide pipeline plan", quiet=not settings.verbosity) as spark, spark_errors():
         with progress("looking through the messages"):
-            workload = _workload(spark, told, tick=spans["tick"], **rest)
+            workload = workload_of(spark)
         reports = []
         for layout, capacity in known.items():
-            timeline = Timeline(workload, _ladder(layout, lanes), **spans)
+            timeline = Timeline(workload, ladders[layout], **spans)
             with progress(f"planning for {layout}"):
-                reports.append(report(timeline, capacity, out=None if out is None else f"{out}/{layout}"))
+                reports.append(report(timeline, capacity, out=places[layout]))
             timeline.close()
     seconds = time.monotonic() - started
     if as_json:
@@ -146,7 +151,6 @@ def _flows(
     flows: Path | None,
     length: str,
     size: int,
-    **_: Any,
 ) -> list[Flow] | None:
     """The flows that are told instead of a table."""
     from bide.pipelines.plan.flows import flows_of
@@ -162,11 +166,11 @@ def _flows(
     return flows_of(told, start=midnight, length=duration_of("--for", length), size=size)
 
 
-def _workload(
-    spark: SparkSession,
-    told: list[Flow] | None,
+def _prepared(
+    ladders: tuple[Ladder, ...],
     *,
     tick: timedelta,
+    reads_here: bool,
     source: str | None,
     format: str | None,
     read_options: tuple[str, ...],
@@ -177,19 +181,29 @@ def _workload(
     count_column: str | None,
     grain: str,
     size: int,
-    **_: Any,
-) -> Workload:
-    from bide.pipelines.plan.workload import Columns, of_flows, of_table
+    **rest: Any,
+) -> Callable[[SparkSession], Workload]:
+    """What makes the workload, as soon as there is a Spark."""
+    from bide.pipelines.plan.stays import check_delays
+    from bide.pipelines.plan.workload import Columns, check_grain, of_flows, of_table
     from bide.pipelines.session import read
 
+    step = duration_of("--grain", grain)
+    check_grain(step)
+    options = pairs_of("--read-option", read_options)
+    told = _flows(source=source, size=size, **rest)
     if told is not None:
-        return of_flows(spark, told, tick=tick)
+        for ladder in ladders:
+            check_delays(max(one.longest for one in told), ladder)
+        return lambda spark: of_flows(spark, told, tick=tick)
     assert source is not None
-    rows = read(spark, source, format=format, options=pairs_of("--read-option", read_options))
+    if (delay_column is None) == (due_column is None):
+        raise click.UsageError("say how long messages wait: by --delay-column, or by --due-column, and not by both")
+    refuse_missing(source, format, reads_here=reads_here)
     columns = Columns(
         at=at_column, delay=delay_column, due=due_column, size=size_column, count=count_column, constant_size=size
     )
-    return of_table(rows, columns, grain=duration_of("--grain", grain))
+    return lambda spark: of_table(read(spark, source, format=format, options=options), columns, grain=step)
 
 
 def _read_flows(path: Path) -> Any:
@@ -222,7 +236,7 @@ def _weighted(delays: tuple[str, ...]) -> Mapping[str, float]:
     return found
 
 
-def _ladder(layout: str, lanes: int) -> Any:
+def _ladder(layout: str, lanes: int) -> Ladder:
     from bide.layouts import make_infrastructure
     from bide.pipelines.plan.ladder import Ladder
 

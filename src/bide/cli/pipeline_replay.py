@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,7 @@ def replay(
     as_json: bool,
     open_session: Callable[..., Any],
     is_here: bool,
+    reads_here: bool,
     **rest: Any,
 ) -> int:
     """Send failed messages back to the queues that they failed on, with their ids, headers and history.
@@ -85,9 +87,10 @@ def replay(
         raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors reach")
     common = {"url": settings.url or DEFAULT_URL, "to": to}
     prepare = _of_queue if queue is not None else _of_audit
-    # What is wrong with the options or the broker is said before Spark starts.
-    work = prepare(settings, queue or audited, period, {**common, **rest}, dry_run=dry_run, as_json=as_json)
+    # What is wrong with the options, the broker or the ledger is said before Spark starts.
+    held, work = prepare(settings, queue or audited, period, {**common, **rest}, dry_run=dry_run, as_json=as_json)
     with (
+        held,
         open_session(f"bide pipeline replay {queue or audited}", quiet=not settings.verbosity) as spark,
         spark_errors(),
     ):
@@ -103,7 +106,7 @@ def _refuse_others(given: Mapping[str, Any], is_queue: bool) -> None:
 
 def _of_audit(
     settings: Settings, place: Any, over: timedelta, given: Mapping[str, Any], *, dry_run: bool, as_json: bool
-) -> Callable[[SparkSession], int]:
+) -> tuple[AbstractContextManager[None], Callable[[SparkSession], int]]:
     from bide.cli.replay_audit import OfAudit
     from bide.cli.replay_audit import replay as replay_audit
     from bide.lifecycle.error_queue import check_period
@@ -115,12 +118,12 @@ def _of_audit(
     wanted = {name: value for name, value in given.items() if name != "no_audit"}
     work = OfAudit(folder=folder, over=over, **wanted)
     work.check()
-    return lambda spark: replay_audit(spark, work, dry_run=dry_run, as_json=as_json)
+    return work.ledger_held(dry_run=dry_run), lambda spark: replay_audit(spark, work, dry_run=dry_run, as_json=as_json)
 
 
 def _of_queue(
     settings: Settings, queue: Any, over: timedelta, given: Mapping[str, Any], *, dry_run: bool, as_json: bool
-) -> Callable[[SparkSession], int]:
+) -> tuple[AbstractContextManager[None], Callable[[SparkSession], int]]:
     from bide.pipelines.replay import FailedIn
 
     source = FailedIn(
@@ -132,8 +135,9 @@ def _of_queue(
         management_url=settings.management_url,
         record=not given["no_audit"],
     )
-    source.check(over)
-    return lambda spark: _replay_queue(
+    # A dry run shows which queues are missing.
+    source.check(over, sends=not dry_run)
+    return nullcontext(), lambda spark: _replay_queue(
         spark, source, over, where=given["where"], limit=given["limit"], dry_run=dry_run, as_json=as_json
     )
 

@@ -44,6 +44,7 @@ def report(
     as_json: bool,
     open_session: Callable[..., Any],
     is_here: bool,
+    reads_here: bool,
 ) -> None:
     """Draw what the audit wrote into DIR: messages that came and went, how late, what waits, and what failed.
 
@@ -74,11 +75,11 @@ def _check(folder: str, out: Path, png: Path | None) -> None:
     """Refuse before Spark has worked for nothing.
 
     Raises:
-        InvalidInputError: there is no such folder, a file cannot be written, the picture's name is not that of a PNG,
-            or Pillow is not there.
+        InvalidInputError: there is no such folder, or no audit in it, a file cannot be written, the picture's name is
+            not that of a PNG, or Pillow is not there.
     """
-    if "://" not in folder and not Path(folder).is_dir():
-        raise InvalidInputError(f"there is no folder {folder}: name the one that the audit writes to")
+    from bide.pipelines.report.tables import check
+
     for path in (out, png):
         if path is not None and not os.access(path.absolute().parent, os.W_OK):
             where = path.absolute().parent
@@ -90,6 +91,7 @@ def _check(folder: str, out: Path, png: Path | None) -> None:
             import bide.pipelines.report.png  # noqa: F401 (whether it can be)
         except ImportError as error:
             raise InvalidInputError("--png needs Pillow: install bide[report]") from error
+    check(folder)
 
 
 def _say(figures: Figures, *, out: Path, png: Path | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +20,7 @@ from bide.cli.replay_view import preview, show
 from bide.errors import NotFoundError, TargetNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -87,25 +87,34 @@ class OfAudit:
         state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
         return Choices(folder=str(Path(state) / "bide" / "replay" / f"{Path(self.folder.place).name}-{key}"))
 
+    @contextmanager
+    def ledger_held(self, *, dry_run: bool) -> Iterator[None]:
+        """Keep other runs from the ledger, and see before Spark is there whether it can be used.
+
+        Raises:
+            FolderInUseError: another run works with it.
+            InvalidInputError: it cannot be read or written, or has a choice of other options that is not finished.
+        """
+        choices = self.choices()
+        # A dry run writes nothing, not even that it has the lock.
+        with nullcontext() if dry_run else choices.lock():
+            choices.unfinished(self.plan, self.broker)
+            yield
+
 
 def replay(spark: SparkSession, given: OfAudit, *, dry_run: bool, as_json: bool) -> int:
     """Finish the last choice, or make a new one and send it; 1 if a dry run finds that it could not be done.
 
+    Hold :meth:`OfAudit.ledger_held` meanwhile.
+
     Raises:
-        FolderInUseError: another run works with the ledger.
         NotFoundError: bodies are not there, and this was not to be skipped.
         TargetNotFoundError: queues are not there.
     """
-    choices = given.choices()
-    # A dry run writes nothing, not even that it has the lock.
-    with nullcontext() if dry_run else choices.lock():
-        return _replay(spark, given, choices, dry_run=dry_run, as_json=as_json)
-
-
-def _replay(spark: SparkSession, given: OfAudit, choices: Choices, *, dry_run: bool, as_json: bool) -> int:
     from bide.pipelines.replay import missing_queues, spread
     from bide.pipelines.replay_audit import find, left_of
 
+    choices = given.choices()
     ledger = choices.unfinished(given.plan, given.broker)
     found: Found | None = None
     if ledger is not None:

@@ -311,9 +311,13 @@ class Worker:
         await self._park(message, key, history, error, self._event("parked", message, attempt - 1), None)
 
     async def _replace(self, message: Message, key: Any) -> None:
-        history = replace(message.history, deliveries=message.history.deliveries + 1)
+        sent, history = message.as_sent(), message.history
+        # The copy has no due time of its own by which it could be seen to be late.
+        delayed = successor.senders_due(sent, history) is not None
+        expires_at = _expiry(message) if delayed else history.expires_at
+        history = replace(history, deliveries=history.deliveries + 1, expires_at=expires_at)
         copy = successor.counted(
-            message.as_sent(),
+            sent,
             message.body,
             queue=self._rules.queue,
             history=history,
@@ -399,7 +403,10 @@ def _attempt(message: Message, failed_here: int) -> int:
 def _expiry(message: Message) -> datetime | None:
     try:
         return message.history.expires_at or expiry_of(
-            expiration=message.expiration, due=message.due, sent_at=message.sent_at, received_at=message.received_at
+            expiration=message.expiration,
+            due=successor.senders_due(message.as_sent(), message.history),
+            sent_at=message.sent_at,
+            received_at=message.received_at,
         )
     except OverflowError:
         # After the year 9999: a timestamp that is none.

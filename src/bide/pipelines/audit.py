@@ -107,7 +107,8 @@ def _run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
             ("delivered", tuple(sources.delivered), _tap(facts.delivered, "delivered", sources.delivered)),
             ("events", tuple(sources.events), _events),
         )
-        if streams
+        # One of which no stream is left is asked too: its checkpoint knows what was read, and that it is missing.
+        if streams or folder.has_positions(name)
     ]
     _finish(queries)
     read = time.monotonic()

@@ -180,7 +180,8 @@ def _told(messages: DataFrame, layouts: Mapping[str, str], *, arrived: str) -> D
     waited = F.make_dt_interval(secs=F.when(delay.between(0, _LONGEST_DELAY), delay))
     # The delay of a retry counts from another moment, which no header tells.
     net_due = F.when(F.col("retries") == 0, F.coalesce("net_due", F.col("net_sent") + waited))
-    layout = F.create_map(*(F.lit(text) for pair in layouts.items() for text in pair))
+    # Of no streams at all, Spark would not know that these are texts.
+    layout = F.create_map(*(F.lit(text) for pair in layouts.items() for text in pair)).cast("map<string,string>")
     kinds = F.element_at(F.split(_header("NServiceBus.EnclosedMessageTypes"), "[;,]"), 1)
     return (
         cut.withColumns({"target": F.coalesce(_header(HEADER_TO), to), "sent": sent})

@@ -138,9 +138,13 @@ class Folder:
         """See whether an audit is here.
 
         Raises:
-            InvalidInputError: there is none.
+            InvalidInputError: there is none, or the folder cannot be read.
         """
-        if not self._exists(self._path("_state", "audit.json")):
+        try:
+            found = self._exists(self._path("_state", "audit.json"))
+        except OSError as error:
+            raise InvalidInputError(f"the folder {self.place} cannot be read: {error}") from error
+        if not found:
             raise InvalidInputError(
                 f"the folder {self.place} is not of an audit: name the one that 'bide pipeline audit --into' was given"
             )
@@ -148,6 +152,10 @@ class Folder:
     def location(self, *parts: str) -> str:
         """Where a table is, for Spark."""
         return "/".join((self.place, *parts))
+
+    def has_positions(self, source: str) -> bool:
+        """Whether Spark has written down how far a source was read."""
+        return bool(self._entries(self._path("_checkpoint", source, "offsets")))
 
     def write(self, rows: DataFrame, table: str, *, by: tuple[str, ...] = ("day",)) -> None:
         """Write rows in the place of those partitions that they belong to; the others stay as they are.

@@ -80,14 +80,13 @@ def messages(
         scheduled: and the others: the facts, of any days.
         now: until when they were read.
     """
-    taken = F.coalesce("retries", F.lit(0)) == 0
     went = _known(scheduled).select(
         *KEY,
         "target",
         "type",
         "layout",
         "sent",
-        F.when(taken, F.col("scheduled")).alias("scheduled"),
+        F.when(_is_first(), F.col("scheduled")).alias("scheduled"),
         F.col("first_due").alias("due"),
         F.col("scheduled").alias("at"),
         F.lit(1).alias("gone"),
@@ -99,7 +98,7 @@ def messages(
         "layout",
         "sent",
         F.col("first_due").alias("due"),
-        F.when(taken, F.col("delivered")).alias("delivered"),
+        F.when(_is_first(), F.col("delivered")).alias("delivered"),
         F.col("delivered").alias("at"),
         F.lit(1).alias("come"),
     )
@@ -205,8 +204,7 @@ def lateness(delivered: DataFrame) -> DataFrame:
 
 def released(delivered: DataFrame) -> DataFrame:
     """Those facts that the table ``lateness`` counts, with the ``minute`` in which each was due."""
-    is_first = (F.col("retries") == 0) & (F.col("due") == F.col("first_due"))
-    first = delivered.where(is_first & F.col("lateness_ms").isNotNull())
+    first = delivered.where(_is_first() & F.col("lateness_ms").isNotNull())
     return first.withColumn("minute", _floor(F.col("due"), 60))
 
 
@@ -320,6 +318,15 @@ def _last_due() -> Column:
 def _known(tapped: DataFrame) -> DataFrame:
     """Messages that have an id."""
     return tapped.where(F.col("message_id").isNotNull())
+
+
+def _is_first() -> Column:
+    """Whether a message goes the way that its sender gave it: no retry of an endpoint, no copy of an operator.
+
+    Copies of an operator count no retries. They have a due time of their own, which the first messages of others need
+    not tell.
+    """
+    return (F.coalesce("retries", F.lit(0)) == 0) & F.col("due").eqNullSafe(F.col("first_due"))
 
 
 def _distinct(told: DataFrame) -> DataFrame:

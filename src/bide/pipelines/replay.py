@@ -9,6 +9,7 @@ connection that holds it can say so. The copies are those that :meth:`bide.lifec
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
 import bide.spark
+from bide.admin.management_address import endpoints
+from bide.amqp.url import BrokerUrl
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.errors import InvalidInputError, TargetNotFoundError
 from bide.lifecycle.error_queue import ErrorQueue, check_period
@@ -81,17 +84,25 @@ class FailedIn:
     management_url: str | None = None
     record: bool = True
 
-    def check(self, over: timedelta) -> None:
-        """See whether the queue is there and messages can be spread over so long, before anything takes its time.
+    def check(self, over: timedelta, *, sends: bool = True) -> None:
+        """See whether the queues are there and messages can be spread over so long, before anything takes its time.
+
+        Args:
+            sends: whether there has to be the queue that they are sent to.
 
         Raises:
             InvalidDelayError: the infrastructure cannot hold them so long.
+            InvalidUrlError: the management URL cannot be read.
             TargetNotFoundError: there is no such queue.
             BrokerError: the broker cannot be asked.
         """
         check_period(over, self.infrastructure)
-        if missing_queues(self.url, [self.queue]):
+        endpoints(BrokerUrl.parse(self.url), self.management_url, os.environ)
+        missing = missing_queues(self.url, {self.queue, self.to or self.queue} if sends else [self.queue])
+        if self.queue in missing:
             raise TargetNotFoundError(f"there is no queue {self.queue!r}: name another with --queue")
+        if missing:
+            raise TargetNotFoundError(f"there is no queue {self.to!r} to send them to: name another with --to")
 
 
 def failed(spark: SparkSession, source: FailedIn) -> DataFrame:

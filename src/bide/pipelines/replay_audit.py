@@ -27,7 +27,7 @@ from bide.pipelines import audit_facts as facts
 from bide.pipelines.audit_folder import Folder
 from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.replay import choose, keep, spread
-from bide.pipelines.replay_taps import Wanted, Way, first_offsets, send_back
+from bide.pipelines.replay_taps import Wanted, Way, held_offsets, send_back
 from bide.pipelines.writing import write
 from bide.spark.sink import Sent
 
@@ -115,16 +115,15 @@ def located(chosen: DataFrame, folder: Folder) -> DataFrame:
 
 
 def is_there(url: str, located: DataFrame) -> DataFrame:
-    """With ``there``: whether the stream still has the message.
+    """With ``there``: whether the stream has a message at the offset. That it is this one is seen when it is sent.
 
     Raises:
         BrokerError: the broker cannot be asked.
     """
-    streams = [row["stream"] for row in located.select("stream").distinct().where("stream is not null").collect()]
-    begins = first_offsets(url, streams)
+    highest = located.where("stream is not null").groupBy("stream").agg(F.max("offset").alias("offset")).collect()
     there = F.lit(False)
-    for stream, offset in begins.items():
-        there = there | ((F.col("stream") == stream) & (F.col("offset") >= offset))
+    for stream, held in held_offsets(url, {row["stream"]: row["offset"] for row in highest}).items():
+        there = there | ((F.col("stream") == stream) & F.col("offset").between(held.start, held.stop - 1))
     return located.withColumn("there", F.coalesce(there, F.lit(False)))
 
 

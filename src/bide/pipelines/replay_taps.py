@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -66,23 +67,36 @@ class Way:
     run: str
 
 
-def first_offsets(url: str, streams: Iterable[str]) -> dict[str, int]:
-    """The first offset that each stream has; streams that do not exist or are empty are left out.
+def held_offsets(url: str, wanted: Mapping[str, int]) -> dict[str, range]:
+    """The offsets that each stream has; streams that have none, or do not exist, are left out.
+
+    Args:
+        wanted: the highest offset of each stream that anybody asks for: what a stream has behind it is not looked for.
 
     Raises:
         ConnectionLostError: the broker does not answer any more.
         BrokerError: it cannot be reached, or refuses.
     """
 
-    async def work() -> dict[str, int]:
+    async def work() -> dict[str, range]:
         connection = await Connection.open(BrokerUrl.parse(url))
         try:
-            found = {name: await _first(connection, name) for name in streams}
+            found = {name: await _held(connection, name, offset) for name, offset in wanted.items()}
         finally:
             await connection.close()
-        return {name: offset for name, offset in found.items() if offset is not None}
+        return {name: offsets for name, offsets in found.items() if offsets}
 
     return asyncio.run(work())
+
+
+async def _held(connection: Connection, stream: str, wanted: int) -> range:
+    first = await _first(connection, stream)
+    if first is None or first > wanted:
+        return range(0)
+    end = await _end(connection, stream, wanted)
+    if end is None:
+        raise _no_answer(connection)
+    return range(first, end)
 
 
 async def _first(connection: Connection, stream: str) -> int | None:
@@ -104,8 +118,11 @@ async def _answer(subscription: Subscription) -> None:
         async with asyncio.timeout(_PATIENCE):
             await subscription.channel.qos(_PREFETCH)
     except TimeoutError as error:
-        address = subscription.channel.connection.address
-        raise ConnectionLostError(f"the broker at {address} has not answered for {_PATIENCE:g} s") from error
+        raise _no_answer(subscription.channel.connection) from error
+
+
+def _no_answer(connection: Connection) -> ConnectionLostError:
+    return ConnectionLostError(f"the broker at {connection.address} has not answered for {_PATIENCE:g} s")
 
 
 async def send_back(wanted: Sequence[Wanted], way: Way) -> int:
@@ -175,11 +192,16 @@ async def copies(connection: Connection, stream: str, offsets: Sequence[int]) ->
             return
         async with subscription.channel:
             reached = left[0]
+            asked = time.monotonic()
             while left and left[0] - reached <= _NEAR:
                 delivery = await _next(subscription)
-                if delivery is None:
-                    if await _ends_before(connection, stream, left[0]):
+                # At its end, a stream that was declared again gives what is new: as slowly as that comes, for ever.
+                if delivery is None or time.monotonic() - asked > _PATIENCE:
+                    end = await _end(connection, stream, left[0])
+                    if end is not None and end <= left[0]:
                         return
+                    asked = time.monotonic()
+                if delivery is None:
                     raise ConnectionLostError(
                         f"the stream {stream} has given nothing for {_PATIENCE:g} s, and is not known to end before "
                         f"the offset {left[0]}: do the same again to go on"
@@ -191,22 +213,37 @@ async def copies(connection: Connection, stream: str, offsets: Sequence[int]) ->
                     yield left.popleft(), delivery
 
 
-async def _ends_before(connection: Connection, stream: str, offset: int) -> bool:
-    """Whether the stream gives its last messages, and none of them has this offset or a higher one."""
+async def _end(connection: Connection, stream: str, wanted: int) -> int | None:
+    """The offset at which a stream ends, or some offset behind *wanted* if it has that; None if it cannot be known.
+
+    The first new message tells where a stream ends to which messages keep coming; its last ones tell it of a quiet one.
+
+    Raises:
+        ConnectionLostError: the broker does not answer any more.
+    """
     try:
         async with asyncio.timeout(_PATIENCE):
-            subscription = await _subscribe(connection, stream, "last")
+            new = await _subscribe(connection, stream, "next")
+            last = await _subscribe(connection, stream, "last")
     except TargetNotFoundError:
-        return True
+        return 0
     except TimeoutError:
-        return False
-    reached = None
-    async with subscription.channel:
-        while (delivery := await _next(subscription)) is not None:
-            reached = _offset(delivery)
-            if reached >= offset:
-                return False
-    return reached is not None
+        return None
+    end = 0
+    async with new.channel, last.channel:
+        coming = asyncio.create_task(new.next())
+        try:
+            while (delivery := await _next(last)) is not None and not coming.done():
+                end = _offset(delivery) + 1
+                if end > wanted:
+                    return end
+            if coming.done():
+                return _offset(coming.result()[0])
+            await _answer(last)
+            return end
+        finally:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
 
 
 async def _next(subscription: Subscription) -> Delivery | None:

@@ -20,12 +20,19 @@ _PATIENCE: Final = 30.0
 
 def missing() -> str | None:
     """What keeps Spark from starting on this machine, and the way out, in one sentence; None if all is there."""
-    if any(find_spec(name) is None for name in _PACKAGES):
-        return f"Spark is missing: install bide[spark], and a Java {JAVA} or later"
+    if (packages := missing_packages()) is not None:
+        return packages
     release = java_release()
     if release is None or release < JAVA:
         found = "there is none" if release is None else f"this one is {release}"
         return f"Spark needs a Java {JAVA} or later, and {found}: install one, or set JAVA_HOME to the folder of one"
+    return None
+
+
+def missing_packages() -> str | None:
+    """The same, but for a Java, which takes longer to ask."""
+    if any(find_spec(name) is None for name in _PACKAGES):
+        return f"Spark is missing: install bide[spark], and a Java {JAVA} or later"
     return None
 
 

@@ -117,20 +117,15 @@ def due_times(messages: DataFrame, every: timedelta, *, now: datetime | None = N
     )
 
 
-def head_for(ledger: Ledger, plan: Plan, found: Survey, *, part_rows: int = PART_ROWS) -> Head:
-    """What to begin a ledger for these rows with, or to go on with, where it was begun for the very same.
-
-    Nothing is written yet.
+def begun(ledger: Ledger, plan: Plan) -> Head | None:
+    """What a ledger was begun with, which has to be this plan; None for a new one.
 
     Raises:
-        InvalidInputError: it was begun for another plan, or for other rows.
+        InvalidInputError: it was begun for another plan, or cannot be read.
     """
     head = ledger.head()
     if head is None:
-        parts = min(max(-(-found.rows // part_rows), 1), MAX_PARTS)
-        return Head(
-            plan=plan.ledger_digest(), broker=plan.broker, rows=found.rows, checksum=found.checksum, parts=parts
-        )
+        return None
     if head.plan != plan.ledger_digest():
         raise InvalidInputError(
             f"the ledger {ledger.folder} was begun with other settings of target, columns, name or delay "
@@ -140,6 +135,23 @@ def head_for(ledger: Ledger, plan: Plan, found: Survey, *, part_rows: int = PART
         raise InvalidInputError(
             f"the ledger {ledger.folder} was begun for the broker {head.broker}, and this is {plan.broker}: name "
             "another ledger"
+        )
+    return head
+
+
+def head_for(ledger: Ledger, plan: Plan, found: Survey, *, part_rows: int = PART_ROWS) -> Head:
+    """What to begin a ledger for these rows with, or to go on with, where it was begun for the very same.
+
+    Nothing is written yet.
+
+    Raises:
+        InvalidInputError: it was begun for another plan, or for other rows.
+    """
+    head = begun(ledger, plan)
+    if head is None:
+        parts = min(max(-(-found.rows // part_rows), 1), MAX_PARTS)
+        return Head(
+            plan=plan.ledger_digest(), broker=plan.broker, rows=found.rows, checksum=found.checksum, parts=parts
         )
     if (head.rows, head.checksum) != (found.rows, found.checksum):
         raise InvalidInputError(

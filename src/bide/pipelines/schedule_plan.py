@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from bide.admin.apply import exists
@@ -12,6 +13,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.clock import Clock
 from bide.errors import InvalidInputError, TargetNotFoundError
+from bide.letter import Letter, Letters
 from bide.spark.sink_settings import SinkSettings
 from bide.topology import Exchange, Queue, Topology
 
@@ -79,6 +81,17 @@ class Plan:
         """The broker and its virtual host, without user and password."""
         url = BrokerUrl.parse(self.settings.url)
         return f"{','.join(f'{host}:{port}' for host, port in url.hosts)}/{url.vhost.removeprefix('/')}"
+
+    def check_letters(self) -> None:
+        """See whether messages with such headers can be sent, delayed, to such a target: else no row could be.
+
+        Raises:
+            InvalidInputError: they cannot.
+        """
+        infrastructure, now = self.settings.infrastructure, datetime.now(UTC)
+        same = {**self.settings.constants, "headers": dict.fromkeys(self.header_columns, "")}
+        letter = Letter(b"", delay=infrastructure.resolution, **same)
+        Letters().check(letter).starting(now).route(infrastructure, now)
 
     def check(self) -> None:
         """See whether the broker and the target are there, before anything takes its time.

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _CONNECT: Final = "sc://"
+_DEFAULT_FILES: Final = ("spark.hadoop.fs.defaultFS", "spark.hadoop.fs.default.name")
+_CONFIGURATIONS: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME")
+"""Where Spark looks for files that may say the same."""
 _TRACEBACK: Final = "Traceback (most recent call last):"
 # What Spark says then. Files that are sent along are not found where it plans a streaming read.
 _NO_PYTHON: Final = ("No module named 'bide'", "Python worker failed to connect back")
@@ -109,6 +112,12 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
 def runs_here(master: str | None) -> bool:
     """Whether :func:`session` with this master runs on this machine alone, for all that can be known before."""
     return master.startswith("local") if master is not None else not _is_submitted()
+
+
+def reads_here(master: str | None, configuration: Mapping[str, str]) -> bool:
+    """Whether a path without a scheme is surely one of this machine for :func:`session` with these."""
+    elsewhere = any(name in configuration for name in _DEFAULT_FILES)
+    return runs_here(master) and not elsewhere and not any(os.environ.get(name) for name in _CONFIGURATIONS)
 
 
 def parallelism(spark: SparkSession) -> int:

@@ -22,7 +22,8 @@ def register(spark: SparkSession) -> None:
     """Make the format ``rabbitmq`` known to a session; once more does no harm.
 
     On a classic session, reads and writes take ``BIDE_URL`` and ``BIDE_STREAM_PORT`` as they are now. Spark starts the
-    processes that plan them, with the environment that the driver had when the session was started.
+    processes that plan them, with the environment that the driver had when the session was started. They keep it where
+    both variables are unset, and were never told of here.
     """
     from pyspark.errors import AnalysisException
 

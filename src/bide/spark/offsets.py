@@ -1,10 +1,11 @@
 """Positions in streams as Spark keeps them in a checkpoint, and how offsets are shared out to batches and tasks.
 
 A document of version 1: ``{"v": 1, "streams": {"orders": 23}}`` has the next offset of each stream, in the order
-of their names (Spark compares the texts). Two more keys make a query's first batch, and the first one with a new
+of their names (Spark compares the texts). More keys make a query's first batch, and the first one with a new
 stream, the same when they are repeated after a crash, although Spark does not keep where they begin: ``"initial"``
 marks the position that a new query begins at (Spark ends an empty first batch with it), and ``"since"`` in the end of
-a batch says where it begins in streams that have no position yet, or that position.
+a batch says where it begins in streams that have no position yet, or that position. ``"begin"`` stands in all ends
+that PySpark before 4.2 asks for, which does not tell whether the query is new: where it begins if it is.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ Document = dict[str, Any]
 
 
 def document(
-    positions: Mapping[str, int], *, initial: bool = False, since: Mapping[str, int] | None = None
+    positions: Mapping[str, int],
+    *,
+    initial: bool = False,
+    since: Mapping[str, int] | None = None,
+    begin: Mapping[str, int] | None = None,
 ) -> Document:
     """The document of these positions."""
     made: Document = {"v": VERSION, "streams": dict(sorted(positions.items()))}
@@ -31,6 +36,8 @@ def document(
         made["initial"] = True
     if since:
         made["since"] = dict(sorted(since.items()))
+    if begin:
+        made["begin"] = dict(sorted(begin.items()))
     return made
 
 
@@ -53,7 +60,8 @@ def begin_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, int]
     since = _numbers(end, "since") if "since" in end else {}
     if start.get("initial"):
         # Asked anew after a crash, it may be later than it was: the end knows. One that is initial ends an empty batch.
-        known = {**(ends if end.get("initial") else positions_of(start)), **since}
+        begin = _numbers(end, "begin") if "begin" in end else {}
+        known = {**(ends if end.get("initial") else positions_of(start)), **since, **begin}
         return {stream: known.get(stream, 0) for stream in ends}
     known = {**since, **positions_of(start)}
     return {stream: known.get(stream, 0) for stream in ends}

@@ -52,7 +52,7 @@ class ReadOptions:
     Attributes:
         url: the broker's address, with the password.
         port: of the stream protocol, None for the usual one.
-        streams: their names; empty if ``super_stream`` is read.
+        streams: their names; empty if ``super_stream`` is read, or if a query has none left (``[]``).
         super_stream: its name.
         start: where a batch, or a new query, begins.
         end: where a batch ends; not of a query.

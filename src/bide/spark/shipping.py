@@ -33,11 +33,14 @@ def lend_archive(spark: SparkSession) -> None:
 
 
 def lend_address(spark: SparkSession) -> None:
-    """Tell the processes beside the driver which broker its environment names, if it names one."""
-    named = {name: os.environ.get(name, "") for name in VARIABLES}
-    if not is_connect(spark) and any(named.values()):
+    """Tell the processes beside the driver which broker its environment names, or that it names none any more."""
+    if is_connect(spark):
+        return
+    environment = spark.sparkContext.environment
+    # Where nothing was ever said, those processes may know by themselves: from spark-env.sh.
+    if any(name in os.environ or name in environment for name in VARIABLES):
         # All of them: an older port, which the session was started with, would be taken for one of this broker.
-        spark.sparkContext.environment.update(named)
+        environment.update({name: os.environ.get(name, "") for name in VARIABLES})
 
 
 def is_connect(spark: SparkSession) -> bool:

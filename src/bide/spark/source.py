@@ -33,6 +33,12 @@ else:
 WAY_OUT_OF_UNREAD: Final = (
     "name them, begin anew with another checkpoint, or go on without them with failOnDataLoss=false"
 )
+# Where the end of the batch is in the checkpoint already: after it, what it leaves out has no position to go on from,
+# although the query may name it again.
+TAKE_BACK: Final = "delete the newest file in the checkpoint's folder 'offsets', with its .crc"
+WAY_OUT_OF_LEFT_OUT: Final = (
+    f"name them and {TAKE_BACK}; begin anew with another checkpoint, or go on without them with failOnDataLoss=false"
+)
 WAY_OUT_OF_NEW: Final = "Begin anew with another checkpoint, or go on with failOnDataLoss=false"
 
 
@@ -140,6 +146,7 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, int] | None = None
         self._target: dict[str, int] | None = None
         self._known: dict[str, int] | None = None
+        self._first: dict[str, int] = {}
 
     @property
     def _connected(self) -> StreamLogs:
@@ -192,9 +199,13 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             OffsetsLostError: a stream ends before what was read of it; not with ``failOnDataLoss=false``.
         """
         if start is None:
-            # It may ask for this before it asks where the query begins, and the end has to tell that.
-            begin = self._begin_if_new()
-            return document(self._ends(), since=begin)
+            # It may ask for this before it asks where the query begins, and the end has to tell that; or the query is
+            # an old one, and some of its streams are new.
+            begin, ends = self._begin_if_new(), self._ends()
+            for stream in ends.keys() - self._first.keys():
+                # Once: an end that differs from the last one makes a batch.
+                self._first[stream] = self._connected.first(stream)
+            return document(ends, since={stream: self._first[stream] for stream in ends}, begin=begin)
         known = positions_of(start)
         if self._target is not None and start.get("initial") and known == self._initial:
             # Spark asked for the target first: what came until it asked for the beginning lies before that.
@@ -222,8 +233,13 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._known = {name: logs.end(name) for name in self._streams.names(logs)}
         return self._known
 
-    def _check(self, known: Mapping[str, int], begin: dict[str, int], ends: Mapping[str, int]) -> bool:
+    def _check(
+        self, known: Mapping[str, int], begin: dict[str, int], ends: Mapping[str, int], *, planned: bool = False
+    ) -> bool:
         """Whether the streams are still those of the checkpoint; where not, and that is allowed, begin them anew.
+
+        Args:
+            planned: the ends are in the checkpoint already.
 
         Returns:
             Whether one begins anew: its old position holds no more, even if nothing is in it yet.
@@ -231,10 +247,12 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         fail = self._streams.options.fail_on_data_loss
         gone = sorted(known.keys() - ends.keys())
         if gone and fail:
-            raise InvalidOptionError(
-                f"the checkpoint has positions of {', '.join(gone)}, which the query does not read any more: "
-                f"{WAY_OUT_OF_UNREAD}"
+            who = (
+                f"the batch that it has begun leaves out: {WAY_OUT_OF_LEFT_OUT}"
+                if planned
+                else f"the query does not read any more: {WAY_OUT_OF_UNREAD}"
             )
+            raise InvalidOptionError(f"the checkpoint has positions of {', '.join(gone)}, which {who}")
         anew = False
         for stream, end in ends.items():
             if begin[stream] <= end:
@@ -259,9 +277,10 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises:
             OffsetsLostError: as :meth:`latestOffset`, which PySpark before 4.2 does not tell where the query is.
+            InvalidOptionError: the batch does not have all streams, for the same reason.
         """
         begin, ends = begin_of(start, end), positions_of(end)
-        self._check({} if start.get("initial") else positions_of(start), begin, ends)
+        self._check({} if start.get("initial") else positions_of(start), begin, ends, planned=True)
         return self._streams.tasks(
             [OffsetRange(stream=name, start=begin[name], end=ends[name]) for name in sorted(ends)]
         )

@@ -263,7 +263,7 @@ def read_range(address: Address, wanted: OffsetRange, *, fail_on_data_loss: bool
     Raises:
         OffsetsLostError: messages of the range are not there any more; not with ``fail_on_data_loss=False``, where
             they are left out.
-        TargetNotFoundError: the stream does not exist any more.
+        TargetNotFoundError: the stream does not exist any more; not with ``fail_on_data_loss=False`` either.
         BrokerError: the broker cannot be reached, or does not send them.
     """
     reader = _Reader(address, wanted, fail_on_data_loss)
@@ -313,7 +313,14 @@ class _Reader:
         """What is left of the range, over a new connection."""
         wanted = self._wanted
         with StreamLogs(self._address) as logs:
-            connection = logs.leader(wanted.stream)
+            try:
+                connection = logs.leader(wanted.stream)
+            except TargetNotFoundError:
+                if self._fail:
+                    raise
+                log.warning("the stream %r is gone: its offsets from %d on are left out", wanted.stream, self.position)
+                self.position = wanted.end
+                return
             subscription = connection.subscribe(wanted.stream, frames.at_offset(self.position), credit=_CHUNKS_AHEAD)
             while self.position < wanted.end:
                 # These offsets are committed: the broker sends them at once, or has them not. One that has

@@ -48,6 +48,19 @@ def check_spans(every: timedelta, tick: timedelta) -> None:
         raise InvalidInputError(f"spans of {every} are no multiple of the tick of {tick}")
 
 
+def check_delays(longest: int, ladder: Ladder) -> None:
+    """See whether a ladder holds messages so long, which is in milliseconds.
+
+    Raises:
+        InvalidInputError: it does not.
+    """
+    if longest > ladder.longest:
+        raise InvalidInputError(
+            f"there is a delay of {timedelta(milliseconds=longest)}, and {ladder.name} holds "
+            f"{timedelta(milliseconds=ladder.longest)} at most: leave those out, or plan for another layout"
+        )
+
+
 @dataclass(frozen=True)
 class Timeline:
     """What a workload does to the levels of a ladder.
@@ -64,11 +77,7 @@ class Timeline:
 
     def __post_init__(self) -> None:
         check_spans(self.every, self.tick)
-        if self.workload.longest > self.ladder.longest:
-            raise InvalidInputError(
-                f"there is a delay of {timedelta(milliseconds=self.workload.longest)}, and {self.ladder.name} holds "
-                f"{timedelta(milliseconds=self.ladder.longest)} at most: leave those out, or plan for another layout"
-            )
+        check_delays(self.workload.longest, self.ladder)
 
     @cached_property
     def moves(self) -> DataFrame:

@@ -81,6 +81,16 @@ class Workload:
     has_flows: bool
 
 
+def check_grain(grain: timedelta) -> None:
+    """See whether times of sending can be rounded down to this.
+
+    Raises:
+        InvalidInputError: they cannot.
+    """
+    if grain < _MILLISECOND or grain % _MILLISECOND:
+        raise InvalidInputError(f"the grain of {grain} is no whole number of milliseconds")
+
+
 def of_table(rows: DataFrame, columns: Columns, *, grain: timedelta = GRAIN) -> Workload:
     """The workload that a table holds, read twice.
 
@@ -91,9 +101,8 @@ def of_table(rows: DataFrame, columns: Columns, *, grain: timedelta = GRAIN) -> 
     """
     if (columns.delay is None) == (columns.due is None):
         raise InvalidInputError("give the column with the delay, or the one with the due time")
+    check_grain(grain)
     step = grain // _MILLISECOND
-    if step < 1 or grain % _MILLISECOND:
-        raise InvalidInputError(f"the grain of {grain} is no whole number of milliseconds")
     at = _milliseconds(rows, columns.at)
     if columns.due is not None:
         delay = F.greatest(_milliseconds(rows, columns.due) - at, F.lit(0).cast("long"))

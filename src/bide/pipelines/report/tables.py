@@ -57,17 +57,25 @@ def read(spark: SparkSession, folder: str) -> dict[str, DataFrame]:
         folder: a path, or a URI that Spark and Arrow know.
 
     Raises:
-        InvalidInputError: there is no such folder, or it has none of the tables.
+        InvalidInputError: as :func:`check`.
         InvalidColumnError: a table lacks a column.
     """
-    found = {name: one for name in COLUMNS if (one := _read(spark, folder, name)) is not None}
-    if not found:
+    check(folder)
+    return {name: one for name in COLUMNS if (one := _read(spark, folder, name)) is not None}
+
+
+def check(folder: str) -> None:
+    """See whether there is anything to read, for which no Spark is needed.
+
+    Raises:
+        InvalidInputError: there is no such folder, or it cannot be read, or it has none of the tables.
+    """
+    if not any(_has_files(folder, name) for name in COLUMNS):
         wanted = ", ".join(COLUMNS)
         raise InvalidInputError(
             f"the folder {folder} has no table of the audit ({wanted}): name the one that 'bide pipeline audit --into' "
             "was given"
         )
-    return found
 
 
 def _read(spark: SparkSession, folder: str, name: str) -> DataFrame | None:

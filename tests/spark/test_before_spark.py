@@ -1,0 +1,94 @@
+"""What is wrong with options is told before Spark starts, and before it looks through a large table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import bide
+from bide.cli.app import run
+from bide.pipelines.ledger import Head, Ledger
+from tests.broker.conftest import clock_url
+from tests.broker.receiving import fresh
+
+__all__ = ["clock_url"]
+
+# Told as soon as Spark is there.
+NO_ZONE = ("--time-zone", "Mars/Olympus")
+NOBODY = ("--url", "amqp://127.0.0.1:1")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "reminders.csv"
+    path.write_text("order_id,due\no-1,2026-01-01\n")
+    return path
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--to", "orders", "--dry-run"), "Spark does not know the time zone"),
+        (("--to", "orders", "--dry-run", "--header-columns", "order_id,order_id"), "names a column twice"),
+        (("--to", "orders", "--dry-run", "--header-columns", "bide-due"), "'bide-due' starts with 'bide-'"),
+        (("--to", "orders", "--dry-run", "--body-columns", " , "), "--body-columns ' , ' names no column"),
+        (("--to", "orders", "--dry-run", "--read-option", "sep"), "--read-option 'sep' is not of the form"),
+        (
+            ("--exchange", "amq.topic", "--routing-key", "x", "--layout", "nservicebus", "--dry-run"),
+            "NServiceBus delays messages to an endpoint only, not to the exchange 'amq.topic'",
+        ),
+        (("--to", "orders", "--ledger", "reminders.csv"), "--ledger reminders.csv cannot be used: "),
+        (("--to", "orders", "--ledger", "new", "--rejects", "reminders.csv/x"), "reminders.csv is no folder that can"),
+        (("--to", "orders", "--ledger", "begun"), "begun was begun with other settings of target, columns, name or"),
+        (("--to", "orders", "--ledger", "odd"), "ledger.json in "),
+    ],
+)
+def test_a_schedule(
+    table: Path,
+    arguments: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(table.parent)
+    Ledger("begun").begin(Head(plan="another", broker="another", rows=1, checksum=0, parts=1))
+    Path("odd").mkdir()
+    Path("odd", "ledger.json").write_text("{")
+    assert run(["pipeline", "schedule", str(table), "--at-column", "due", *NOBODY, *NO_ZONE, *arguments]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+    assert not Path("new").exists()
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_replay(clock_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    error = fresh("error")
+    with bide.connect_sync(clock_url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue.quorum(error)]))
+    for arguments, code, said in (
+        (("--to", "nowhere"), 1, "bide: there is no queue 'nowhere' to send them to: name another with --to\n"),
+        (("--queue", "nowhere"), 1, "bide: there is no queue 'nowhere': name another with --queue\n"),
+        (("--management-url", "localhost:15672"), 2, "bide: the management URL does not start with http:// or"),
+        # Which shows what would be missing.
+        (("--to", "nowhere", "--dry-run"), 2, "bide: Spark does not know the time zone"),
+    ):
+        given = ("--url", clock_url, "--queue", error, *NO_ZONE, *arguments)
+        assert run(["pipeline", "replay", *given]) == code
+        told = capsys.readouterr().err
+        assert told.startswith(said)
+        assert told.count("\n") == 1
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize(("folder", "said"), [("none", "is not of an audit"), ("x" * 300, "cannot be read: ")])
+def test_a_replay_of_an_audit(
+    folder: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["pipeline", "replay", "--audit", folder, *NOBODY, *NO_ZONE]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"bide: the folder {tmp_path / folder} {said}")
+    assert told.count("\n") == 1

@@ -1,0 +1,98 @@
+"""What is known of a table, and of Spark itself, before Spark looks at it."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from pathlib import Path
+
+import pytest
+
+from bide.cli.app import BAD_USAGE, run
+from bide.errors import InvalidInputError
+from bide.pipelines.formats import is_uri, refuse_missing
+from bide.pipelines.session import reads_here
+
+CONFIGURED = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME", "PYSPARK_GATEWAY_PORT")
+
+
+@pytest.mark.parametrize("name", ["none.csv", "file.csv/below.csv", "none"])
+def test_what_is_not_there(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file.csv").touch()
+    refuse_missing(str(tmp_path / "file.csv"), None, reads_here=True)
+    refuse_missing(str(tmp_path), "parquet", reads_here=True)
+    with pytest.raises(InvalidInputError, match="does not exist: name a file or a folder of csv files"):
+        refuse_missing(str(tmp_path / name), "csv", reads_here=True)
+
+
+@pytest.mark.parametrize(
+    "source", ["file:/none/r.csv", "file:///none/r.csv", "hdfs:/none/r.csv", "s3a://none/r.csv", "/none/r*.csv"]
+)
+def test_what_only_spark_knows(source: str) -> None:
+    """A scheme is one with a single slash too, as Hadoop prints it."""
+    refuse_missing(source, None, reads_here=True)
+    refuse_missing("/none/r.csv", None, reads_here=False)
+    refuse_missing("none", "table", reads_here=True)
+    assert is_uri(source) == (not source.startswith("/"))
+
+
+def test_what_cannot_be_looked_at() -> None:
+    refuse_missing(f"/{'x' * 300}.csv", None, reads_here=True)
+
+
+def test_a_folder_that_may_not_be_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs this may be root, who may enter any: so it is the look itself that is refused here."""
+
+    def refuse(path: Path, **_: bool) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    refuse_missing("/somebody/r.csv", None, reads_here=True)
+
+
+@pytest.mark.parametrize(
+    ("master", "configuration", "environment", "expected"),
+    [
+        (None, {}, {}, True),
+        ("local[2]", {"spark.sql.shuffle.partitions": "2"}, {}, True),
+        ("spark://shop.example:7077", {}, {}, False),
+        ("sc://shop.example", {}, {}, False),
+        ("local[2]", {"spark.hadoop.fs.defaultFS": "hdfs://shop.example"}, {}, False),
+        # What lies there may name another file system.
+        ("local[2]", {}, {"HADOOP_CONF_DIR": "/etc/hadoop"}, False),
+        (None, {}, {"PYSPARK_GATEWAY_PORT": "1"}, False),
+    ],
+)
+def test_whose_files_a_path_names(
+    master: str | None,
+    configuration: dict[str, str],
+    environment: dict[str, str],
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in CONFIGURED:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert reads_here(master, configuration) == expected
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("audit", "--into", "audit"),
+        ("plan", "--rate", "1/s", "--delay", "5m"),
+        ("replay", "--queue", "error"),
+        ("report", "."),
+        ("schedule", "x.csv", "--to", "orders", "--at-column", "due", "--dry-run"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_without_the_packages_each_command_says_what_to_install(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert run(["pipeline", *command]) == BAD_USAGE
+    assert capsys.readouterr().err == "bide: Spark is missing: install bide[spark], and a Java 17 or later\n"
+    assert not list(tmp_path.iterdir())
