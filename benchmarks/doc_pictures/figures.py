@@ -54,7 +54,8 @@ class Audited:
         parked: those that failed for good.
         waiting: all others: for their time, or for their handler.
         late_every: seconds of a step of the percentiles.
-        p50: of their lateness in ms, None where nothing was delivered; *p95* and *p99* likewise.
+        p50: of their lateness in ms, None where nothing was delivered or not all may have been seen; *p95* and *p99*
+            likewise.
         until: the last delivery that the audit has seen, in seconds since the first message was sent.
     """
 
@@ -156,8 +157,15 @@ def audited_of(rows: Sequence[Mapping[str, Any]]) -> Audited:
     def in_steps(outcome: str) -> list[int]:
         return counts(by_outcome[outcome], first=first, every=EVERY, steps=steps)
 
+    until = max(row["delivered"] for row in rows if row["delivered"] is not None)
+    # Of what was due just before, only the quickest have come.
+    whole = math.floor((until - first) / LATE_EVERY) - 1
+
     def percentiles(percent: float) -> list[float | None]:
-        return [round(percentile(sorted(one), percent), 1) if one else None for one in late]
+        return [
+            round(percentile(sorted(one), percent), 1) if one and number < whole else None
+            for number, one in enumerate(late)
+        ]
 
     return Audited(
         first=first,
@@ -169,7 +177,7 @@ def audited_of(rows: Sequence[Mapping[str, Any]]) -> Audited:
         p50=percentiles(50),
         p95=percentiles(95),
         p99=percentiles(99),
-        until=round(max(row["delivered"] for row in rows if row["delivered"] is not None), 1),
+        until=round(until, 1),
     )
 
 

@@ -39,7 +39,7 @@ def captions(kept: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, str]
         return f"half of them at most {p50} after their due time, 99 in 100 at most {p99}"
 
     load = kept["load_average"][1]
-    busy = f", which other work kept busy too (a load of {load:.0f})" if load > 2 * kept["cores"] else ""
+    busy = f", which other work kept busy too (a load of {load:.0f})" if load > 1.5 * kept["cores"] else ""
     where = f"`make doc-pictures`: RabbitMQ {kept['rabbitmq']}, Spark and endpoint on {kept['cores']} cores{busy}."
     return {
         "schedule": (
