@@ -171,7 +171,7 @@ def _plan(
     declare: bool,
     infrastructure: DelayInfrastructure,
 ) -> Plan:
-    from bide.pipelines.schedule_plan import Plan
+    from bide.pipelines.schedule_plan import WINDOW, Plan
     from bide.spark.sink_settings import SinkSettings
 
     if (to is None) == (exchange is None):
@@ -199,6 +199,7 @@ def _plan(
             declare=declare,
             constants={key: value for key, value in constants.items() if value is not None},
             rejects=rejects,
+            window=WINDOW,
         ),
     )
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from bide.admin.apply import exists
 from bide.amqp.connection import Connection
@@ -16,6 +16,9 @@ from bide.errors import InvalidInputError, TargetNotFoundError
 from bide.letter import Letter, Letters
 from bide.spark.sink_settings import SinkSettings
 from bide.topology import Exchange, Queue, Topology
+
+WINDOW: Final = 1_000
+"""Messages of one task that are sent and not yet confirmed: each is late by as many as lie before it at the broker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

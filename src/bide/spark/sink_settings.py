@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from bide.amqp.url import DEFAULT_URL, ENVIRONMENT_VARIABLE, BrokerUrl
+from bide.checks import whole_number
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.duration import parse_delay, parse_due_time
 from bide.errors import InvalidInputError, InvalidOptionError
@@ -79,6 +80,7 @@ class SinkSettings:
         declare: bool = True,
         constants: Mapping[str, Any],
         rejects: str | None = None,
+        window: int = 10_000,
     ) -> SinkSettings:
         """Settings that are not options of Spark.
 
@@ -93,7 +95,14 @@ class SinkSettings:
         BrokerUrl.parse(address)
         Letters().check(Letter(b"", **constants))
         folder = None if rejects is None else _folder(Options({"rejects": rejects}), "rejects")
-        return cls(url=address, infrastructure=infrastructure, declare=declare, constants=constants, rejects=folder)
+        return cls(
+            url=address,
+            infrastructure=infrastructure,
+            declare=declare,
+            constants=constants,
+            rejects=folder,
+            window=whole_number("window", window, 1, 1_000_000),
+        )
 
     @classmethod
     def read(cls, options: Options, environment: Mapping[str, str]) -> SinkSettings:
