@@ -99,6 +99,18 @@ def test_an_end_that_leaves_nothing_unnamed_has_its_report(vhost: Vhost) -> None
         assert publisher.flush().total == 1
 
 
+def test_an_early_end_is_noticed_whoever_is_faster(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that sends ends while the other one waits for room, or just before, or just after."""
+    monkeypatch.setattr("bide.bulk.sync._BATCH", 1)
+    queue = fresh("q")
+    with bide.connect_sync(vhost.url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+    with BulkPublisher(vhost.url, declare=False, infrastructure=SMALL_CLOCK) as publisher:
+        for _ in range(100):
+            with pytest.raises(BulkInDoubtError, match="run 'bide delay apply'"):
+                publisher.publish_many(Letter(b"", to=queue, delay="100ms") for _ in range(12))
+
+
 def test_failures_are_not_passed_over_at_the_end(clock_url: str, queue: str) -> None:
     def block() -> None:
         with BulkPublisher(clock_url) as publisher:

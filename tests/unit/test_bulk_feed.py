@@ -88,6 +88,10 @@ async def test_who_waits_goes_on_when_nobody_takes_any_more() -> None:
         feed.wait_for_room()
         feed.add(batch(start))
     waiting = asyncio.create_task(asyncio.to_thread(feed.wait_for_room))
-    feed.release()
+    feed.abandon()
     async with asyncio.timeout(10):
         await waiting
+        # However often.
+        for _ in range(3):
+            await asyncio.to_thread(feed.wait_for_room)
+    assert feed.is_abandoned

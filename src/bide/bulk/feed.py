@@ -19,6 +19,7 @@ class Feed:
 
     Attributes:
         has_ended: whether it was said that no more will come.
+        is_abandoned: whether nobody takes any more.
 
     Args:
         call: has the event loop call a function soon; may be called in any thread.
@@ -31,6 +32,7 @@ class Feed:
         self._room = threading.Semaphore(_BATCHES_AHEAD)
         self._news = asyncio.Event()
         self.has_ended = False
+        self.is_abandoned = False
 
     async def __aiter__(self) -> AsyncIterator[Letter]:
         has_ended = False
@@ -51,6 +53,9 @@ class Feed:
     def wait_for_room(self) -> None:
         """Wait until a batch may be added, or nobody takes any more."""
         self._room.acquire()
+        if self.is_abandoned:
+            # For whoever asks next: no room is made any more.
+            self._room.release()
 
     def add(self, batch: Sequence[Letter]) -> None:
         """Add letters; there is room for them."""
@@ -64,8 +69,9 @@ class Feed:
 
     # When nobody takes any more:
 
-    def release(self) -> None:
-        """Let the other thread go on, so that it notices."""
+    def abandon(self) -> None:
+        """Say so. The other thread does not wait for room from then on."""
+        self.is_abandoned = True
         self._room.release()
 
     def left(self) -> list[Letter]:

@@ -144,7 +144,8 @@ class BulkPublisher:
             self._feed = feed
         # Where a signal's exception ends the waiting, the batch goes with the next letter.
         self._feed.wait_for_room()
-        if self._sending.done():
+        if self._feed.is_abandoned:
+            # It ends, or has ended, with an error.
             self._wait()
         batch, self._batch, self._bytes = self._batch, [], 0
         self._taken += len(batch)
@@ -178,4 +179,4 @@ class BulkPublisher:
             async for report in self._client.client.publish_many(feed).count_from(first).batches():
                 self._tally.add(report)
         finally:
-            feed.release()
+            feed.abandon()
