@@ -3,7 +3,7 @@
 PYTHON_BIN := .venv/bin/python
 # Most tests wait for a broker: a few files at a time take half as long. WORKERS=0 runs one after the other.
 # Files begin in the order of tests/conftest.py.
-WORKERS ?= 3
+WORKERS ?= 4
 PARALLEL = --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
