@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pika
 import pytest
 
+from bide.broker import LocalBroker
 from bide.errors import (
     AuthenticationError,
     BrokerUnreachableError,
@@ -259,15 +260,20 @@ def test_what_does_not_come_in_time_is_not_lost(
         assert bodies(address, "s", 0, 10, fail=fail) == wanted
 
 
+def fill_first(broker: LocalBroker, bodies: list[bytes]) -> None:
+    """The stream ``s`` of a broker that a test has for itself."""
+    with closing(pika.BlockingConnection(pika.URLParameters(broker.url))) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        declare(channel, "s")
+        fill(channel, "s", bodies)
+
+
 def test_a_broker_that_is_silent_for_a_while(rabbitmq: Rabbitmq) -> None:
     """Stopped in the middle of a range, until the reader has noticed."""
     wanted = [b"%d" % number for number in range(40)]
     with rabbitmq.start(ephemeral=True) as broker:
-        with closing(pika.BlockingConnection(pika.URLParameters(broker.url))) as connection:
-            channel = connection.channel()
-            channel.confirm_delivery()
-            declare(channel, "s")
-            fill(channel, "s", wanted)
+        fill_first(broker, wanted)
         address = Address.of(f"{broker.url}?timeout=1", stream_port(broker))
         pid = broker.pid
         assert pid is not None
@@ -321,11 +327,7 @@ def test_a_stream_that_is_not_available_is_asked_again(
 
 def test_a_broker_that_is_started_again(rabbitmq: Rabbitmq) -> None:
     with rabbitmq.start(ephemeral=True) as broker:
-        with closing(pika.BlockingConnection(pika.URLParameters(broker.url))) as connection:
-            channel = connection.channel()
-            channel.confirm_delivery()
-            declare(channel, "s")
-            fill(channel, "s", [b"a", b"b"])
+        fill_first(broker, [b"a", b"b"])
         flush_declarations(broker)
         address = Address.of(broker.url, stream_port(broker))
         with StreamLogs(address) as logs:
@@ -337,11 +339,7 @@ def test_a_broker_that_is_started_again(rabbitmq: Rabbitmq) -> None:
 
 def test_a_broker_that_does_not_come_back_is_an_error(rabbitmq: Rabbitmq) -> None:
     with rabbitmq.start(ephemeral=True) as broker:
-        with closing(pika.BlockingConnection(pika.URLParameters(broker.url))) as connection:
-            channel = connection.channel()
-            channel.confirm_delivery()
-            declare(channel, "s")
-            fill(channel, "s", [b"a", b"b"])
+        fill_first(broker, [b"a", b"b"])
         address = Address.of(f"{broker.url}?timeout=2", stream_port(broker))
         with pytest.MonkeyPatch.context() as patch, StreamLogs(address) as logs:
             patch.setattr(log, "_PATIENCE", 1.0)

@@ -111,6 +111,11 @@ def _check_columns(rows: DataFrame, plan: Plan) -> None:
 
 
 def refuse_repeated_ids(digested: DataFrame, column: str) -> None:
+    """See whether each message id is there once.
+
+    Raises:
+        InvalidRowError: some are not, or are null or empty.
+    """
     unfit = "count > 1 or message_id is null or message_id = ''"
     repeated = digested.groupBy("message_id").count().where(unfit).limit(3).collect()
     if repeated:

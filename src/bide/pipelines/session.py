@@ -263,7 +263,7 @@ def _reason(text: str) -> str:
     """What went wrong, of several lines: what a stack trace of Python ends with, or the first line without one."""
     lines = text.strip().splitlines()
     # The innermost one comes last: those around it are of the functions that Spark called.
-    starts = [place for place, line in enumerate(lines) if line.strip() == _TRACEBACK or line.endswith(_TRACEBACK)]
+    starts = [place for place, line in enumerate(lines) if line.rstrip().endswith(_TRACEBACK)]
     for line in lines[starts[-1] + 1 :] if starts else ():
         if line.strip() and not line[0].isspace():
             return f"{lines[0].removesuffix(_TRACEBACK).strip()} {line.strip()}"
