@@ -29,7 +29,7 @@ test-brokers: setup java browser ## run the broker tests on RabbitMQ 4.0 and 4.3
 	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
 
 test-soak: setup ## cut 200 connections in the middle of bulk publishes rather than a few (ten minutes)
-	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest tests/faults/test_bulk_faults.py -k random_bytes
+	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest --override-ini=faulthandler_timeout=7200 tests/faults/test_bulk_faults.py -k random_bytes
 
 soak: setup java ## kill Spark 500 times as it reads and writes, and count (an hour; goes on where it was ended, SOAK="--seconds 600" for less)
 	@env -u BIDE_URL scripts/install-rabbitmq.sh
@@ -47,7 +47,7 @@ doc-pictures: setup java ## run a campaign of two minutes, and draw it for the p
 	@$(PYTHON_BIN) -m benchmarks.doc_pictures $(PICTURES)
 
 test-equivalence: setup ## play 2,000 made-up cases on RabbitMQ and on the broker in memory, and compare (ten minutes)
-	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest -rP tests/broker/test_memory_equivalence.py
+	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest --override-ini=faulthandler_timeout=7200 -rP tests/broker/test_memory_equivalence.py
 
 lint: setup ## ruff and mypy
 	@.venv/bin/ruff check
