@@ -146,10 +146,14 @@ def send(url: str, count: int, seconds: int, taken: Any) -> tuple[float, float]:
 def audit(url: str, port: str, folder: Path, master: str) -> tuple[dict[str, Any], float]:
     """One round by the command line, and how long that took in all."""
     command = [sys.executable, "-m", "bide", "pipeline", "audit", "--into", str(folder), "--once", "--json",
-               "--url", url, "--stream-port", port, "--master", master]  # fmt: skip
+               "--master", master]  # fmt: skip
+    environment = {**os.environ, "BIDE_URL": url, "BIDE_STREAM_PORT": port}
     began = time.monotonic()
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    return json.loads(done.stdout), time.monotonic() - began
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
+    took = time.monotonic() - began
+    told = json.loads(done.stdout)
+    del told["into"]  # a folder that is there no more
+    return told, took
 
 
 def check(folder: Path, expected: int) -> None:

@@ -1,10 +1,10 @@
 """What a delayed message costs inside RabbitMQ: where the ratios of docs/benchmarks.md come from.
 
 ``python benchmarks/broker_profile.py --rate 1500 --seconds 30`` sends messages at an even rate without a delay, through
-``Clock``, and through the binary cascade, on a fresh private broker each. It asks the node's own counters before and
-after, and prints per message: processor time in user and system mode, reductions (Erlang's unit of work) by kind of
-process, and what the log of the quorum queues had to write. ``--saturate`` does the same with as many messages as go
-through.
+``Clock`` with whole seconds and to 10 ms, and through the binary cascade, on a fresh private broker each. It asks the
+node's own counters before and after, and prints per message: processor time in user and system mode, what the node's
+threads did in it, reductions (Erlang's unit of work) by kind of process, and what the log of the quorum queues had to
+write. ``--saturate`` does the same with as many messages as go through.
 """
 
 from __future__ import annotations
@@ -22,12 +22,20 @@ from typing import Final
 from bide.bench import lateness, sustained
 from bide.bench.job import Answer, Job
 from bide.bench.percentiles import percentile
-from bide.bench.processor import processor_times
+from bide.bench.processor import processor_seconds, processor_times
 from bide.bench.stage import prepare
 from bide.broker import LocalBroker
 
-LAYOUTS: Final = {"no delay": ("clock", 0), "Clock": ("clock", 1_000), "binary cascade": ("cascade", 1_000)}
+LAYOUTS: Final = {
+    "no delay": ("clock", 0),
+    "Clock": ("clock", 1_000),
+    "Clock, to 10 ms": ("clock", 10),
+    "binary cascade": ("cascade", 1_000),
+}
 """Layout and step of the delays in ms, by the names of the contestants."""
+
+IDLE: Final = 10.0
+"""Seconds that a node with nothing to do is looked at."""
 
 WARM_UP: Final = 45.0
 """Seconds until the longest delay of :mod:`bide.bench.sustained` has passed."""
@@ -43,7 +51,22 @@ KINDS: Final = {
 }
 """Kinds of processes that are worth a line of their own."""
 
+ACTIVITIES: Final = {
+    "emulator": "running processes",
+    "gc": "collecting garbage",
+    "port": "sockets",
+    "check_io": "looking for what sockets have",
+    "aux": "timers, memory and other chores",
+    "other": "waking up, and looking for work",
+}
+"""What a scheduler's thread does, by microstate accounting; the rest of the time it sleeps."""
+
 _SNAPSHOT: Final = r"""
+erlang:system_flag(microstate_accounting, true),
+[io:format("~p ~p ~p~n", [T, K, erlang:convert_time_unit(V, perf_counter, nanosecond)]) ||
+  {{T, K}, V} <- maps:to_list(lists:foldl(fun(#{type := T, counters := C}, A) ->
+    maps:fold(fun(K, V, B) -> maps:update_with({T, K}, fun(Y) -> Y + V end, V, B) end, A, C) end,
+    #{}, erlang:statistics(microstate_accounting)))],
 Name = fun(P) -> case process_info(P, registered_name) of
   {registered_name, N} -> case atom_to_list(N) of
     "ra_log_wal" -> ra_log_wal;
@@ -71,6 +94,8 @@ class Profile:
         late_ms: the median of how late they came; without a delay, how long they took.
         rate: messages per second.
         user_us, system_us: processor time of the node, in microseconds.
+        idle_us: of that, what the node uses with nothing to do, for so long as a message's share of a second.
+        threads_us: what the schedulers' threads did, and the threads for files, in microseconds.
         reductions: in all; *by_kind* of those processes that lived all the time.
         commands: entries of the log, which are what quorum queues agree on.
         log_bytes: that were written to it; None where the release does not count them.
@@ -81,6 +106,8 @@ class Profile:
     rate: float
     user_us: float
     system_us: float
+    idle_us: float
+    threads_us: Mapping[str, float]
     reductions: float
     by_kind: Mapping[str, float]
     commands: float
@@ -111,14 +138,28 @@ class Node:
         user, system = processor_times(self._pid)
         return {**values, "user": user, "system": system}
 
-    def profile(self, answer: Answer, messages: float) -> Profile:
-        """What each of so many messages has cost."""
+    def profile(self, answer: Answer, messages: float, *, idle: float) -> Profile:
+        """What each of so many messages has cost.
+
+        Args:
+            idle: cores that the node uses with nothing to do.
+        """
         each = {name: value / messages for name, value in self._spent.items()}
+        rate = answer.values.get("sent") or answer.values["rate"]
         return Profile(
             late_ms=answer.values["p50"],
-            rate=answer.values.get("sent") or answer.values["rate"],
+            rate=rate,
+            idle_us=idle / rate * 1e6,
             user_us=each["user"] * 1e6,
             system_us=each["system"] * 1e6,
+            threads_us={
+                **{state: each.get(f"scheduler {state}", 0.0) / 1e3 for state in ACTIVITIES},
+                "files": sum(
+                    value / 1e3
+                    for name, value in each.items()
+                    if name.startswith("dirty_io_scheduler ") and not name.endswith(" sleep")
+                ),
+            },
             reductions=each["total"],
             by_kind={kind: each.get(f"kind '{kind}'", each.get(f"kind {kind}", 0.0)) for kind in KINDS},
             commands=each.get("wal writes", 0.0),
@@ -153,13 +194,23 @@ async def steady(broker: LocalBroker, job: Job) -> Profile:
     """Measure one contestant at an even rate."""
     await prepare(job.url, lateness.infrastructure_of(job.options["layout"]))
     await asyncio.sleep(5)  # what was declared a moment ago is still being written
+    idle = await idle_cores(broker)
     node = Node(broker, "v")
     answer = await lateness.bide(job, around=node)
-    return node.profile(answer, round(job.options["rate"] * job.options["seconds"]))
+    return node.profile(answer, round(job.options["rate"] * job.options["seconds"]), idle=idle)
+
+
+async def idle_cores(broker: LocalBroker) -> float:
+    """Cores that a node uses with nothing to do: with every queue there are timers, and counters to add up."""
+    assert broker.pid is not None
+    before, start = processor_seconds(broker.pid), time.perf_counter()
+    await asyncio.sleep(IDLE)
+    return (processor_seconds(broker.pid) - before) / (time.perf_counter() - start)
 
 
 async def saturated(broker: LocalBroker, job: Job) -> Profile:
     """Measure one contestant that has always more to do."""
+    idle = await idle_cores(broker)  # without the queues of the infrastructure, which are not there yet
     node = Node(broker, "v")
     async with sustained.saturated(job) as (flow, run):
         await run(WARM_UP)
@@ -169,7 +220,7 @@ async def saturated(broker: LocalBroker, job: Job) -> Profile:
             await run(job.options["seconds"])
             arrived, seconds = flow.arrived - before, time.perf_counter() - started
         return node.profile(
-            Answer(values={"p50": percentile(sorted(flow.late), 50), "rate": arrived / seconds}), arrived
+            Answer(values={"p50": percentile(sorted(flow.late), 50), "rate": arrived / seconds}), arrived, idle=idle
         )
 
 
@@ -180,6 +231,12 @@ def shown(profiles: Mapping[str, Profile]) -> str:
         "p50, ms": [f"{one.late_ms:,.1f}" for one in profiles.values()],
         "CPU in user mode, µs": [f"{one.user_us:,.0f}" for one in profiles.values()],
         "CPU in system mode, µs": [f"{one.system_us:,.0f}" for one in profiles.values()],
+        "of both, of a node with nothing to do": [f"{one.idle_us:,.0f}" for one in profiles.values()],
+        **{
+            f"schedulers, {about}, µs": [f"{one.threads_us[state]:,.0f}" for one in profiles.values()]
+            for state, about in ACTIVITIES.items()
+        },
+        "threads for files, µs": [f"{one.threads_us['files']:,.0f}" for one in profiles.values()],
         "entries of the log": [f"{one.commands:.2f}" for one in profiles.values()],
         "bytes of the log": ["" if one.log_bytes is None else f"{one.log_bytes:,.0f}" for one in profiles.values()],
         "writes and syncs of the log": [f"{one.log_batches:.2f}" for one in profiles.values()],
@@ -203,7 +260,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, help="run the RabbitMQ of the system in this folder (Linux, as root)")
     parser.add_argument("--json", type=Path, help="write the numbers to this file too")
     options = parser.parse_args()
-    names = [name for name in LAYOUTS if not options.saturate or name != "no delay"]
+    names = [name for name in LAYOUTS if not options.saturate or name in ("Clock", "binary cascade")]
     profiles = {name: profile(name, options) for name in names}
     print(shown(profiles))
     if options.json is not None:

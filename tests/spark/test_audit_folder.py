@@ -328,6 +328,21 @@ def test_notes_are_counted_while_they_are_struck_out(tmp_path: Path, monkeypatch
     assert folder.noted() == 4
 
 
+def test_a_path_is_of_this_machine_whatever_spark_takes_it_for(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark and Arrow look into the same folder, where Spark's default file system is a cluster's."""
+    elsewhere = spark.newSession()
+    elsewhere.conf.set("spark.sql.shuffle.partitions", "2")
+    elsewhere.conf.set("fs.defaultFS", "hdfs://127.0.0.1:9")
+    with pytest.raises(Exception, match=r"127\.0\.0\.1"):
+        elsewhere.read.parquet(str(tmp_path))
+    folder = Folder(str(tmp_path / "with a space"))
+    folder.begin()
+    note = stories(elsewhere, folder, {TODAY}, 0)
+    refresh(elsewhere, folder, [note], now=NOON)
+    assert elsewhere.read.parquet(folder.location("messages")).count() == 20
+    assert {"messages", "scheduled"} <= {one.name for one in Path(folder.place).iterdir()}
+
+
 def test_folders_of_others(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     with pytest.raises(InvalidInputError, match="has things that are no audit: name another folder"):

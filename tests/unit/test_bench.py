@@ -28,7 +28,7 @@ from bide.bench.measurement import Measurement, Plan
 from bide.bench.percentiles import lateness, percentile
 from bide.bench.plots import plots
 from bide.bench.quantities import QUANTITIES
-from bide.bench.results import Results, Row, Spread
+from bide.bench.results import Results, Row, Run, Spread
 from bide.delay.infrastructure import ExchangeTarget, QueueTarget
 from bide.errors import InvalidInputError, UnsupportedTargetError
 
@@ -195,9 +195,13 @@ class TestResults:
 
     def test_a_row_gathers_the_rounds(self) -> None:
         gathered = results()
-        for rate in (1.0, 2.0):
-            gathered.row("publish", "bide").add(Answer(values={"rate": rate}, note="slow"))
-        assert gathered.rows == [Row(measurement="publish", case="bide", values={"rate": [1.0, 2.0]}, notes=["slow"])]
+        runs = [Run(begun=f"2026-11-21T08:0{minute}:00+00:00", source="0123456789", busy=0.1) for minute in range(2)]
+        for rate, run in zip((1.0, 2.0), runs, strict=True):
+            gathered.row("publish", "bide").add(Answer(values={"rate": rate}, note="slow"), run)
+        assert gathered.rows == [
+            Row(measurement="publish", case="bide", values={"rate": [1.0, 2.0]}, runs=runs, notes=["slow"])
+        ]
+        assert Results.from_dict(json.loads(json.dumps(gathered.to_dict()))) == gathered
         assert gathered.median("publish", "bide", "", "rate") == 1.5
         assert gathered.median("publish", "bide", "", "p50") is None
         assert gathered.median("publish", "pika", "", "rate") is None
@@ -338,13 +342,15 @@ class TestPage:
         assert "- 200 B Celery: not installed" in text
         assert "Preliminary" not in text
 
-    def test_it_says_how_often_each_was_measured(self) -> None:
-        once = results(row("publish", "bide", rate=[1]), row("burst", "Clock, 1 lane", seconds=[1]))
-        assert "; 1 round; RabbitMQ" in page.text([once], MEASUREMENTS)
-        once.row("publish", "bide").values["rate"].append(2)
-        assert "; 2 rounds of publish; 1 round of burst; RabbitMQ" in page.text([once], MEASUREMENTS)
-        once.row("publish", "pika").values["rate"] = [1]
-        assert "; 1 to 2 rounds of publish; 1 round of burst; RabbitMQ" in page.text([once], MEASUREMENTS)
+    def test_it_says_how_and_when_each_was_measured(self) -> None:
+        kept = results(row("publish", "bide", rate=[1]), row("burst", "Clock, 1 lane", seconds=[1]))
+        assert "\n| publish | 1 |  |  |  |\n| burst | 1 |  |  |  |\n" in page.text([kept], MEASUREMENTS)
+        for minute, busy in ((7, 0.25), (5, 0.5)):
+            run = Run(begun=f"2026-11-21T08:0{minute}:30+00:00", source="0123456789", busy=busy)
+            kept.row("publish", "bide").add(Answer(values={"rate": 2}), run)
+        assert "| publish | 3 | 2026-11-21 08:05 UTC | 0123456789 | 0.50 |" in page.text([kept], MEASUREMENTS)
+        kept.row("publish", "pika").values["rate"] = [1]
+        assert "| publish | 1 to 3 | 2026-11-21 08:05 UTC |" in page.text([kept], MEASUREMENTS)
 
     def test_a_small_run_is_called_preliminary(self) -> None:
         assert "**Preliminary: 0.1 of the full size" in page.text([results(scale=0.1)], MEASUREMENTS)

@@ -10,7 +10,7 @@ import pytest
 
 from bide.cli.app import BAD_USAGE, run
 from bide.errors import InvalidInputError
-from bide.pipelines.formats import is_uri, refuse_missing
+from bide.pipelines.formats import for_spark, is_uri, refuse_missing
 from bide.pipelines.session import reads_here
 
 CONFIGURED = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME", "PYSPARK_GATEWAY_PORT")
@@ -96,3 +96,9 @@ def test_without_the_packages_each_command_says_what_to_install(
     assert run(["pipeline", *command]) == BAD_USAGE
     assert capsys.readouterr().err == "bide: Spark is missing: install bide[spark], and a Java 17 or later\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_as_spark_finds_it() -> None:
+    assert for_spark("/data/audit/", "messages") == "file:///data/audit/messages"
+    assert for_spark("audit") == f"file://{Path.cwd()}/audit"
+    assert for_spark("s3a://shop/audit/", "_checkpoint", "taps") == "s3a://shop/audit/_checkpoint/taps"

@@ -11,7 +11,7 @@ from typing import Final
 from bide.bench.job import Answer, Job
 from bide.bench.measurement import DEFAULT_PREFETCH, Case, Measurement, Plan
 from bide.bench.stage import TARGET, WINDOW, prepare
-from bide.client import connect
+from bide.client import Client, connect
 from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.delay.nservicebus import NServiceBus
@@ -28,14 +28,14 @@ HIGH: Final = "prefetch 1,000"
 
 _MESSAGES: Final = 200_000
 _BODY: Final = 200
-_PREFETCH: Final = 1_000
+PREFETCH: Final = 1_000
 _SLOWEST: Final = 8_000
 """Messages per second that a publisher reaches at least."""
 
 _MARGIN: Final = 5
 """Seconds that the publisher has to be done before the due second."""
 
-_PATIENCE: Final = 120.0
+PATIENCE: Final = 120.0
 _HALF: Final = timedelta(milliseconds=500)
 
 
@@ -76,7 +76,8 @@ BURST: Final = Measurement(
 )
 
 
-def _infrastructure(layout: str, lanes: int) -> DelayInfrastructure:
+def infrastructure_of(layout: str, lanes: int) -> DelayInfrastructure:
+    """What is compared: ``clock`` and ``one queue`` (of Clock, in lanes), or ``cascade``."""
     if layout == "cascade":
         return NServiceBus(routing="direct")
     resolution = _HALF if layout == "one queue" else RESOLUTION
@@ -86,24 +87,17 @@ def _infrastructure(layout: str, lanes: int) -> DelayInfrastructure:
 async def burst(job: Job) -> Answer:
     """Publish, wait for the due second, and receive."""
     messages, layout = job.options["messages"], job.options["layout"]
-    infrastructure = _infrastructure(layout, job.options["lanes"])
+    infrastructure = infrastructure_of(layout, job.options["lanes"])
     await prepare(job.url, infrastructure)
-    ahead = messages // _SLOWEST + _MARGIN
     async with (
         connect(job.url, infrastructure=infrastructure) as client,
-        client.consume(TARGET, prefetch=_PREFETCH) as arriving,
+        client.consume(TARGET, prefetch=PREFETCH) as arriving,
     ):
         await client.publish(b"", to=TARGET, delay=infrastructure.resolution)
         await (await anext(arriving)).ack()
-        start = time.time()
-        extra = _HALF if layout == "one queue" else timedelta(0)
-        due = start + ahead + extra.total_seconds()
-        letters = _at(messages, due) if layout == "clock" else _in_seconds(messages, start, ahead, extra=extra)
-        await client.publish_many(letters, window=WINDOW)
-        if time.time() > due - 1:
-            raise BenchmarkError(f"publishing {messages} messages took longer than {ahead} s")
+        due = await send(client, job)
         received = 0
-        async with asyncio.timeout(due - time.time() + _PATIENCE):
+        async with asyncio.timeout(due - time.time() + PATIENCE):
             async for message in arriving:
                 await message.ack()
                 received += 1
@@ -111,6 +105,25 @@ async def burst(job: Job) -> Answer:
                     break
         seconds = time.time() - due
     return Answer(values={"seconds": seconds, "rate": messages / seconds})
+
+
+async def send(client: Client, job: Job) -> float:
+    """Publish all of them; return when they are due, in seconds since the epoch.
+
+    Raises:
+        BenchmarkError: it took so long that some have come already.
+    """
+    messages: int = job.options["messages"]
+    layout = job.options["layout"]
+    ahead = messages // _SLOWEST + _MARGIN
+    start = time.time()
+    extra = _HALF if layout == "one queue" else timedelta(0)
+    due = start + ahead + extra.total_seconds()
+    letters = _at(messages, due) if layout == "clock" else _in_seconds(messages, start, ahead, extra=extra)
+    await client.publish_many(letters, window=WINDOW)
+    if time.time() > due - 1:
+        raise BenchmarkError(f"publishing {messages} messages took longer than {ahead} s")
+    return due
 
 
 def _at(messages: int, due: float) -> Iterator[Letter]:

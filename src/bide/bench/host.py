@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from bide.bench.job import Answer, Job
+from bide.bench.machine import busy_cores
 from bide.bench.measurement import DEFAULT_PREFETCH, Case
 from bide.bench.processor import processor_seconds
 from bide.broker import LocalBroker
@@ -64,8 +65,11 @@ class Host:
             return {}
         return {"Erlang": str(self._broker.management.call("GET", "overview")["erlang_version"])}
 
-    def run(self, case: Case) -> Answer:
+    def run(self, case: Case) -> tuple[Answer, float]:
         """Measure one case.
+
+        Returns:
+            What came of it, and how many cores the machine was using just before, for whatever.
 
         Raises:
             BenchmarkError: it failed, with the last line that it said, or took too long.
@@ -73,14 +77,16 @@ class Host:
         root = None if self._root is None else str(self._root)
         broker = self._broker
         if broker is None:
-            return _measured(case, Job(work=case.work, options=case.options, root=root))
+            busy = busy_cores()
+            return _measured(case, Job(work=case.work, options=case.options, root=root)), busy
         name, pid = f"bench-{next(self._numbers)}", broker.pid
         if pid is None:
             raise BenchmarkError("the broker has ended")
         url = broker.add_vhost(name)
         try:
             _wait_until_idle(pid)
-            return _measured(case, Job(work=case.work, options=case.options, url=url, pid=pid, root=root))
+            busy = busy_cores()
+            return _measured(case, Job(work=case.work, options=case.options, url=url, pid=pid, root=root)), busy
         finally:
             broker.delete_vhost(name)
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 PACKAGES: Final = ("bide", "aio-pika", "aiormq", "pika", "kombu", "py-amqp", "celery", "dramatiq")
 _DISTRIBUTIONS: Final = {"py-amqp": "amqp"}
+_GLANCE: Final = 0.5
+_IDLE: Final = slice(3, 5)
+"""Of the times in /proc/stat: with nothing to do, or nothing but to wait for a disk."""
 
 
 def describe() -> dict[str, str]:
@@ -45,3 +50,39 @@ def releases() -> dict[str, str]:
     """The releases of all packages that are compared, as far as they are installed."""
     found = {package: release_of(package) for package in PACKAGES}
     return {package: release for package, release in found.items() if release is not None}
+
+
+def source(folder: Path = Path(__file__).parents[1]) -> str:
+    """The commit of bide's own files, with a plus where they were changed since; empty where they are in no repository.
+
+    A package that is installed into an environment within the repository of something else has no commit.
+
+    Args:
+        folder: of the package.
+    """
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return ""
+    commit, changed = _git(folder, "rev-parse", "--short=10", "HEAD"), _git(folder, "status", "--porcelain", "--", ".")
+    return f"{commit or ''}{'+' if changed else ''}"
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True)  # noqa: S607
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def busy_cores() -> float:
+    """Cores that the machine is using at the moment, for whatever: looked at for half a second."""
+    before, start = _busy_seconds(), time.perf_counter()
+    time.sleep(_GLANCE)
+    return (_busy_seconds() - before) / (time.perf_counter() - start)
+
+
+def _busy_seconds() -> float:
+    first = Path("/proc/stat").read_text().partition("\n")[0]
+    # What guests have used is part of user and nice.
+    times = [int(field) for field in first.split()[1:9]]
+    return (sum(times) - sum(times[_IDLE])) / os.sysconf("SC_CLK_TCK")

@@ -75,9 +75,11 @@ def _run(results: Results) -> Iterator[str]:
     machine = results.machine
     yield (
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory']}, {machine['kernel']}, "
-        f"{machine['python']}; {_rounds(results)}; "
-        + ", ".join(f"{name} {release}" for name, release in results.releases.items())
-        + ".\n"
+        f"{machine['python']}; " + ", ".join(f"{name} {release}" for name, release in results.releases.items()) + ".\n"
+    )
+    yield from _markdown(
+        ["measured", "rounds", "begun", "bide at commit", "cores in use before a case, at most"],
+        [_origin(name, results.of(name)) for name in results.measurements()],
     )
     if found := verdicts(results):
         yield from _markdown(
@@ -88,23 +90,17 @@ def _run(results: Results) -> Iterator[str]:
             yield "What stands in the way where it is not met, and how that is known: [limits](limits.md).\n"
 
 
-def _rounds(results: Results) -> str:
-    """How often each measurement was made."""
-    each = {
-        name: tuple(sorted({row.rounds for row in results.of(name) if row.rounds} or {0}))
-        for name in results.measurements()
-    }
-    counts = sorted(set(each.values()), reverse=True)
-    if len(counts) == 1:
-        return _times(counts[0])
-    return "; ".join(f"{_times(one)} of {', '.join(name for name in each if each[name] == one)}" for one in counts)
-
-
-def _times(counts: Sequence[int]) -> str:
-    fewest, most = counts[0], counts[-1]
-    if fewest != most:
-        return f"{fewest} to {most} rounds"
-    return "1 round" if most == 1 else f"{most} rounds"
+def _origin(name: str, rows: Sequence[Row]) -> list[str]:
+    """When, of what, and on how quiet a machine a measurement was made."""
+    counts = sorted({row.rounds for row in rows if row.rounds} or {0})
+    runs = [run for row in rows for run in row.runs]
+    return [
+        name,
+        str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}",
+        f"{min(run.begun for run in runs)[:16].replace('T', ' ')} UTC" if runs else "",
+        ", ".join(sorted({run.source for run in runs})),
+        f"{max(run.busy for run in runs):.2f}" if runs else "",
+    ]
 
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:

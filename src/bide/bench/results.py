@@ -29,12 +29,28 @@ class Spread:
         return cls(statistics.median(values), min(values), max(values))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Where the values of one round come from.
+
+    Attributes:
+        begun: when, ISO 8601.
+        source: the commit of bide, with a plus where its files were changed; empty where it is not known.
+        busy: cores that the machine was using just before, for whatever.
+    """
+
+    begun: str
+    source: str
+    busy: float
+
+
 @dataclass(slots=True, kw_only=True)
 class Row:
     """Everything about one case.
 
     Attributes:
         values: name of a quantity -> one value per round.
+        runs: as many as rounds. Results that were kept before this was written down have none.
         notes: what to say about them.
     """
 
@@ -42,6 +58,7 @@ class Row:
     case: str
     setting: str = ""
     values: dict[str, list[float]] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -54,8 +71,9 @@ class Row:
         """How often it was measured."""
         return max((len(values) for values in self.values.values()), default=0)
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: Answer, run: Run) -> None:
         """Add the numbers of one round."""
+        self.runs.append(run)
         for name, value in answer.values.items():
             self.values.setdefault(name, []).append(value)
         self.note(answer.note)
@@ -69,6 +87,11 @@ class Row:
         """The median and the limits of a quantity; None where it was not measured."""
         values = self.values.get(quantity)
         return Spread.of(values) if values else None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """From JSON."""
+        return cls(**{**data, "runs": [Run(**one) for one in data.get("runs", ())]})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -191,7 +214,7 @@ class Results:
                 f"these are no results of the benchmark in format {FORMAT}, but {data.get('format')!r}: run it anew"
             )
         kept = {name: value for name, value in data.items() if name not in ("format", "rows")}
-        return cls(**kept, rows=[Row(**row) for row in data["rows"]])
+        return cls(**kept, rows=[Row.from_dict(row) for row in data["rows"]])
 
 
 def _subject(failure: str) -> str:

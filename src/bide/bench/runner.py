@@ -13,7 +13,7 @@ from bide.bench.host import Host
 from bide.bench.job import Answer
 from bide.bench.measurement import Case, Measurement, Plan
 from bide.bench.quantities import QUANTITIES
-from bide.bench.results import Results, Row
+from bide.bench.results import Results, Row, Run
 from bide.broker.installation import find_installation
 from bide.errors import BenchmarkError, InvalidInputError
 
@@ -50,7 +50,7 @@ def run(
         named = dict.fromkeys(name for case in cases for name in (case.setting, case.name) if name)
         raise InvalidInputError(f"nothing is called {' or '.join(map(repr, only))}: choose of {', '.join(named)}")
     results = Results(
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        date=_now(),
         scale=plan.scale,
         rounds=plan.rounds,
         machine=machine.describe(),
@@ -69,6 +69,10 @@ def run(
     return results
 
 
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def _is_wanted(case: Case, only: Sequence[str]) -> bool:
     return not only or any(fnmatch(text, pattern) for pattern in only for text in (case.name, case.setting))
 
@@ -83,18 +87,21 @@ def _run(
     elif case.unless_failed is not None and _failed_before(results, measurement, case):
         row.note(said := f"not tried: not sustained at {case.unless_failed}")
     else:
+        begun = _now()
         try:
-            answer = _measured(host, root, measurement, case, results)
+            answer, busy = _measured(host, root, measurement, case, results)
         except BenchmarkError as error:
             row.note(said := f"failed: {error}")
             results.failures.append(f"{row.name}: {error}")
         else:
-            row.add(answer)
+            row.add(answer, Run(begun=begun, source=machine.source(), busy=round(busy, 2)))
             said = _in_short(answer)
     listener(row, said)
 
 
-def _measured(host: Host, root: Path | None, measurement: Measurement, case: Case, results: Results) -> Answer:
+def _measured(
+    host: Host, root: Path | None, measurement: Measurement, case: Case, results: Results
+) -> tuple[Answer, float]:
     if measurement.broker != "fresh":
         results.releases |= host.releases()
         return host.run(case)

@@ -32,6 +32,7 @@ from pyarrow import fs
 
 from bide.errors import InvalidInputError
 from bide.pipelines.folder_lock import hold
+from bide.pipelines.formats import for_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -151,7 +152,7 @@ class Folder:
 
     def location(self, *parts: str) -> str:
         """Where a table is, for Spark."""
-        return "/".join((self.place, *parts))
+        return for_spark(self.place, *parts)
 
     def has_positions(self, source: str) -> bool:
         """Whether Spark has written down how far a source was read."""

@@ -40,6 +40,16 @@ def is_uri(source: str) -> bool:
     return _SCHEME.match(source) is not None
 
 
+def for_spark(folder: str, *parts: str) -> str:
+    """A folder, or what is in it, as Spark finds it where Arrow does.
+
+    Spark takes a path without a scheme for one of its default file system, which may be a cluster's; Arrow takes it for
+    one of this machine.
+    """
+    place = folder if "://" in folder else f"file://{Path(folder).absolute()}"
+    return "/".join((place.rstrip("/"), *parts))
+
+
 def refuse_missing(source: str, format: str | None, *, reads_here: bool) -> None:
     """Say what is wrong with the name of a table before Spark is started for it, as far as that can be known.
 

@@ -25,6 +25,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from bide.errors import InvalidInputError, NotFoundError
 from bide.pipelines import audit_facts as facts
 from bide.pipelines.audit_folder import Folder
+from bide.pipelines.formats import for_spark
 from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.replay import choose, keep, spread
 from bide.pipelines.replay_taps import Wanted, Way, held_offsets, send_back
@@ -258,7 +259,7 @@ class Choices:
 
     def without_earlier(self, failures: DataFrame) -> DataFrame:
         """Those failures that no earlier choice has."""
-        folders = [f"{self.ledger(number + 1).folder}/chosen" for number in range(self.count())]
+        folders = [for_spark(self.ledger(number + 1).folder, "chosen") for number in range(self.count())]
         if not folders:
             return failures
         earlier = failures.sparkSession.read.parquet(*folders).select(*_KEY)
@@ -287,7 +288,7 @@ class Choices:
         order = Window.orderBy("stream", "offset", "queue")
         part = F.floor((F.row_number().over(order) - 1) / part_rows).cast("int")
         rows = spread(messages, over, begin=datetime.now(UTC)).withColumn("part", part)
-        rows.select(*_CHOSEN).write.mode("overwrite").parquet(f"{ledger.folder}/chosen")
+        rows.select(*_CHOSEN).write.mode("overwrite").parquet(for_spark(ledger.folder, "chosen"))
         count = chosen_of(messages.sparkSession, ledger).count()
         ledger.begin(Head(plan=plan, broker=broker, rows=count, checksum=0, parts=-(-count // part_rows)))
         return ledger
@@ -295,7 +296,7 @@ class Choices:
 
 def chosen_of(spark: SparkSession, ledger: Ledger) -> DataFrame:
     """The messages of a choice, with their due times, ``deliver_at``, and their parts."""
-    return spark.read.parquet(f"{ledger.folder}/chosen")
+    return spark.read.parquet(for_spark(ledger.folder, "chosen"))
 
 
 def left_of(spark: SparkSession, ledger: Ledger) -> DataFrame:

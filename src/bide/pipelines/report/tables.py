@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pyarrow import ArrowInvalid, fs
 from pyspark.sql import functions
 
 from bide.errors import InvalidColumnError, InvalidInputError
+from bide.pipelines.formats import for_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -79,7 +79,7 @@ def check(folder: str) -> None:
 
 
 def _read(spark: SparkSession, folder: str, name: str) -> DataFrame | None:
-    place = f"{folder.rstrip('/')}/{name}" if "://" in folder else f"file://{Path(folder).absolute()}/{name}"
+    place = for_spark(folder, name)
     if not _has_files(folder, name):
         return None
     rows = spark.read.parquet(place)

@@ -1,0 +1,49 @@
+"""What is written down about the machine and the sources, without measuring anything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bide.bench.machine import busy_cores, source
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    command = ["git", "-C", folder, *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_the_commit_of_a_package(tmp_path: Path) -> None:
+    package, other = tmp_path / "src/bide", tmp_path / "lib/bide"
+    for folder in (package, other):
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+    assert source(package) == ""
+    git(tmp_path, "init")
+    git(tmp_path, "add", "src")
+    git(tmp_path, "commit", "-m", "first")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert source(package) == commit[:10]
+    # What lies beside it, such as the results themselves, does not change what was measured.
+    (tmp_path / "results.json").touch()
+    assert source(package) == commit[:10]
+    assert source(other) == ""
+    (package / "__init__.py").write_text("changed = True")
+    assert source(package) == f"{commit[:10]}+"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+def test_cores_in_use() -> None:
+    command = [sys.executable, "-c", "print(1, flush=True)\nwhile True: pass"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert 0.3 < busy_cores() <= (os.cpu_count() or 1) + 0.5
+        finally:
+            process.kill()
