@@ -8,17 +8,19 @@ bytes, are persistent, and delayed by 10 to 60 minutes at random; the table is a
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import statistics
 import sys
 import tempfile
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import bide
 import bide.spark
+from bide.bench.machine import busy_cores, describe, source
 from bide.broker import LocalBroker
 from bide.bulk.sync import BulkPublisher
 
@@ -42,8 +44,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tasks", type=int, nargs="+", default=[1])
     parser.add_argument("--chroot", type=Path, help="the root of another system whose RabbitMQ is started")
+    parser.add_argument("--result", type=Path, help="a file for all figures, as JSON")
     arguments = parser.parse_args()
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    facts = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": describe(), "source": source()}
+    facts |= {"cores_in_use_before": round(busy_cores(), 2), "messages": arguments.messages}
     from pyspark.sql import SparkSession
 
     spark = (
@@ -58,6 +63,7 @@ def main() -> None:
     bide.spark.register(spark)
     rates: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder, LocalBroker.start(ephemeral=True, chroot=arguments.chroot) as broker:
+        facts["rabbitmq"] = broker.release
         frames = {}
         for tasks in arguments.tasks:
             path = f"{folder}/{tasks}"
@@ -85,6 +91,9 @@ def main() -> None:
     medians = {name: statistics.median(values) for name, values in rates.items()}
     for name, rate in medians.items():
         print(f"{name}: median {rate:,.0f}/s, {rate / medians['bulk']:.2f} of the bulk publisher")
+    if arguments.result is not None:
+        told = {name: [round(rate) for rate in values] for name, values in rates.items()}
+        arguments.result.write_text(json.dumps({**facts, "per_second": told}, indent=1) + "\n")
     spark.stop()
 
 

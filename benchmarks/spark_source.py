@@ -16,11 +16,13 @@ import os
 import statistics
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import bide
 import bide.spark
+from bide.bench.machine import busy_cores, describe, source
 from bide.broker import LocalBroker
 from bide.spark.batches import Batches
 from bide.spark.columns import STREAM_COLUMNS, arrow_schema, table_schema
@@ -72,16 +74,27 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--root", type=Path, help="the root folder of another system, whose RabbitMQ is to run")
+    parser.add_argument("--result", type=Path, help="a file for all figures, as JSON")
     wanted = parser.parse_args()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     from pyspark.sql import SparkSession
 
+    facts: dict[str, object] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe(),
+        "source": source(),
+        "cores_in_use_before": round(busy_cores(), 2),
+        "messages": wanted.messages,
+        "tasks": wanted.cores,
+    }
     with LocalBroker.start(ephemeral=True, chroot=wanted.root) as broker:
+        facts["rabbitmq"] = broker.release
         assert broker.stream_url is not None
         port = int(broker.stream_url.rstrip("/").rpartition(":")[2])
         asyncio.run(fill(broker.url, wanted.messages))
-        print(json.dumps({"decoding_us": round(decoding(Address.of(broker.url, port)), 2)}))
+        facts["decoding_us"] = round(decoding(Address.of(broker.url, port)), 2)
+        print(json.dumps({"decoding_us": facts["decoding_us"]}))
         spark = (
             SparkSession.builder.master(f"local[{wanted.cores}]")
             .config("spark.ui.enabled", "false")
@@ -114,6 +127,9 @@ def main() -> None:
                     }
                 )
             )
+        if wanted.result is not None:
+            told = {kind: [round(one) for one in found] for kind, found in rates.items()}
+            wanted.result.write_text(json.dumps({**facts, "per_second": told}, indent=1) + "\n")
         spark.stop()
 
 
