@@ -47,7 +47,11 @@ def main() -> None:
     parser.add_argument("--result", type=Path, help="a file for all figures, as JSON")
     arguments = parser.parse_args()
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    facts = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": describe(), "source": source()}
+    facts: dict[str, object] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe(),
+        "source": source(),
+    }
     facts |= {"cores_in_use_before": round(busy_cores(), 2), "messages": arguments.messages}
     from pyspark.sql import SparkSession
 
