@@ -151,6 +151,34 @@ async def test_cuts_at_random_bytes_that_are_reported(vhost: Vhost, proxy: Proxy
     assert doubts > 0
 
 
+@pytest.mark.timeout(20 * CUTS + 60)
+async def test_cuts_at_random_bytes_without_an_event_loop(vhost: Vhost, proxy: Proxy) -> None:
+    """Nothing is lost, and what is there more than once had its place in the window as the connection broke."""
+    chance = random.Random(17)
+    window, repeated = 700, 0
+    for _ in range(max(3, CUTS // 4)):
+        queue = await declared(vhost.url)
+        budgets = iter([chance.randint(1, MESSAGES * 300), chance.randint(1, 20_000), chance.randint(1, 500_000)])
+
+        def publish(queue: str = queue) -> Report:
+            with BulkPublisher(proxy.url, window=window) as publisher:
+                return publisher.publish_many(letters(queue))
+
+        proxy.budget = partial(next, budgets, None)
+        report = await asyncio.to_thread(publish)
+        proxy.budget = lambda: None
+        assert (report.total, report.confirmed, report.failures) == (MESSAGES, MESSAGES, ())
+        async with bide.connect(vhost.url) as client:
+            await client.publish(b"", to=queue, message_id=LAST)
+        there = await found(vhost.url, queue)
+        assert there.keys() == {f"m{number}" for number in range(MESSAGES)} | {LAST}
+        again = [name for name, times in there.items() if times > 1]
+        assert len(again) <= 3 * window
+        assert max(there.values()) <= 4
+        repeated += len(again)
+    assert repeated > 0
+
+
 async def test_what_is_in_doubt_can_be_sent_again(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
     source = letters(queue, 1_000, delay="1s")
