@@ -1,7 +1,7 @@
 """What holds up a burst inside RabbitMQ: where the ratios of bursts in docs/benchmarks.md come from.
 
-``python benchmarks/burst_profile.py`` lets 200,000 messages become due at once, through one lane and through four, with
-a dead-letter prefetch of 32 and of 1,000, each in three ways: as it is; with the broker's data in memory
+``python benchmarks/burst_profile.py`` lets 200,000 messages become due at once, through several numbers of lanes
+and with several dead-letter prefetches, each in three ways: as it is; with the broker's data in memory
 (``/dev/shm``), so that no write waits for a disk; and without a consumer, so that nothing has to be delivered and
 acknowledged. What becomes faster by that is what it had waited for. Meanwhile it looks 50 times a second at the node's
 processes: which of them run, which are ready to run but have no scheduler, and how many messages wait in their
@@ -36,15 +36,8 @@ from bide.client import Client, connect
 from bide.topology import Queue
 
 MEMORY: Final = Path("/dev/shm")
-CASES: Final = {
-    "1 lane, 32": ("one queue", 1, 32),
-    "4 lanes, 32": ("one queue", 4, 32),
-    "1 lane, 1,000": ("one queue", 1, 1_000),
-    "4 lanes, 1,000": ("one queue", 4, 1_000),
-    "one moment, 32": ("clock", 1, 32),
-    "one moment, 1,000": ("clock", 1, 1_000),
-}
-"""Layout, lanes and dead-letter prefetch."""
+CASES: Final = ("1/32", "4/32", "16/32", "1/1000", "4/1000", "moment/32", "moment/1000")
+"""Lanes, or messages to one moment, and dead-letter prefetch."""
 
 WAYS: Final = ("as it is", "data in memory", "no consumer")
 KINDS: Final = {
@@ -70,7 +63,7 @@ Kind = fun(P) -> case process_info(P, registered_name) of
   {registered_name, N} -> L = atom_to_list(N),
     case {lists:prefix("VHOST_", L), lists:suffix("_target", L)} of
       {true, true} -> target; {true, false} -> delay; _ -> other end;
-  _ -> case catch proc_lib:translate_initial_call(P) of {M, _, _} -> M; _ -> other end end,
+  _ -> case catch proc_lib:translate_initial_call(P) of {M, _, _} -> M; _ -> other end end end,
 Wanted = [KINDS],
 Watched = [{K, P} || P <- processes(), K <- [Kind(P)], lists:member(K, Wanted)],
 Busy = fun() -> lists:sort(erlang:statistics(scheduler_wall_time_all)) end,
@@ -200,11 +193,12 @@ async def _watch(broker: LocalBroker, due: float) -> tuple[str, float]:
 
 def profile(case: str, way: str, options: argparse.Namespace) -> Burst:
     """One burst on a broker of its own."""
-    layout, lanes, prefetch = CASES[case]
+    through, _, prefetch = case.partition("/")
+    layout, lanes = ("clock", 1) if through == "moment" else ("one queue", int(through))
     place = Path(tempfile.mkdtemp(prefix="bide-burst-", dir=MEMORY if way == "data in memory" else None))
     try:
         with LocalBroker.start(
-            place / "broker", ephemeral=True, chroot=options.root, dead_letter_prefetch=prefetch
+            place / "broker", ephemeral=True, chroot=options.root, dead_letter_prefetch=int(prefetch)
         ) as broker:
             job = Job(
                 work="",
@@ -241,7 +235,7 @@ def main() -> None:
     """Read the command line, measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=200_000)
-    parser.add_argument("--case", action="append", choices=CASES, help="only these")
+    parser.add_argument("--case", action="append", help=f"LANES/PREFETCH, moment/PREFETCH (default {' '.join(CASES)})")
     parser.add_argument("--way", action="append", choices=WAYS, help="only these")
     parser.add_argument("--root", type=Path, help="run the RabbitMQ of the system in this folder (Linux, as root)")
     parser.add_argument("--json", type=Path, help="write the numbers to this file too")
