@@ -1,14 +1,23 @@
-"""The histogram of due times."""
+"""The histogram of due times, and what a terminal shows meanwhile."""
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import select
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import chain, repeat
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bide.cli.pipeline_view import histogram, span_for
+from bide.cli.pipeline_view import histogram, progress, span_for
 
 START = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -55,3 +64,80 @@ def test_a_last_line_after_which_there_is_no_time() -> None:
 def test_times_are_as_fine_as_the_spans(every: timedelta, text: str) -> None:
     (line,) = histogram([(START, 1)], every)
     assert line.split("  ")[0] == text
+
+
+class Terminal:
+    """A terminal, read at its other end."""
+
+    def __init__(self, end: int) -> None:
+        self._end = end
+        self._bytes = b""
+
+    def read(self, seconds: float = 0) -> str:
+        """What has come so far, without colours and movements; waits so long for more."""
+        while select.select([self._end], [], [], seconds)[0]:
+            self._bytes += os.read(self._end, 65536)
+            seconds = 0
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._bytes.decode(errors="replace"))
+
+    def shows(self, text: str) -> bool:
+        """Whether it shows a text within some seconds."""
+        deadline = time.monotonic() + 20
+        while text not in self.read(0.1):
+            if time.monotonic() > deadline:
+                return False
+        return True
+
+
+@contextmanager
+def at_terminal() -> Iterator[Terminal]:
+    """One that standard error goes to. No fixture: pytest takes standard error back before the test begins."""
+    near, far = pty.openpty()
+    with os.fdopen(far, "w") as stderr, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        for name, value in (("TERM", "xterm"), ("COLUMNS", "100")):
+            patch.setenv(name, value)
+        yield Terminal(near)
+    os.close(near)
+
+
+def test_a_bar_that_goes_on_after_what_it_asks_has_failed() -> None:
+    """A ledger in a store may not be readable for a moment."""
+    numbers = chain([2, None, 5], repeat(6))
+
+    def done() -> int:
+        number = next(numbers)
+        if number is None:
+            raise OSError("the store is busy")
+        return number
+
+    with at_terminal() as terminal:
+        with progress("scheduling", total=7, done=done):
+            for number in (0, 2, 5):
+                assert terminal.shows(f"{number}/7"), terminal.read()[-200:]
+        assert "scheduling" in terminal.read()
+        assert "busy" not in terminal.read()
+
+
+def test_what_is_of_unknown_length() -> None:
+    with at_terminal() as terminal:
+        with progress("looking through the rows"):
+            assert terminal.shows("looking through the rows"), terminal.read()[-200:]
+        with progress("auditing", done=lambda: 3):
+            assert terminal.shows("3/?"), terminal.read()[-200:]
+
+
+def test_what_goes_wrong_meanwhile_is_told_by_its_own_error() -> None:
+    with at_terminal() as terminal:
+        with pytest.raises(ValueError, match="no such part"), progress("scheduling", total=7, done=lambda: 1):
+            raise ValueError("no such part")
+        with progress("scheduling", total=8, done=lambda: 1):
+            assert terminal.shows("1/8"), "and the terminal is free for another"
+
+
+def test_nothing_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("scheduling", total=7, done=lambda: 1):
+        pass
+    with progress("looking through the rows"):
+        pass
+    assert capsys.readouterr() == ("", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from bide.pipelines.schedule import Survey
     from bide.pipelines.schedule_plan import Plan
+
+log = logging.getLogger(__name__)
 
 _SPANS: Final = (
     *(timedelta(seconds=number) for number in (1, 5, 15, 30)),
@@ -101,7 +104,7 @@ def progress(what: str, *, total: int | None = None, done: Callable[[], int] | N
 
     Args:
         total: what there is to do.
-        done: what of it is done; asked for every second.
+        done: what of it is done; asked for every second, also after it has raised something.
     """
     if not sys.stderr.isatty():
         yield
@@ -121,7 +124,12 @@ def progress(what: str, *, total: int | None = None, done: Callable[[], int] | N
 
         def look() -> None:
             while not over.wait(1.0):
-                bar.update(task, completed=done())
+                try:
+                    completed = done()
+                except Exception as error:  # noqa: BLE001 (who does the work says what is wrong, if it stays so)
+                    log.debug("it is not known how far it is: %s", error)
+                else:
+                    bar.update(task, completed=completed)
 
         watcher = threading.Thread(target=look, name="progress", daemon=True)
         watcher.start()
