@@ -1,0 +1,93 @@
+"""The columns that are written, and the options that replace them."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DayTimeIntervalType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from bide.errors import InvalidColumnError
+from bide.spark.options import Options
+from bide.spark.sink_columns import COLUMNS, columns_to_send
+from bide.spark.sink_settings import KNOWN, TARGETS, SinkSettings
+
+TEXT = StringType()
+TYPES: dict[str, DataType] = {
+    "delay": DayTimeIntervalType(),
+    "deliver_at": TimestampType(),
+    "headers": MapType(TEXT, TEXT),
+    "priority": IntegerType(),
+    "persistent": BooleanType(),
+    "expiration": DayTimeIntervalType(),
+}
+VALUES = {
+    "delay": "5s",
+    "deliver_at": "2026-11-21T06:00:00Z",
+    "priority": "7",
+    "persistent": "false",
+    "expiration": "5m",
+}
+"""Of options that are no text."""
+
+
+def schema_of(*names: str) -> StructType:
+    return StructType([StructField(name, TYPES.get(name.lower(), TEXT)) for name in names])
+
+
+def sent(schema: StructType, options: dict[str, str]) -> tuple[str, ...]:
+    return columns_to_send(schema, SinkSettings.read(Options(options), {}).constants)
+
+
+def every_column(*, but: str | None = None) -> StructType:
+    return schema_of(*(name for name in COLUMNS if name != but))
+
+
+def test_all_columns_are_sent_in_the_order_of_the_table() -> None:
+    assert sent(every_column(), {}) == tuple(COLUMNS)
+    assert sent(schema_of("Delay", "QUEUE", "value"), {}) == ("delay", "queue", "value")
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN & set(COLUMNS) - set(TARGETS)))
+def test_an_option_replaces_the_column_of_its_name_and_no_other(name: str) -> None:
+    schema = every_column(but={"delay": "deliver_at", "deliver_at": "delay"}.get(name))
+    found = sent(schema, {name: VALUES.get(name, "x")})
+    assert found == tuple(one for one in schema.fieldNames() if one != name)
+
+
+@pytest.mark.parametrize(
+    ("options", "replaced"),
+    [
+        ({"queue": "orders"}, {"queue", "exchange", "routing_key"}),
+        ({"exchange": "shop"}, {"queue", "exchange"}),
+        ({"exchange": "shop", "routing_key": "order.created"}, {"queue", "exchange", "routing_key"}),
+        # Rows that have an exchange take it; those that have a queue are refused one by one.
+        ({"routing_key": "order.created"}, {"routing_key"}),
+        ({"QUEUE": "orders", "Priority": "7", "type": "Remind"}, {*TARGETS, "priority", "type"}),
+        ({"isolated": "true", "idPrefix": "p", "window": "10", "timeout": "5s", "declare": "false"}, set()),
+    ],
+    ids=str,
+)
+def test_what_an_option_for_the_target_replaces(options: dict[str, str], replaced: set[str]) -> None:
+    assert sent(every_column(), options) == tuple(name for name in COLUMNS if name not in replaced)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_column_of_another_type_is_told_which_it_has_to_be(name: str) -> None:
+    schema = StructType([*every_column(but=name).fields, StructField(name, ArrayType(TEXT))])
+    with pytest.raises(InvalidColumnError, match=rf"^the column '{name}' is array<string>: it has to be \w"):
+        sent(schema, {})
+
+
+def test_columns_that_only_their_case_tells_apart() -> None:
+    with pytest.raises(InvalidColumnError, match="the columns 'queue' and 'Queue' are the same to Spark: drop one"):
+        sent(schema_of("value", "queue", "Queue"), {})
