@@ -175,7 +175,12 @@ def _constants(options: Options, infrastructure: DelayInfrastructure) -> dict[st
     now = datetime.now(UTC)
     for name, value in constants.items():
         # Not every layout can delay what goes to an exchange: a queue as the target leaves only the value in question.
-        target = {} if name in ("to", "exchange") else {"exchange": "any"} if name == "routing_key" else {"to": "any"}
+        target: dict[str, Any] = {"exchange": "any"} if name == "routing_key" else {"to": "any"}
+        if name in ("to", "exchange"):
+            target = {}
+        if name == "isolated":
+            # Nor can every one isolate a queue, which shows only in a delayed message.
+            target = {"to": constants.get("to", "any"), "delay": infrastructure.resolution}
         try:
             message = Letters().check(Letter(b"", **{**target, name: value}))
             message.starting(now).route(infrastructure, now)
