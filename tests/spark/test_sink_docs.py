@@ -1,0 +1,111 @@
+"""docs/spark-sink.md: its examples run, and its tables have what there is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import bide
+from bide.duration import parse_delay
+from bide.layouts import LAYOUTS
+from bide.spark.options import Options
+from bide.spark.sink_columns import COLUMNS
+from bide.spark.sink_settings import KNOWN, SinkSettings
+from tests.spark.receiving import drain, rest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PAGE = (Path(__file__).parents[2] / "docs" / "spark-sink.md").read_text()
+OF_COLUMNS = KNOWN & set(COLUMNS)
+"""Options that replace columns."""
+
+
+def table(heading: str) -> Iterator[list[str]]:
+    """The lines of the table below a heading, each as its cells."""
+    found = re.search(rf"\n## {heading}\n(.*?)\n## ", PAGE, re.DOTALL)
+    assert found
+    lines = [line for line in found[1].splitlines() if line.startswith("|")]
+    for line in lines[2:]:
+        yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def names(text: str) -> list[str]:
+    return re.findall(r"`([\w-]+)`", text)
+
+
+def test_every_column_is_in_its_table() -> None:
+    assert sorted(name for cells in table("Columns") for name in names(cells[0])) == sorted(COLUMNS)
+
+
+def test_every_option_is_in_its_table_or_said_to_replace_a_column() -> None:
+    replacing = re.search(r"An option that has the name of a column replaces that column[^:]*:(.*?)\.", PAGE, re.DOTALL)
+    assert replacing
+    assert sorted(names(replacing[1])) == sorted(OF_COLUMNS)
+    assert sorted(name for cells in table("Options") for name in names(cells[0])) == sorted(KNOWN - OF_COLUMNS)
+
+
+def test_the_defaults_are_those_that_it_names() -> None:
+    options = {name: cells for cells in table("Options") for name in names(cells[0])}
+    found = SinkSettings.read(Options({"queue": "orders"}), {})
+    default = {name: cells[1].strip("`") for name, cells in options.items()}
+    assert found.infrastructure == bide.Clock()
+    assert found.infrastructure.name == default["layout"]
+    assert [default["layout"], *names(options["layout"][2])] == list(LAYOUTS)
+    assert (found.window, found.timeout) == (int(default["window"]), parse_delay(default["timeout"]))
+    assert (default["declare"], default["isolated"]) == ("true", "false")
+    assert found.declare
+    assert found.constants == {"to": "orders"}
+    assert (default["idPrefix"], default["rejects"], found.id_prefix, found.rejects) == ("", "", None, None)
+
+
+def test_the_examples(spark: SparkSession, vhost_url: str, tmp_path: Path) -> None:
+    examples = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(examples) == 3
+
+    def run(number: int, **known: Any) -> dict[str, Any]:
+        here = (
+            examples[number]
+            # Two of them leave the broker to the environment.
+            .replace('.option("url", "amqp://localhost")', "")
+            .replace(
+                '.format("rabbitmq")',
+                f'.format("rabbitmq").options(url="{vhost_url}", maxDelay="20s", resolution="50ms")',
+            )
+            .replace("/data/", f"{tmp_path}/")
+            .replace('parquet("', f'parquet("{tmp_path}/')
+            .replace("'5m'", "'1s'")
+        )
+        found = {"spark": spark, **known}
+        exec(compile(here, "spark-sink.md", "exec"), found)
+        return found
+
+    with bide.connect_sync(vhost_url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
+    due = "current_timestamp() + interval '1' second"
+    spark.sql(f"select 7 as order_id, 'ana@shop' as email, {due} as due").write.parquet(f"{tmp_path}/reminders")
+    run(0)
+    (message,) = drain(vhost_url, "orders", 1)
+    assert (message.body, message.due is None) == (b'{"order_id":7,"email":"ana@shop"}', False)
+
+    events = f"{tmp_path}/events"
+    spark.sql("select cast('paid' as binary) as value").write.parquet(events)
+    query = run(1, events=spark.readStream.schema("value binary").parquet(events))["query"]
+    try:
+        (message,) = drain(vhost_url, "orders", 1)
+    finally:
+        query.stop()
+    assert message.due is not None
+    assert message.sent_at is not None
+    assert (message.body, round((message.due - message.sent_at) / timedelta(seconds=1), 1)) == (b"paid", 1.0)
+
+    rows = spark.sql("select 'late' as value, 'later' as queue union all select null, 'orders'")
+    rows.write.format("rabbitmq").mode("append").options(url=vhost_url, rejects=f"{tmp_path}/rejects").save()
+    with bide.connect_sync(vhost_url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue.quorum("later")]))
+    rejected = {row["value"]: row["message_id"] for row in run(2)["rejected"].collect()}
+    assert [(one.body.decode(), one.message_id) for one in drain(vhost_url, "later", 1)] == list(rejected.items())
+    assert rest(vhost_url, "orders") == []
