@@ -284,6 +284,42 @@ def test_a_stream_has_ids_that_its_query_gives(spark: SparkSession, clock_url: s
     assert len({one.message_id for one in found}) == 500
 
 
+def test_a_micro_batch_that_is_repeated_replaces_its_rejects(
+    spark: SparkSession, clock_url: str, queue: str, tmp_path: Path
+) -> None:
+    source, checkpoint, rejects = (tmp_path / name for name in ("in", "checkpoint", "rejects"))
+    missing = f"{queue}-later"
+    spark.range(0, 20, 1, 1).selectExpr(
+        "cast(id as string) as value",
+        f"if(id = 5, '{missing}', '{queue}') as queue",
+        "if(id = 7, '-1s', null) as delay",
+    ).write.parquet(str(source))
+
+    def run() -> dict[str, tuple[str, str | None]]:
+        """What is rejected then, with its status and message id."""
+        stream = spark.readStream.schema("value string, queue string, delay string").parquet(str(source)).writeStream
+        options = {"url": clock_url, "rejects": str(rejects), "checkpointLocation": str(checkpoint), **SMALL}
+        stream.format("rabbitmq").options(**options).trigger(availableNow=True).start().awaitTermination()
+        (file,) = rejects.iterdir()
+        rows = spark.read.parquet(str(file)).collect()
+        return {row["value"]: (row["reject_status"], row["message_id"]) for row in rows}
+
+    first = run()
+    assert {value: status for value, (status, _) in first.items()} == {"5": "returned", "7": "invalid"}
+    assert len(drain(clock_url, queue, 18)) == 18
+    assert rest(clock_url, queue) == []
+
+    # As if the driver had died before it wrote down that the micro-batch is done.
+    (commit,) = (checkpoint / "commits").glob("[0-9]*")
+    commit.unlink()
+    commit.with_name(f".{commit.name}.crc").unlink(missing_ok=True)
+    with bide.connect_sync(clock_url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue.quorum(missing)]))
+    assert run() == {"7": ("invalid", None)}
+    assert [(one.body, one.message_id) for one in drain(clock_url, missing, 1)] == [(b"5", first["5"][1])]
+    assert len(drain(clock_url, queue, 18)) == 18
+
+
 def test_the_same_write_again_has_the_same_ids_with_a_prefix(spark: SparkSession, clock_url: str, queue: str) -> None:
     frame = spark.range(0, 100, 1, 2).selectExpr("cast(id as string) as value")
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Which broker is read where only the environment names one."""
+"""Which broker is read, and written to, where only the environment names one."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ def test_the_data_source_heeds_both_variables(named: Streams) -> None:
 
 
 def test_register_takes_the_environment_as_it_is_now(named: Streams, tmp_path: Path) -> None:
-    """The processes that plan a read are Spark's, with the environment of the session's start."""
+    """The processes that plan a read or a write are Spark's, with the environment of the session's start."""
     named.declare("s")
-    named.fill("s", range(3))
+    named.fill("s", range(2))
     bide.spark.register(named.spark)
+    named.spark.sql("select '2' as value").write.format("rabbitmq").mode("append").option("queue", "s").save()
     rows = named.spark.read.format("rabbitmq").option("stream", "s").load().collect()
     assert sorted(row.value for row in rows) == [b"0", b"1", b"2"]
     query = (
