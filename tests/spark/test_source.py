@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,14 @@ def local(seconds: float) -> datetime:
 
 def values(frame: DataFrame) -> list[str]:
     return sorted(row.value.decode() for row in frame.select("value").collect())
+
+
+def moment() -> int:
+    """A time, in milliseconds, between what was stored before and what will be: the broker's clock is no finer."""
+    time.sleep(0.05)
+    between = time.time_ns() // 1_000_000
+    time.sleep(0.05)
+    return between
 
 
 def test_every_column(streams: Streams) -> None:
@@ -106,9 +114,7 @@ def test_a_schema_chooses_columns(streams: Streams) -> None:
 def test_a_batch_between_positions(streams: Streams) -> None:
     streams.declare("a", "b", "empty")
     streams.fill("a", range(10))
-    time.sleep(0.05)  # the broker's clock has milliseconds
-    between = time.time_ns() // 1_000_000
-    time.sleep(0.05)
+    between = moment()
     streams.fill("b", range(10, 20))
     assert values(streams.batch(stream="a,b,empty")) == sorted(map(str, range(20)))
     start, end = json.dumps({"a": 3, "b": "earliest"}), json.dumps({"a": "latest", "b": 2})
@@ -118,6 +124,31 @@ def test_a_batch_between_positions(streams: Streams) -> None:
     assert values(streams.batch(stream="a,b", startingTimestamp=between)) == sorted(map(str, range(10, 20)))
     assert values(streams.batch(stream="a,b", endingTimestamp=between)) == sorted(map(str, range(10)))
     assert values(streams.batch(stream="empty")) == []
+
+
+def test_times_in_mid_stream(streams: Streams, tmp_path: Path) -> None:
+    """Of a batch and of a query, in every way to write one down, for all streams or for one of them."""
+    streams.declare("a", "b")
+    streams.fill("a", range(5))
+    streams.fill("b", range(10, 15))
+    between = moment()
+    streams.fill("a", range(5, 10))
+    streams.fill("b", range(15, 20))
+    utc = datetime.fromtimestamp(between / 1000, UTC).isoformat()
+    elsewhere = datetime.fromtimestamp(between / 1000, timezone(timedelta(hours=-7))).isoformat()
+    before, after = [*range(5), *range(10, 15)], [*range(5, 10), *range(15, 20)]
+    assert values(streams.batch(stream="a,b", startingOffsets=utc)) == sorted(map(str, after))
+    assert values(streams.batch(stream="a,b", endingOffsets=elsewhere)) == sorted(map(str, before))
+    start, end = json.dumps({"a": elsewhere, "b": 2}), json.dumps({"a": "latest", "b": utc})
+    expected = [*range(5, 10), *range(12, 15)]
+    assert values(streams.batch(stream="a,b", startingOffsets=start, endingOffsets=end)) == sorted(map(str, expected))
+
+    streams.run(tmp_path / "checkpoint", tmp_path / "files", stream="a,b", startingTimestamp=between)
+    assert streams.stored(tmp_path / "files") == [str(number) for number in after]
+    # Only a new query heeds where to begin.
+    streams.fill("b", [20])
+    streams.run(tmp_path / "checkpoint", tmp_path / "files", stream="a,b", startingTimestamp=between)
+    assert streams.stored(tmp_path / "files") == [str(number) for number in [*after, 20]]
 
 
 def test_more_tasks_than_streams(streams: Streams) -> None:

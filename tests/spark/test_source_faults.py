@@ -46,6 +46,10 @@ spark = (
 """
 
 
+SHORT = {"x-max-length-bytes": 100_000, "x-stream-max-segment-size-bytes": 50_000}
+"""Arguments of a stream that keeps the last few of many large messages."""
+
+
 @pytest.fixture
 def channel(vhost: Vhost) -> Iterator[Channel]:
     with closing(pika.BlockingConnection(pika.URLParameters(vhost.url))) as connection:
@@ -152,7 +156,7 @@ def until(query: StreamingQuery, condition: Callable[[], bool]) -> None:
 def test_lost_messages_fail_the_query_until_that_is_allowed(
     spark: SparkSession, vhost: Vhost, channel: Channel, tmp_path: Path
 ) -> None:
-    declare(channel, **{"x-max-length-bytes": 100_000, "x-stream-max-segment-size-bytes": 50_000})
+    declare(channel, **SHORT)
     fill(channel, range(3))
     read(spark, vhost, tmp_path, startingOffsets="earliest")
     # Far more than is kept.
@@ -164,6 +168,21 @@ def test_lost_messages_fail_the_query_until_that_is_allowed(
     assert found[:3] == [0, 1, 2]
     assert found[3] > 3
     assert found[3:] == list(range(found[3], 103))
+
+
+def test_lost_messages_fail_a_batch_until_that_is_allowed(spark: SparkSession, vhost: Vhost, channel: Channel) -> None:
+    declare(channel, **SHORT)
+    fill(channel, range(100), size=5_000)
+    batch = spark.read.format("rabbitmq").options(
+        url=vhost.url, streamPort=stream_port(vhost.broker), stream="s", startingOffsets='{"s": 3}'
+    )
+    with pytest.raises(Exception, match=r"does not have offsets 3 to .* retention was quicker"):
+        batch.load().collect()
+    # Of the first task, which reads up to the middle, nothing is left.
+    rows = batch.options(failOnDataLoss=False, minPartitions=2).load().collect()
+    found = sorted(int(row.value) for row in rows)
+    assert found[0] > 50
+    assert found == list(range(found[0], 100))
 
 
 def test_a_stream_that_was_declared_again_fails_the_query_until_that_is_allowed(
