@@ -18,7 +18,7 @@ from bide.cli.output import print_json
 from bide.cli.pipeline_view import progress, span_for, summary, survey_text
 from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
 from bide.errors import InvalidInputError, InvalidRowError
-from bide.pipelines.formats import FORMATS, is_uri, refuse_missing, refuse_unwritable
+from bide.pipelines.formats import FORMATS, guess_format, is_uri, refuse_missing, refuse_unwritable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,7 +142,7 @@ def schedule(
     to_write: Ledger | None = None
     if not dry_run:
         # Spark, and a large table, take their time.
-        to_write = _ledger(ledger or _own_ledger(source, plan), plan, is_here=is_here)
+        to_write = _ledger(ledger or _own_ledger(source, format, plan), plan, is_here=is_here)
         plan.check()
     with open_session(f"bide pipeline schedule {source}", quiet=not settings.verbosity) as spark, spark_errors():
         rows = read(spark, source, format=format, options=options)
@@ -296,8 +296,10 @@ def _ledger(folder: str, plan: Plan, *, is_here: bool) -> Ledger:
     return ledger
 
 
-def _own_ledger(source: str, plan: Plan) -> str:
-    place = source if is_uri(source) else os.path.abspath(source)  # noqa: PTH100 (no link is followed)
+def _own_ledger(source: str, format: str | None, plan: Plan) -> str:
+    # A table is the catalogue's, wherever this is run.
+    is_named = is_uri(source) or (format or guess_format(source)) == "table"
+    place = source if is_named else os.path.abspath(source)  # noqa: PTH100 (no link is followed)
     key = hashlib.sha256(repr((place, plan.broker, plan.ledger_digest())).encode()).hexdigest()[:16]
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return str(Path(state) / "bide" / "schedule" / f"{Path(place).name}-{key}")
