@@ -14,8 +14,8 @@ from bide.bench.machine import busy_cores, source
 
 def git(folder: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
-    command = ["git", "-C", folder, *identity, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return str(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
 
 
 def test_the_commit_of_a_package(tmp_path: Path) -> None:
