@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from bide.cancellation import outcome_of
 from bide.checks import whole_number
 from bide.client import Client
 from bide.delay.arrival import Arrival, restore
@@ -22,6 +23,7 @@ from bide.patterns.event_bus import EventBusQueue
 from bide.publisher import Receipt
 from bide.recoverability import successor
 from bide.recoverability.departure import Departure
+from bide.recoverability.explanation import Explanation
 from bide.recoverability.history import expiry_of
 from bide.recoverability.report import HEADER_ERROR_MESSAGE, HEADER_FAILED_AT, HEADER_FAILED_QUEUE
 
@@ -119,13 +121,13 @@ class EventBus:
                 log.info("%s: %s is past its expiration", self.names.queue, message.message_id)
                 await _settle(message.reject)
                 return
-            try:
-                await handler(message)
-            except Exception as error:  # noqa: BLE001 (whatever a handler raises is its failure)
-                log.warning("%s: %s failed: %r", self.names.queue, message.message_id, error)
-                await _settle(message.reject)
-            else:
+            _, failure = await outcome_of(handler, message)
+            if failure is None:
                 await _settle(message.ack)
+                return
+            reason = f"{type(failure).__name__}: {Explanation.of(failure).message}"
+            log.warning("%s: %s failed: %s", self.names.queue, message.message_id, reason, exc_info=failure)
+            await _settle(message.reject)
 
         await self._each(self.names.queue, take, at_once=self._concurrency)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from itertools import count
 
@@ -17,6 +19,11 @@ _names = count(1)
 def fresh(stem: str) -> str:
     """A name that no other test uses."""
     return f"{stem}-{next(_names)}"
+
+
+def stack_of(record: logging.LogRecord) -> str:
+    """The stack trace that a log tells; empty without one."""
+    return "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
 
 
 async def receive(client: bide.Client, queue: str, number: int, *, seconds: float = 20) -> list[bide.Message]:

@@ -78,7 +78,7 @@ async def drained(publishing: BulkPublish) -> tuple[list[Outcome], Exception | N
     try:
         async for one in publishing:
             seen.append(one)  # noqa: PERF401 (those before an error count)
-    except (bide.BideError, OSError) as error:
+    except (bide.BideError, OSError, RuntimeError) as error:
         return seen, error
     return seen, None
 
@@ -444,10 +444,25 @@ async def test_an_input_that_fails(client: bide.Client, queue: str) -> None:
         assert isinstance(error, OSError)
 
 
+async def test_an_input_that_is_cancelled_from_within_has_not_come_to_its_end(client: bide.Client, queue: str) -> None:
+    async def letters() -> AsyncIterator[Letter]:
+        for letter in [Letter(b"", to=queue)] * 300:
+            yield letter
+        other = asyncio.create_task(asyncio.sleep(60))
+        other.cancel()
+        await other
+
+    seen, error = await drained(client.publish_many(letters()))
+    assert [one.status for one in seen] == ["confirmed"] * 300
+    assert str(error) == "the input was cancelled from within"
+    with pytest.raises(RuntimeError, match="from within"):
+        await client.publish_many(letters())
+
+
 async def test_leaving_early(client: bide.Client, queue: str) -> None:
     publishing = aiter(client.publish_many(Letter(b"", to=queue) for _ in range(100_000)))
     assert (await anext(publishing)).status == "confirmed"
-    await publishing.aclose()  # type: ignore[attr-defined]
+    await publishing.aclose()
     await client.publish(b"", to=queue)
 
 

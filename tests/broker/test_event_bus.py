@@ -23,7 +23,7 @@ from bide.outgoing import Outgoing
 from bide.patterns.event_bus import DELIVERY_LIMIT, EventBusQueue
 from bide.recoverability.failed import FailedMessage
 from bide.topology import Queue
-from tests.broker.receiving import eventually, fresh, ready, receive
+from tests.broker.receiving import eventually, fresh, ready, receive, stack_of
 
 Handler = Callable[[Message], Awaitable[None]]
 
@@ -167,6 +167,28 @@ async def test_no_retries_at_all(client: bide.Client) -> None:
         _, failed = await parked_on(client, bus)
     assert len(seen) == 1
     assert failed.history.retries == 0
+
+
+@pytest.mark.parametrize(("cancelled", "told"), [(False, "KeyError: "), (True, "was cancelled from within")])
+async def test_whatever_a_handler_raises_is_a_failure_of_which_the_log_tells_the_place(
+    client: bide.Client, caplog: pytest.LogCaptureFixture, cancelled: bool, told: str
+) -> None:
+    bus = await made(client, limit=0)
+
+    async def raise_it(message: Message) -> None:
+        if not cancelled:
+            raise KeyError
+        other = asyncio.create_task(asyncio.sleep(60))
+        other.cancel()
+        await other
+
+    async with running(bus.run(raise_it)):
+        await bus.publish(b"x", message_id="one")
+        await parked_on(client, bus)
+    (record,) = [one for one in caplog.records if "failed: " in one.getMessage()]
+    assert record.getMessage().startswith(f"{bus.names.queue}: one failed: ")
+    assert told in record.getMessage()
+    assert "in raise_it" in stack_of(record)
 
 
 async def test_the_broker_counts_in_x_death_and_copies_go_on_counting(client: bide.Client) -> None:

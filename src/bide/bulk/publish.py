@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
 from typing import Final, Self
 
@@ -34,10 +34,10 @@ class BulkPublish:
         self._run.count_from(position)
         return self
 
-    def __aiter__(self) -> AsyncIterator[Outcome]:
+    def __aiter__(self) -> AsyncGenerator[Outcome, None]:
         return self._outcomes(self._use())
 
-    def batches(self) -> AsyncIterator[Report]:
+    def batches(self) -> AsyncGenerator[Report, None]:
         """Reports of what became known, each with all its failures.
 
         Raises:
@@ -55,14 +55,14 @@ class BulkPublish:
         return self._run
 
     @staticmethod
-    async def _outcomes(run: Run) -> AsyncIterator[Outcome]:
+    async def _outcomes(run: Run) -> AsyncGenerator[Outcome, None]:
         async with aclosing(run.rounds()) as rounds:
             async for parcels in rounds:
                 for parcel in parcels:
                     yield parcel.outcome()
 
     @staticmethod
-    async def _reports(run: Run) -> AsyncIterator[Report]:
+    async def _reports(run: Run) -> AsyncGenerator[Report, None]:
         async with aclosing(run.rounds()) as rounds:
             async for parcels in rounds:
                 tally = Tally(keep=len(parcels))

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Any, Final, Protocol
 
+from bide.cancellation import from_within, is_cancelled
 from bide.errors import InvalidInputError
 
 NOTHING: Final = object()
@@ -117,6 +118,10 @@ class _ReadAhead:
                 if len(self._at_hand) >= _READ_AHEAD or self._bytes >= _BYTES_AHEAD:
                     self._has_room.clear()
                     await self._has_room.wait()
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            self.error = from_within("the input", error)
         except Exception as error:  # noqa: BLE001 (raised when what was sent before is confirmed)
             self.error = error
         finally:

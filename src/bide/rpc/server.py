@@ -7,10 +7,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from bide.cancellation import outcome_of
 from bide.checks import whole_number
 from bide.client import Client
 from bide.errors import BideError, DeliveryLostError, InvalidInputError, UnroutableError
 from bide.message import Message
+from bide.recoverability.explanation import Explanation
 from bide.rpc.caller import ERROR_HEADER
 
 log = logging.getLogger(__name__)
@@ -54,14 +56,12 @@ async def serve(client: Client, queue: str, handler: Handler, *, at_once: int = 
 
 
 async def _answer(client: Client, request: Message, handler: Handler) -> None:
-    try:
-        result = await handler(request)
-    except Exception as error:  # noqa: BLE001 (whatever it is, the caller has to hear of it)
-        reason = f"{type(error).__name__}: {error}"
-        log.warning("the request %s failed: %s", request.correlation_id, reason)
-        result, headers = None, {ERROR_HEADER: " ".join(reason.split())[:_LONGEST_ERROR]}
-    else:
-        headers = {}
+    result, failure = await outcome_of(handler, request)
+    headers = {}
+    if failure is not None:
+        reason = f"{type(failure).__name__}: {Explanation.of(failure).message}"
+        log.warning("the request %s failed: %s", request.correlation_id, reason, exc_info=failure)
+        headers = {ERROR_HEADER: " ".join(reason.split())[:_LONGEST_ERROR]}
     try:
         if request.reply_to is None:
             await (request.reject() if headers else request.ack())

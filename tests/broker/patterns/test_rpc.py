@@ -30,7 +30,8 @@ from bide.rpc import Caller, Replies
 from bide.rpc.server import serve
 from bide.rpc.sync import SyncCaller
 from bide.topology import Binding, Exchange, Topology
-from tests.broker.receiving import eventually, ready, receive
+from tests.broker.receiving import eventually, ready, receive, stack_of
+from tests.broker.test_endpoint_oddities import UnprintableError
 from tests.faults.cutting import Proxy
 from tests.support import Vhost
 
@@ -102,6 +103,31 @@ async def test_what_is_returned_and_what_is_raised(client: bide.Client, replies:
         with pytest.raises(RemoteError, match="json=object cannot be serialised"):
             await caller.call("no json", to="prices")
         assert (await caller.call("nothing", to="prices")).body == b""
+
+
+async def test_whatever_a_handler_raises_is_told_and_keeps_no_place(
+    client: bide.Client, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(request: bide.Message) -> bytes:
+        if request.body == b"unprintable":
+            raise UnprintableError
+        if request.body == b"cancelled":
+            other = asyncio.create_task(asyncio.sleep(60))
+            other.cancel()
+            await other
+        return request.body
+
+    async with serving(client, handler, at_once=1), Caller(client, timeout="5s") as caller:
+        with pytest.raises(RemoteError, match=r"UnprintableError: \(an exception that cannot be printed"):
+            await caller.call("unprintable", to="prices")
+        with pytest.raises(RemoteError, match="RuntimeError: the handler was cancelled from within"):
+            await caller.call("cancelled", to="prices")
+        assert (await caller.call("tea", to="prices")).body == b"tea"
+    assert await ready(connection, "prices") == 0
+    # Whose server it is wants to know where that was.
+    unprintable, cancelled = [stack for one in caplog.records if (stack := stack_of(one))]
+    assert "raise UnprintableError" in unprintable
+    assert "await other" in cancelled
 
 
 @every_way
@@ -211,11 +237,11 @@ async def test_another_server_answers_for_one_that_was_killed(
 
 @every_way
 async def test_the_way_back_breaks(vhost: Vhost, replies: Replies) -> None:
-    taken = asyncio.Event()
+    taken, cut = asyncio.Event(), asyncio.Event()
 
     async def take(request: bide.Message) -> bytes:
         taken.set()
-        await asyncio.sleep(0.2)
+        await cut.wait()
         return request.body
 
     async with (
@@ -228,6 +254,7 @@ async def test_the_way_back_breaks(vhost: Vhost, replies: Replies) -> None:
         call = asyncio.create_task(caller.call("tea", to="prices"))
         await asyncio.wait_for(taken.wait(), 20)
         proxy.cut()
+        cut.set()
         with pytest.raises(ReplyLostError, match="not known whether"):
             await call
         assert (await caller.call("tea", to="prices")).body == b"tea"

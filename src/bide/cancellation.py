@@ -1,0 +1,40 @@
+"""Two reasons for ``CancelledError``: somebody stops us, or other people's code waited for what somebody cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+_Given = TypeVar("_Given")
+_Result = TypeVar("_Result")
+
+
+def is_cancelled() -> bool:
+    """Whether the current task is to end. If not, a ``CancelledError`` is a failure of the code that it came out of."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def from_within(what: str, error: asyncio.CancelledError) -> RuntimeError:
+    """The failure that such a ``CancelledError`` is."""
+    failure = RuntimeError(f"{what} was cancelled from within")
+    failure.__cause__ = error
+    return failure
+
+
+async def outcome_of(
+    handler: Callable[[_Given], Awaitable[_Result]], given: _Given
+) -> tuple[_Result, None] | tuple[None, Exception]:
+    """What a handler returns, or what it raises.
+
+    Dealt with where it is caught, that would be the context of whatever is raised there, which logs print.
+    """
+    try:
+        return await handler(given), None
+    except asyncio.CancelledError as error:
+        if is_cancelled():
+            raise
+        return None, from_within("the handler", error)
+    except Exception as error:  # noqa: BLE001 (whatever a handler raises is its failure)
+        return None, error
