@@ -7,12 +7,12 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+from bide.cancellation import from_within, is_cancelled
 from bide.duration import format_delay
 from bide.endpoint.event import Event, Kind
 from bide.endpoint.gate import Gate
@@ -123,7 +123,6 @@ class Worker:
     async def _handle(self, message: Message, key: Any, attempt: int) -> bool:
         """Call the handler; True if the message was handled."""
         started = self._now()
-        # Not dealt with where it is caught: it would be the context of whatever is raised there, which logs print.
         if (error := await self._failure(message)) is not None:
             await self._failed(message, key, attempt, started, error)
             return False
@@ -135,40 +134,61 @@ class Worker:
 
     async def _failure(self, message: Message) -> BaseException | None:
         """Call the handler; what it raises, if that is a failure of its own."""
-        try:
-            with ExitStack() as around:
-                for observer in self._observers:
-                    self._enter(around, observer, message)
-                await self._handlers.handle(message)
-        except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if current is not None and current.cancelling():
-                # We are stopping: the message returns to its queue when the channel closes.
-                raise
-            return RuntimeError("the handler was cancelled from within")
-        except (SystemExit, KeyboardInterrupt, GeneratorExit):
+        entered = [(one, context) for one in self._observers if (context := self._entered(one, message)) is not None]
+        error = await self._raised(message)
+        for observer, context in reversed(entered):
+            self._leave(observer, context, error)
+        if error is None:
+            return None
+        if isinstance(error, SystemExit | KeyboardInterrupt | GeneratorExit):
             # The program ends, and gives the message back with its connection.
-            raise
-        except BaseException as error:  # noqa: BLE001 (whatever a handler raises is its failure)
-            # Not by assignment, which an exception may refuse: a frozen dataclass does.
-            return error.with_traceback(beyond_us(error.__traceback__))
+            raise error
+        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            # We are stopping: the message returns to its queue when the channel closes.
+            raise error
+        # Not by assignment, which an exception may refuse: a frozen dataclass does.
+        error = error.with_traceback(beyond_us(error.__traceback__))
+        return from_within("the handler", error) if isinstance(error, asyncio.CancelledError) else error
+
+    async def _raised(self, message: Message) -> BaseException | None:
+        """What the handler raises.
+
+        Dealt with where it is caught, that would be the context of whatever is raised there, which logs print.
+        """
+        try:
+            await self._handlers.handle(message)
+        except BaseException as error:  # noqa: BLE001 (whatever a handler raises)
+            return error
         return None
 
-    def _enter(self, around: ExitStack, observer: Observer, message: Message) -> None:
+    def _entered(self, observer: Observer, message: Message) -> AbstractContextManager[None] | None:
+        """What an observer has around the handler, unless the observer fails: that must not stop messages."""
         try:
             context = observer.handling(message, endpoint=self._rules.endpoint, queue=self._rules.queue)
             context.__enter__()
-        except Exception as error:  # noqa: BLE001 (an observer must not stop messages)
-            log.error("%s: %s failed: %s", self._rules.endpoint, type(observer).__name__, error)
+        except Exception as error:  # noqa: BLE001 (told below)
+            failure = error
+        else:
+            return context
+        self._complain(observer, "failed", failure)
+        return None
+
+    def _leave(self, observer: Observer, context: AbstractContextManager[None], error: BaseException | None) -> None:
+        try:
+            if error is None:
+                context.__exit__(None, None, None)
+            else:
+                context.__exit__(type(error), error, error.__traceback__)
+        except Exception as broken:  # noqa: BLE001 (told below: it does not change what becomes of the message)
+            failure = broken
+        else:
             return
+        self._complain(observer, "failed", failure)
 
-        def leave(kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
-            try:
-                context.__exit__(kind, failure, trace)
-            except Exception as error:  # noqa: BLE001 (nor change what becomes of them)
-                log.error("%s: %s failed: %s", self._rules.endpoint, type(observer).__name__, error)
-
-        around.push(leave)
+    def _complain(self, observer: Observer, what: str, error: Exception) -> None:
+        found = Explanation.of(error)
+        name = type(observer).__name__
+        log.error("%s: %s %s: %s: %s", self._rules.endpoint, name, what, found.type, found.message, exc_info=error)
 
     async def _failed(self, message: Message, key: Any, attempt: int, started: datetime, error: BaseException) -> None:
         now = self._now()
@@ -370,8 +390,11 @@ class Worker:
         for observer in self._observers:
             try:
                 await observer.happened(event)
-            except Exception as error:  # noqa: BLE001 (an observer must not stop messages)
-                log.error("%s: %s was not told of %s: %s", event.endpoint, type(observer).__name__, event.kind, error)
+            except Exception as error:  # noqa: BLE001 (told below: an observer must not stop messages)
+                failure = error
+            else:
+                continue
+            self._complain(observer, f"was not told of {event.kind}", failure)
 
     def _event(self, kind: Kind, message: Message, attempt: int, *, started: datetime | None = None) -> Event:
         return Event(
