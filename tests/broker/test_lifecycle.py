@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,7 +15,7 @@ import bide
 from bide.broker import LocalBroker
 from bide.errors import InvalidInputError, NotFoundError, ReservedHeaderError, TargetNotFoundError
 from bide.lifecycle import ErrorQueue, FailedMessage, Selection, read_audit
-from bide.lifecycle.audit import AUDIT
+from bide.lifecycle.audit import AUDIT, Audit
 from bide.recoverability.explanation import Explanation
 from bide.recoverability.history import History
 from bide.recoverability.report import Report
@@ -250,6 +251,20 @@ async def test_discard_and_the_record_of_it(vhost: Vhost) -> None:
     assert records[0].user == client.url.user
 
 
+async def test_who_reads_the_record_may_fail_as_he_likes(vhost: Vhost) -> None:
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+        audit = Audit(client, operation="retry", queue="error", run="r")
+        await audit.begin({})
+        for junk in ("no json", "[]", "{}", '{"at": 7}', "[" * 100_000):
+            await client.publish(junk, to=AUDIT)
+        await audit.end({})
+        assert [one.step async for one in read_audit(client)] == ["begun", "ended"]
+        async with aclosing(read_audit(client)) as records:
+            await anext(records)
+            with pytest.raises(KeyError, match="of the reader"):
+                await records.athrow(KeyError("of the reader"))
+
+
 async def test_nothing_is_recorded_before_the_first_operation(vhost: Vhost) -> None:
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         assert [one async for one in read_audit(client)] == []
@@ -320,7 +335,10 @@ def fill(url: bide.BrokerUrl, work: str, dead: str, shop: str, queue_type: str) 
     for body in (b"e0", b"e1"):
         properties = pika.BasicProperties(headers={"tenant": 7}, expiration="50")
         channel.basic_publish(shop, "order.created", body, properties)
-    connection.sleep(0.5)
+    deadline = time.monotonic() + 20
+    while channel.queue_declare(dead, passive=True).method.message_count < 4:
+        assert time.monotonic() < deadline, "they did not expire"
+        connection.sleep(0.02)
     connection.close()
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import json
 import socket
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Self
 
+from bide.amqp.connection import Connection
 from bide.client import Client
 from bide.errors import BrokerError, UnsupportedBrokerError
+from bide.lifecycle.offsets import everything
 from bide.topology import Queue, Topology
 
 AUDIT: Final = "bide.audit"
@@ -22,7 +23,12 @@ AUDIT: Final = "bide.audit"
 IDS_PER_RECORD: Final = 1000
 
 _KEEP: Final = "1Y"
+
+_PATIENCE: Final = 10.0
+"""Seconds without a record, or an answer, after which the broker is taken to stand still."""
+
 _QUIET: Final = 1.0
+"""Seconds without another record after which the broker is asked whether it has sent all of the last ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,21 +156,25 @@ async def read_audit(client: Client) -> AsyncGenerator[AuditRecord, None]:
     """All records, oldest first; none where nothing was ever recorded.
 
     Raises:
+        ConnectionLostError: the connection broke, or the broker stands still: there may be more.
         BrokerError: the broker cannot be reached, or refuses.
     """
-    if not await client.exists(AUDIT):
-        return
-    async with client.consume(AUDIT, prefetch=1000, arguments={"x-stream-offset": "first"}) as messages:
-        while True:
-            try:
-                async with asyncio.timeout(_QUIET):
-                    message = await anext(messages)
-            except TimeoutError:
-                return
-            await message.ack()
-            with suppress(ValueError, KeyError, TypeError):
-                # Anybody may write to a stream: what is no record is none of ours.
-                yield AuditRecord.from_dict(message.json())
+    connection = await Connection.open(client.url)
+    try:
+        async with aclosing(everything(connection, AUDIT, patience=_PATIENCE, quiet=_QUIET)) as deliveries:
+            async for delivery in deliveries:
+                if (record := _record(delivery.body)) is not None:
+                    yield record
+    finally:
+        await connection.close()
+
+
+def _record(body: bytes) -> AuditRecord | None:
+    try:
+        return AuditRecord.from_dict(json.loads(body))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        # Anybody may write to a stream: what is no record is none of ours.
+        return None
 
 
 def _who() -> str:

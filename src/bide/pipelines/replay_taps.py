@@ -16,16 +16,12 @@ from bide.amqp.url import BrokerUrl
 from bide.client import Client, connect
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.errors import ConnectionLostError, TargetNotFoundError
+from bide.lifecycle.offsets import HEADER_OFFSET, answer, end_of, next_of, no_answer, offset_of, subscribe
 from bide.lifecycle.run import WINDOW
 from bide.outgoing import Outgoing
 from bide.recoverability import restoration
 from bide.recoverability.failed import FailedMessage
-from bide.subscription import Subscription
 
-_OFFSET: Final = "x-stream-offset"
-"""Header in which the broker tells the offset."""
-
-_PREFETCH: Final = 1_000
 _NEAR: Final = 20_000
 """Offsets that are read over rather than to subscribe anew behind them."""
 
@@ -93,36 +89,24 @@ async def _held(connection: Connection, stream: str, wanted: int) -> range:
     first = await _first(connection, stream)
     if first is None or first > wanted:
         return range(0)
-    end = await _end(connection, stream, wanted)
+    end = await end_of(connection, stream, patience=_PATIENCE, wanted=wanted)
     if end is None:
-        raise _no_answer(connection)
+        raise no_answer(connection, _PATIENCE)
     return range(first, end)
 
 
 async def _first(connection: Connection, stream: str) -> int | None:
     try:
-        subscription = await _subscribe(connection, stream, "first")
+        subscription = await subscribe(connection, stream, "first")
     except TargetNotFoundError:
         return None
     async with subscription.channel:
-        delivery = await _next(subscription)
+        delivery = await next_of(subscription, _PATIENCE)
         if delivery is None:
-            await _answer(subscription)
-            return None
-        return _offset(delivery)
-
-
-async def _answer(subscription: Subscription) -> None:
-    """See whether the broker answers at all, so that nothing that it sent before is still on its way."""
-    try:
-        async with asyncio.timeout(_PATIENCE):
-            await subscription.channel.qos(_PREFETCH)
-    except TimeoutError as error:
-        raise _no_answer(subscription.channel.connection) from error
-
-
-def _no_answer(connection: Connection) -> ConnectionLostError:
-    return ConnectionLostError(f"the broker at {connection.address} has not answered for {_PATIENCE:g} s")
+            await answer(subscription, _PATIENCE)
+            # It may have stood still for a moment.
+            delivery = await next_of(subscription, 0)
+        return offset_of(delivery) if delivery is not None else None
 
 
 async def send_back(wanted: Sequence[Wanted], way: Way) -> int:
@@ -160,7 +144,7 @@ async def send_back(wanted: Sequence[Wanted], way: Way) -> int:
 
 def read_copy(delivery: Delivery) -> FailedMessage:
     """The message of which a tap has seen a copy."""
-    headers = {name: value for name, value in (delivery.values.get("headers") or {}).items() if name != _OFFSET}
+    headers = {name: value for name, value in (delivery.values.get("headers") or {}).items() if name != HEADER_OFFSET}
     return FailedMessage.read(
         delivery.exchange, delivery.routing_key, {**delivery.values, "headers": headers}, delivery.body
     )
@@ -174,9 +158,6 @@ def _back(message: FailedMessage, row: Wanted, way: Way, now: datetime) -> Outgo
 async def copies(connection: Connection, stream: str, offsets: Sequence[int]) -> AsyncIterator[tuple[int, Delivery]]:
     """What a stream has at these offsets, in their order; what is not there any more is left out.
 
-    By AMQP 0-9-1, because there the broker gives a message as it was published. There a stream does not tell its end:
-    nothing comes there, and nothing comes from a broker that stands still.
-
     Args:
         offsets: in ascending order.
 
@@ -187,17 +168,17 @@ async def copies(connection: Connection, stream: str, offsets: Sequence[int]) ->
     left = deque(offsets)
     while left:
         try:
-            subscription = await _subscribe(connection, stream, left[0])
+            subscription = await subscribe(connection, stream, left[0])
         except TargetNotFoundError:
             return
         async with subscription.channel:
             reached = left[0]
             asked = time.monotonic()
             while left and left[0] - reached <= _NEAR:
-                delivery = await _next(subscription)
+                delivery = await next_of(subscription, _PATIENCE)
                 # At its end, a stream that was declared again gives what is new: as slowly as that comes, for ever.
                 if delivery is None or time.monotonic() - asked > _PATIENCE:
-                    end = await _end(connection, stream, left[0])
+                    end = await end_of(connection, stream, patience=_PATIENCE, wanted=left[0])
                     if end is not None and end <= left[0]:
                         return
                     asked = time.monotonic()
@@ -206,64 +187,11 @@ async def copies(connection: Connection, stream: str, offsets: Sequence[int]) ->
                         f"the stream {stream} has given nothing for {_PATIENCE:g} s, and is not known to end before "
                         f"the offset {left[0]}: do the same again to go on"
                     )
-                reached = _offset(delivery)
+                reached = offset_of(delivery)
                 while left and left[0] < reached:
                     left.popleft()
                 if left and left[0] == reached:
                     yield left.popleft(), delivery
-
-
-async def _end(connection: Connection, stream: str, wanted: int) -> int | None:
-    """The offset at which a stream ends, or some offset behind *wanted* if it has that; None if it cannot be known.
-
-    The first new message tells where a stream ends to which messages keep coming; its last ones tell it of a quiet one.
-
-    Raises:
-        ConnectionLostError: the broker does not answer any more.
-    """
-    try:
-        async with asyncio.timeout(_PATIENCE):
-            new = await _subscribe(connection, stream, "next")
-            last = await _subscribe(connection, stream, "last")
-    except TargetNotFoundError:
-        return 0
-    except TimeoutError:
-        return None
-    end = 0
-    async with new.channel, last.channel:
-        coming = asyncio.create_task(new.next())
-        try:
-            while (delivery := await _next(last)) is not None and not coming.done():
-                end = _offset(delivery) + 1
-                if end > wanted:
-                    return end
-            if coming.done():
-                return _offset(coming.result()[0])
-            await _answer(last)
-            return end
-        finally:
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
-
-
-async def _next(subscription: Subscription) -> Delivery | None:
-    """The next message of a stream, or None if none comes for a while."""
-    try:
-        async with asyncio.timeout(_PATIENCE):
-            delivery, _ = await subscription.next()
-    except TimeoutError:
-        return None
-    subscription.channel.ack(delivery.delivery_tag)
-    return delivery
-
-
-async def _subscribe(connection: Connection, stream: str, offset: int | str) -> Subscription:
-    arguments: dict[str, Any] = {_OFFSET: offset}
-    return await Subscription.open(connection, stream, prefetch=_PREFETCH, arguments=arguments, exclusive=False)
-
-
-def _offset(delivery: Delivery) -> int:
-    return int(delivery.values["headers"][_OFFSET])
 
 
 class _Sending:

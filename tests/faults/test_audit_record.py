@@ -1,0 +1,98 @@
+"""The record of operations, read from a broker that stands still, or that gets more of it meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+import bide
+from bide.errors import ConnectionLostError
+from bide.lifecycle import audit, read_audit
+from bide.lifecycle.audit import IDS_PER_RECORD, Audit
+from tests.faults.proxy import Proxy
+from tests.support import Vhost
+
+CONSUME_OK = b"\x00\x3c\x00\x15"
+STEPS = ["begun", *["ids"] * 3, "ended"]
+
+
+@pytest.fixture(autouse=True)
+def less_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "_QUIET", 0.2)
+
+
+@pytest.fixture(autouse=True)
+async def recorded(vhost: Vhost, quiet: None) -> None:
+    """Far more than the broker sends together with the answer that it is going to send something."""
+    async with bide.connect(vhost.url) as client:
+        record = Audit(client, operation="retry", queue="error", run="r")
+        await record.begin({})
+        await record.ids(["an id as long as they usually are"] * IDS_PER_RECORD * 3)
+        await record.end({})
+
+
+async def read(url: str) -> list[str]:
+    async with bide.connect(url) as client:
+        return [one.step async for one in read_audit(client)]
+
+
+def stall_at(proxy: Proxy, number: int) -> asyncio.Event:
+    """Let nothing pass after so many subscriptions; the event tells that it is so."""
+    answered, stalled = 0, asyncio.Event()
+
+    def stall(data: bytes) -> bytes:
+        nonlocal answered
+        answered += data.count(CONSUME_OK)
+        if answered >= number and not stalled.is_set():
+            proxy.stall()
+            stalled.set()
+        return data
+
+    proxy.rewrite = stall
+    return stalled
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+async def test_a_broker_that_stands_still_for_a_while_has_more_to_tell(vhost: Vhost, number: int) -> None:
+    async with Proxy(vhost.url) as proxy:
+        stalled = stall_at(proxy, number)
+        reading = asyncio.create_task(read(proxy.url))
+        await asyncio.wait_for(stalled.wait(), 20)
+        # Several times what it takes for the end, where the broker answers.
+        await asyncio.sleep(1)
+        proxy.moving.set()
+        assert await reading == STEPS
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+async def test_a_broker_that_stands_still_is_no_end_of_the_record(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(audit, "_PATIENCE", 1.0)
+    async with Proxy(vhost.url) as proxy:
+        stall_at(proxy, number)
+        with pytest.raises(ConnectionLostError, match=r"has (not answered|given nothing) for 1 s"):
+            await read(proxy.url)
+
+
+async def test_a_record_that_grows_meanwhile_has_an_end(vhost: Vhost) -> None:
+    async with bide.connect(vhost.url) as client:
+        other = Audit(client, operation="discard", queue="error", run="other")
+
+        async def go_on() -> None:
+            while True:
+                await other.ids(["one"])
+                await asyncio.sleep(0.05)
+
+        growing = asyncio.create_task(go_on())
+        try:
+            async with asyncio.timeout(20):
+                found = await read(vhost.url)
+        finally:
+            growing.cancel()
+            # What else ended it is raised.
+            with suppress(asyncio.CancelledError):
+                await growing
+    assert found[: len(STEPS)] == STEPS
