@@ -6,8 +6,8 @@ small part of it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Final
 from uuid import uuid4
 
@@ -18,6 +18,8 @@ from bide.message import KEPT_PROPERTIES, Message
 from bide.patterns.delays import ephemeral_delay
 from bide.publisher import Receipt
 from bide.topology import Exchange, Queue, Topology
+
+log = logging.getLogger(__name__)
 
 RETRIES_HEADER: Final = "ephemeral-retries"
 """Header with the number of times that a message was sent back to its queue."""
@@ -84,9 +86,14 @@ class EphemeralDelays:
             raise
         except BideError:
             # The message is not in the queue, and nobody else would ever remove that.
-            with suppress(BideError):
-                await self._client.destroy(topology)
+            await self._remove(topology)
             raise
+
+    async def _remove(self, topology: Topology) -> None:
+        try:
+            await self._client.destroy(topology)
+        except BideError as error:
+            log.warning("the queue %s is left behind: %s", topology.queues[0].name, error)
 
     async def retry(self, message: Message, *, delay: DelayLike, to: str) -> Receipt:
         """Send a received message back to its queue after a delay, and acknowledge it.

@@ -10,7 +10,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -124,9 +124,7 @@ class SyncClient:
             raise ClosedError("the client was closed") from None
         except BaseException:
             # A caller that is interrupted, or tired of waiting, must not leave the work behind.
-            if future.cancel():
-                with suppress(concurrent.futures.CancelledError):
-                    future.exception()
+            future.cancel()
             raise
 
     def submit(self, work: Coroutine[Any, Any, _Result]) -> concurrent.futures.Future[_Result]:

@@ -6,9 +6,13 @@ take the data sources of all the others with it: where something is missing, thi
 
 from __future__ import annotations
 
+import logging
+
 try:
     from bide.spark.datasource import RabbitMQDataSource as DefaultSource
-except Exception:  # noqa: BLE001 (packages of bide[spark] are missing, or of a release that breaks in its own way)
+except Exception:
+    # Packages of bide[spark] are missing, or of a release that breaks in its own way.
+    logging.getLogger("bide").debug("there is no data source rabbitmq", exc_info=True)
     __all__ = []
 else:
     __all__ = ["DefaultSource"]

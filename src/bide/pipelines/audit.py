@@ -193,10 +193,13 @@ def _finish(queries: Sequence[StreamingQuery]) -> None:
         for query in queries:
             try:
                 query.awaitTermination()
-            except Exception as error:  # noqa: BLE001 (raised below)
+            except Exception as error:  # noqa: BLE001 (raised, or told, below)
                 failures.append(error)
     finally:
         for query in queries:
             query.stop()
     if failures:
-        raise failures[0]
+        first, *others = failures
+        for one in others:
+            first.add_note(f"another query failed, too: {one}")
+        raise first

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 
 import bide
 from bide.amqp.connection import Connection
+from bide.delay.infrastructure import ExchangeTarget
 from bide.ephemeral import EphemeralDelays, retries_of
 from bide.errors import InvalidInputError, PublishRefusedError, ReservedHeaderError
+from bide.outgoing import Outgoing
 from bide.patterns.conventions import private_consumer_exchanges
 from bide.patterns.delays import ephemeral_delay
 from bide.topology import Queue, Topology
@@ -122,6 +127,21 @@ async def test_what_cannot_be_sent_leaves_nothing_behind(client: bide.Client, vh
     with pytest.raises(ReservedHeaderError):
         await delays.send("x", delay="1s", to="orders", headers={"bide-due": 1})
     assert names(vhost) == set()
+
+
+async def test_a_queue_that_cannot_be_removed_is_named(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
+    def fill_and_fail(message: Outgoing) -> AbstractContextManager[Mapping[str, Any]]:
+        assert isinstance(message.target, ExchangeTarget)
+        with bide.connect_sync(vhost.url) as other:
+            other.publish("of somebody else", exchange=message.target.exchange)
+        raise InvalidInputError("no stamp")
+
+    async with bide.connect(vhost.url, stamp=fill_and_fail) as client:
+        await client.declare(Topology(queues=[Queue.quorum("orders")]))
+        with pytest.raises(InvalidInputError, match="no stamp"):
+            await EphemeralDelays(client).send("x", delay="1h", to="orders")
+    (left,) = names(vhost) - {"orders"}
+    assert any(one.getMessage().startswith(f"the queue {left} is left behind: ") for one in caplog.records)
 
 
 async def test_what_did_not_come_this_way_is_left_alone(client: bide.Client, connection: Connection) -> None:

@@ -1,0 +1,19 @@
+"""Why Spark does not find the data source, where it does not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_what_is_missing_is_told_to_whoever_wants_to_know() -> None:
+    script = (
+        "import logging, sys\n"
+        "logging.basicConfig(level=logging.DEBUG)\n"
+        "sys.modules['pyspark'] = None\n"
+        "import pyspark_bide\n"
+        "assert not hasattr(pyspark_bide, 'DefaultSource')"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert "DEBUG:bide:there is no data source rabbitmq\n" in answer.stderr
+    assert "\nModuleNotFoundError: " in answer.stderr
