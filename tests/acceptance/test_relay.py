@@ -98,17 +98,19 @@ async def test_a_relay_that_is_killed_when_it_has_sent_and_got_no_confirm_loses_
 
 
 async def test_three_relays_at_full_speed_of_which_one_is_killed_again_and_again(vhost: Vhost) -> None:
-    count, kills = 3000, 4
+    count, kills, killed = 3000, 4, 0
     bodies: dict[int, int] = {}
     async with bide.connect(vhost.url, infrastructure=QUICK) as client:
         await client.declare(Topology(queues=[Queue.quorum("orders")]))
         with relay(vhost, *QUICKLY) as first, relay(vhost, *QUICKLY) as second:
 
             async def kill() -> None:
+                nonlocal killed
                 for _ in range(kills):
                     with relay(vhost, *QUICKLY) as victim:
                         await _grow(bodies, 50)
                         victim.kill()
+                        killed += 1
 
             await client.bind("orders")
             sending = asyncio.create_task(
@@ -126,6 +128,8 @@ async def test_three_relays_at_full_speed_of_which_one_is_killed_again_and_again
             killing.cancel()
             await asyncio.gather(sending, killing, return_exceptions=True)
             assert sending.exception() is None
+            assert killing.cancelled() or killing.exception() is None
+            assert killed >= 2
             done = [first.stop(), second.stop()]
     assert sorted(bodies) == list(range(count))
     assert all(one["delivered"] for one in done)

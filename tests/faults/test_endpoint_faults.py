@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 import bide
+from bide.amqp.connection import Connection
 from bide.endpoint import Event
-from bide.errors import ConsumerCancelledError, TargetNotFoundError
+from bide.errors import ConsumerCancelledError
 from bide.topology import Queue
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import eventually, ready, receive
@@ -29,21 +31,47 @@ class Cutting(Recorder):
 
     Attributes:
         left: so many times.
+        handled: counted by the handler, by id and delayed retries.
+        remembered: ids of messages that come back now, of which no other delivery was on its way.
     """
 
     def __init__(self, proxy: Proxy, kind: str, times: int) -> None:
         super().__init__()
         self._proxy = proxy
         self._kind = kind
+        self._cut: Connection | None = None
+        self._noticed_at = datetime.min.replace(tzinfo=UTC)
         self.left = times
+        self.handled: Counter[tuple[str | None, int]] = Counter()
+        self.remembered: set[str | None] = set()
+
+    async def started(self, client: bide.Client) -> None:
+        await super().started(client)
+        self._client = client
 
     async def happened(self, event: Event) -> None:
         await super().happened(event)
-        if event.kind == self._kind and self.left:
-            self.left -= 1
-            self._proxy.cut()
-            # The acknowledgement must find the connection gone.
-            await asyncio.sleep(0.05)
+        connection = self._client._receiving._connection
+        # Not the one that was cut a moment ago, for another message.
+        if event.kind != self._kind or not self.left or connection is None or connection is self._cut:
+            return
+        if self.handled[event.message_id, 0] == 1 and event.delivered_at > self._noticed_at:
+            self.remembered.add(event.message_id)
+        self.left -= 1
+        self._cut, self._noticed_at = connection, datetime.max.replace(tzinfo=UTC)
+        self._proxy.cut()
+        # The acknowledgement must find the connection gone.
+        await noticed(connection)
+        self._noticed_at = self._client.now()
+
+
+async def noticed(connection: Connection) -> None:
+    """Wait until the client knows that a connection is cut."""
+
+    async def is_gone() -> bool:
+        return not connection.is_open
+
+    await eventually(is_gone, step=0.001)
 
 
 @pytest.fixture
@@ -80,11 +108,10 @@ async def test_a_connection_cut_between_the_confirm_and_the_acknowledgement(
     recorder = Cutting(cutting, kind, times=3)
     delays = ["1s"] if kind == "retried" else []
     app = endpoint(recorder, vhost, retry=bide.Retry(immediate=0, delays=delays), concurrency=5)
-    handled: Counter[tuple[str | None, int]] = Counter()
 
     @app.handler
     async def fail(message: bide.Message) -> None:
-        handled[message.message_id, message.history.retries] += 1
+        recorder.handled[message.message_id, message.history.retries] += 1
         raise ValueError("never")
 
     ids = {f"m{number}" for number in range(20)}
@@ -97,10 +124,13 @@ async def test_a_connection_cut_between_the_confirm_and_the_acknowledgement(
 
             await eventually(all_parked, seconds=25)
         assert recorder.left == 0
+    # At the first cut nothing can have come back.
+    assert recorder.remembered
+    assert {recorder.handled[one, 0] for one in recorder.remembered} == {1}
     parked = await emptied(vhost, ERROR)
     assert set(parked) == ids
-    # A cut takes the confirms that are under way with it, and the acknowledgements: of five messages in hand at most.
-    assert sum(parked.values()) - len(ids) <= 3 * 5
+    # A cut takes confirms that are under way with it, so that a copy is sent again, and gives the original to another
+    # handler before that is done.
     assert max(parked.values()) <= 1 + 2 * 3
     assert await emptied(vhost, QUEUE) == Counter()
 
@@ -138,14 +168,16 @@ async def test_an_error_queue_that_is_full_is_waited_for(vhost: Vhost, caplog: p
 
 @pytest.mark.parametrize("idle", [True, False])
 async def test_a_queue_that_is_deleted_under_an_endpoint_is_an_error(vhost: Vhost, idle: bool) -> None:
-    recorder, inside = Recorder(), asyncio.Event()
-    app = endpoint(recorder, vhost, retry=bide.Retry(immediate=0, delays=["1s"]), drain="2s")
+    """What is in hand then is done with. Its retry comes to the queue of that name, if there is one again by then."""
+    recorder, inside, deleted = Recorder(), asyncio.Event(), asyncio.Event()
+    app = endpoint(recorder, vhost, retry=bide.Retry(immediate=0, delays=["3s"]), drain="2s", prefetch=30)
 
     @app.handler
-    async def fail(message: bide.Message) -> None:
-        inside.set()
-        await asyncio.sleep(0.5)
-        raise ValueError("its retry has no queue to go to any more")
+    async def fail_at_first(message: bide.Message) -> None:
+        if not message.history.retries:
+            inside.set()
+            await deleted.wait()
+            raise ValueError("not yet")
 
     async with bide.connect(vhost.url, infrastructure=CLOCK) as client:
         work = asyncio.create_task(app.run(client))
@@ -153,21 +185,28 @@ async def test_a_queue_that_is_deleted_under_an_endpoint_is_an_error(vhost: Vhos
         if not idle:
             await client.publish(b"x", to=QUEUE)
             await asyncio.wait_for(inside.wait(), 10)
-        else:
-            await consumed(vhost)
+        # Until the first message comes, it fetches one alone.
+        await consumed(vhost, prefetch=1 if idle else 30)
         connection = await client._publisher.connection()
         async with await connection.channel() as channel:
             await channel.delete_queue(QUEUE)
-        with pytest.raises((ConsumerCancelledError, TargetNotFoundError), match=QUEUE):
+        deleted.set()
+        with pytest.raises(ConsumerCancelledError, match=QUEUE):
             await asyncio.wait_for(work, 10)
+    assert recorder.kinds() == ([] if idle else ["retried"])
+    if not idle:
+        async with bide.connect(vhost.url, infrastructure=CLOCK) as client, running(app, client, recorder):
+            await recorder.until("processed")
+        assert recorder.kinds() == ["retried", "processed"]
 
 
-async def consumed(vhost: Vhost) -> None:
-    """Wait until the queue has its consumer."""
+async def consumed(vhost: Vhost, *, prefetch: int) -> None:
+    """Wait until the queue has such a consumer."""
 
     async def there() -> bool:
-        reply = vhost.broker.rabbitmqctl("list_consumers", "-p", vhost.name, "--quiet", "--no-table-headers")
-        return QUEUE in reply
+        columns = ("queue_name", "prefetch_count")
+        reply = vhost.broker.rabbitmqctl("list_consumers", "-p", vhost.name, "--no-table-headers", *columns)
+        return f"{QUEUE}\t{prefetch}" in reply.splitlines()
 
     await eventually(there)
 
@@ -192,9 +231,11 @@ async def test_a_connection_cut_while_handlers_run_repeats_what_was_in_hand_alon
         for number in range(20):
             await sender.publish(b"x", to=QUEUE, message_id=f"m{number}")
         await asyncio.wait_for(started.wait(), 10)
+        connection = client._receiving._connection
+        assert connection is not None
         cutting.cut()
         # The handlers end on a connection that is gone: their messages were handled, and come back.
-        await asyncio.sleep(0.05)
+        await noticed(connection)
         free.set()
 
         await recorder.until("processed", count=20)

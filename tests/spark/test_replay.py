@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from collections import Counter as Multiset
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -26,7 +25,7 @@ from bide.topology import Binding, Exchange, Queue
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.broker.receiving import fresh
 from tests.broker.test_lifecycle import park
-from tests.spark.killing import LOCAL, Counter, started
+from tests.spark.killing import LOCAL, Counter, started, wait_until
 from tests.spark.receiving import drain, rest
 
 if TYPE_CHECKING:
@@ -237,9 +236,7 @@ def test_dead_letters_go_back_to_the_queue_that_they_left(clock_url: str, capsys
         with client.consume(work, timeout="5s") as messages:
             for _, message in zip(range(3), messages, strict=False):
                 message.reject()
-    deadline = time.monotonic() + 10
-    while len(parked(clock_url, dead)) < 3 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: len(parked(clock_url, dead)) == 3, "all of them are dead letters")
     assert replay(clock_url, dead, "--where", f"reason = 'rejected' and queue = '{work}'", "--limit", 2) == 0
     capsys.readouterr()
     assert [one.message_id for one in drain(clock_url, work, 2)] == ["d0", "d1"]
