@@ -46,7 +46,7 @@ def main() -> None:
     # Ended like this, too, it ends what it has begun.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Hundreds of messages fail as they should.
-    logging.getLogger("bide").setLevel(logging.CRITICAL)
+    logging.getLogger("bide.endpoint").setLevel(logging.CRITICAL)
     if arguments.kept is None:
         options = Options(
             messages=arguments.messages, lead=arguments.lead, seconds=arguments.seconds, over=arguments.over

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import Literal
 
 import pytest
 
@@ -76,11 +77,11 @@ async def _has_ready(url: str, queue: str, number: int) -> bool:
 
 
 @pytest.mark.parametrize("where", ["before", "inside", "deaf"])
-async def test_cuts_while_it_subscribes(vhost: Vhost, proxy: Proxy, where: str) -> None:
+async def test_cuts_while_it_subscribes(vhost: Vhost, proxy: Proxy, where: Literal["before", "inside", "deaf"]) -> None:
     queue = await filled(vhost.url, 3)
     async with bide.connect(proxy.url) as client, asyncio.timeout(30), client.consume(queue) as messages:
         await (await anext(messages)).ack()
-        proxy.on_method[CONSUME] = where  # type: ignore[assignment]
+        proxy.on_method[CONSUME] = where
         proxy.cut()
         await eventually(partial(_is_off, messages))
         receiving = asyncio.create_task(anext(messages))

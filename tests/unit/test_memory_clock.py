@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -55,7 +56,7 @@ def test_what_is_due_happens_in_order_and_at_its_time(delays: list[int], until: 
         happened.append((clock.microseconds - start, number))
 
     for number, delay in enumerate(delays):
-        clock.call_at(start + delay, lambda number=number: note(number))  # type: ignore[misc]
+        clock.call_at(start + delay, partial(note, number))
     clock.advance(timedelta(microseconds=until))
     assert happened == sorted((delay, number) for number, delay in enumerate(delays) if delay <= until)
     left = [delay for delay in delays if delay > until]

@@ -119,7 +119,8 @@ def _is_ours(file: str) -> bool:
 
 
 def _is_async(handler: Callable[[Message], Any]) -> bool:
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+    call = getattr(handler, "__call__", None)  # noqa: B004 (whether its __call__ is async)
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
 
 
 def _name(handler: Callable[[Message], Any]) -> str:

@@ -297,7 +297,7 @@ def _is_delay(text: str | None, longest: int) -> bool:
 def _is_header(name: str | None) -> bool:
     """Whether a header of this name may be sent with any message, however delayed."""
     try:
-        checked_headers({name: ""}, delayed=True)  # type: ignore[dict-item]
+        checked_headers({name: ""}, delayed=True)  # type: ignore[dict-item]  # None is refused, too
     except InvalidInputError:
         return False
     return True

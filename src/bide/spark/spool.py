@@ -25,7 +25,7 @@ class Spool:
         folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
         self._file: Any = tempfile.SpooledTemporaryFile(  # noqa: SIM115 (closed at the end of the block)
             max_size=IN_MEMORY,
-            dir=folder if os.path.isdir(folder) else None,  # noqa: PTH112
+            dir=folder if os.path.isdir(folder) else None,  # noqa: PTH112 (Path("") is the current folder)
         )
         self._writer: Any = None
 
