@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -297,10 +296,12 @@ def _ledger(folder: str, plan: Plan, *, is_here: bool) -> Ledger:
 
 
 def _own_ledger(source: str, format: str | None, plan: Plan) -> str:
+    from bide.pipelines.ledger import digest_of
+
     # A table is the catalogue's, wherever this is run.
     is_named = is_uri(source) or (format or guess_format(source)) == "table"
     place = source if is_named else os.path.abspath(source)  # noqa: PTH100 (no link is followed)
-    key = hashlib.sha256(repr((place, plan.broker, plan.ledger_digest())).encode()).hexdigest()[:16]
+    key = digest_of({"source": place, "broker": plan.broker, "plan": plan.ledger_digest()})[:16]
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return str(Path(state) / "bide" / "schedule" / f"{Path(place).name}-{key}")
 

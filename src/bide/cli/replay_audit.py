@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from contextlib import contextmanager, nullcontext
@@ -64,8 +63,10 @@ class OfAudit:
     @property
     def plan(self) -> str:
         """Tells replays apart that choose or send otherwise."""
-        parts = (self.folder.place, self.where, self.limit, str(self.over), self.to, self.parked)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+        from bide.pipelines.ledger import digest_of
+
+        options = {name: getattr(self, name) for name in ("where", "limit", "over", "to", "parked")}
+        return digest_of({"audit": self.folder.place, **options})
 
     def check(self) -> None:
         """See whether the broker is there.
@@ -79,11 +80,12 @@ class OfAudit:
 
     def choices(self) -> Choices:
         """Where it is written down what was chosen and sent."""
+        from bide.pipelines.ledger import digest_of
         from bide.pipelines.replay_audit import Choices
 
         if self.ledger is not None:
             return Choices(folder=self.ledger)
-        key = hashlib.sha256(repr((self.folder.place, self.broker)).encode()).hexdigest()[:16]
+        key = digest_of({"audit": self.folder.place, "broker": self.broker})[:16]
         state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
         return Choices(folder=str(Path(state) / "bide" / "replay" / f"{Path(self.folder.place).name}-{key}"))
 

@@ -6,6 +6,7 @@ either done or not done.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import posixpath
@@ -29,12 +30,22 @@ _HEAD: Final = "ledger.json"
 _PART: Final = re.compile(r"part-([0-9]{5,})\.json")
 
 
+def digest_of(named: Mapping[str, Any]) -> str:
+    """Tells apart what ledgers are about: 32 hexadecimal digits, of values by their names.
+
+    What is None or empty counts as not there. So options that come with a later bide leave the digests, and with them
+    the ledgers, of those alone who do not use them.
+    """
+    told = {name: value for name, value in named.items() if value}
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """What the ledger is about. It does not change from the first run to the last.
 
     Attributes:
-        plan: digest of what is to be done with each row.
+        plan: digest of what is to be done with each row, see :func:`digest_of`.
         broker: where to.
         rows: of the input.
         checksum: over all rows, in whatever order.

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from bide.admin.apply import exists
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.delay.clock import Clock
 from bide.errors import InvalidInputError, TargetNotFoundError
 from bide.letter import Letter, Letters
+from bide.pipelines.ledger import digest_of
 from bide.spark.sink_settings import SinkSettings
 from bide.topology import Exchange, Queue, Topology
 
@@ -47,13 +46,12 @@ class Plan:
     settings: SinkSettings = field(repr=False)
 
     def digest(self) -> str:
-        """Tells plans apart that make other messages of the same rows. The broker's address is no part of it."""
-        target = sorted((name, str(value)) for name, value in self.settings.constants.items())
-        parts: tuple[Any, ...]
-        parts = (self.at_column, self.body_columns, self.body_column, self.id_column, self.header_columns, self.name)
-        if self.delay_column is not None:
-            parts += (self.delay_column,)
-        return hashlib.sha256(repr((parts, target)).encode()).hexdigest()[:32]
+        """Tells plans apart that make other messages of the same rows. The broker's address is no part of it.
+
+        Message ids are made of it: an option that a later bide adds must not change those of who does not use it.
+        """
+        columns = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "settings"}
+        return digest_of({**columns, "constants": self.settings.constants})
 
     def ledger_digest(self) -> str:
         """Tells apart what ledgers are about: plans, and the infrastructures that delay what they make.
@@ -61,11 +59,8 @@ class Plan:
         Message ids are not made of it: however a row is delayed, it is the same message.
         """
         infrastructure = self.settings.infrastructure
-        if infrastructure == Clock():
-            # What ledgers were begun with before infrastructures counted.
-            return self.digest()
-        parts = (self.digest(), infrastructure.name, infrastructure)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+        told = {"plan": self.digest(), "layout": infrastructure.name, "settings": _settings_of(infrastructure)}
+        return digest_of(told)
 
     @property
     def time_column(self) -> str:
@@ -119,3 +114,11 @@ class Plan:
                 raise TargetNotFoundError(f"the {what} does not exist on {self.broker}: declare it, or name another")
         finally:
             await connection.close()
+
+
+def _settings_of(infrastructure: Any) -> dict[str, Any]:
+    """What is set about an infrastructure, by name: defaults are left out, so that a later bide can add some."""
+    if not is_dataclass(infrastructure):
+        return {name: getattr(infrastructure, name) for name in ("delivery_exchange", "resolution", "max_delay")}
+    given = ((one, getattr(infrastructure, one.name)) for one in fields(infrastructure))
+    return {one.name: value for one, value in given if value != one.default}
