@@ -5,9 +5,12 @@ PYTHON_BIN := .venv/bin/python
 # Files begin in the order of tests/conftest.py.
 WORKERS ?= 4
 PARALLEL = --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+# Of another release of PySpark: what docs/spark-cluster.md says of releases.
+PYSPARK ?= 4.2.1
+PYSPARK_TESTS := $(wildcard $(foreach kind,source sink registration,tests/spark/test_$(kind)*.py))
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
-.PHONY: help demo test test-brokers test-soak soak test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq clean
+.PHONY: help demo test test-brokers test-pyspark test-soak soak test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -27,6 +30,10 @@ test-brokers: setup java browser ## run the broker tests on RabbitMQ 4.0 and 4.3
 		BIDE_TEST_BROKER_ROOT=$$root $(PYTHON_BIN) -m pytest $(PARALLEL) $(BROKER_TESTS) || failed="$$failed $$suite"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
+
+test-pyspark: setup java rabbitmq ## run the tests of source, sink and registration on another PySpark (PYSPARK=4.1.4; each takes 1 GB)
+	@scripts/pyspark-venv.sh $(PYSPARK)
+	@.venv-pyspark-$(PYSPARK)/bin/python -m pytest $(PARALLEL) $(PYSPARK_TESTS)
 
 test-soak: setup ## cut 200 connections in the middle of bulk publishes rather than a few (ten minutes)
 	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest --override-ini=faulthandler_timeout=7200 tests/faults/test_bulk_faults.py -k random_bytes
@@ -74,5 +81,5 @@ rabbitmq: # the tests run on a private broker, whatever BIDE_URL says
 	@env -u BIDE_URL scripts/install-rabbitmq.sh
 
 clean: ## remove everything that make made, but the broker roots in the user's cache
-	@rm -rf .venv .lock-venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bide-demo
+	@rm -rf .venv .venv-pyspark-* .lock-venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bide-demo
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -40,8 +40,12 @@ _vhost_numbers = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first: in parallel, what begins last should be short."""
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    """Files with slow tests first, by their time limits: in parallel, what begins last should be short."""
+    slow: Counter[Path] = Counter()
+    for item in items:
+        if item.get_closest_marker("slow"):
+            limit = item.get_closest_marker("timeout")
+            slow[item.path] += limit.args[0] if limit else int(item.config.getini("timeout"))
     items.sort(key=lambda item: -slow[item.path])
 
 

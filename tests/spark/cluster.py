@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from tests.spark import commands
 from tests.spark.killing import QUICK_JAVA, wait_until
 
 WORKERS: Final = 2
+BIN: Final = Path(sys.executable).parent
+
+SETTINGS: Final = {
+    # One task at a time on each of two executors; nothing begins before both are there.
+    "spark.cores.max": "2",
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "512m",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.driver.extraJavaOptions": QUICK_JAVA,
+    "spark.executor.extraJavaOptions": QUICK_JAVA,
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.ui.enabled": "false",
+}
+"""Of a session on the standalone cluster."""
 
 _MASTER: Final = "org.apache.spark.deploy.master.Master"
 _CONNECT: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -23,26 +41,69 @@ _WORKER: Final = "org.apache.spark.deploy.worker.Worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """A master with its workers.
+class Elsewhere:
+    """A Spark that programs of the tests use.
 
     Attributes:
-        url: of the master.
-        python: of the executors, and of what the driver starts.
+        url: of a master, or of a Connect server.
+        variables: of the environment of programs that use it.
     """
 
     url: str
-    python: Path
+    variables: Mapping[str, str]
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """For programs that use it."""
+        """That of programs that use it."""
         usual = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
-        return {**usual, "PYSPARK_PYTHON": str(self.python), "SPARK_LOCAL_IP": "127.0.0.1"}
+        return {**usual, **self.variables}
+
+    def called(self, folder: Path, *command: str | Path) -> str:
+        """What a program prints that uses it, from a folder that does not have bide in it."""
+        done = subprocess.run(
+            command, cwd=folder, env=self.environment, capture_output=True, text=True, check=False, timeout=240
+        )
+        assert done.returncode == 0, done.stderr[-4_000:]
+        return done.stdout
+
+    @contextmanager
+    def commands(self, folder: Path, settings: Mapping[str, str]) -> Iterator[Callable[..., Any]]:
+        """Commands of ``bide pipeline``, called with their words, all in one session: to start one takes its time."""
+        errors = folder / "commands.err"
+        program = (sys.executable, str(commands.__file__), self.url, json.dumps(settings))
+        with (
+            errors.open("w") as said,
+            subprocess.Popen(
+                program,
+                cwd=folder,
+                env=self.environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
+            ) as process,
+        ):
+            assert process.stdin is not None
+            assert process.stdout is not None
+            tell, answers = process.stdin, process.stdout
+
+            def call(*words: str) -> Any:
+                tell.write(json.dumps(words) + "\n")
+                tell.flush()
+                answer = answers.readline()
+                assert answer, errors.read_text()[-4_000:]
+                return json.loads(answer)
+
+            try:
+                yield call
+                tell.close()
+                assert process.wait(60) == 0
+            finally:
+                process.kill()
 
 
 @contextmanager
-def standalone(folder: Path) -> Iterator[Cluster]:
+def standalone(folder: Path) -> Iterator[Elsewhere]:
     """A master and two workers, each a process of its own, on ports that are free."""
     with ExitStack() as stack:
         log = folder / "master.log"
@@ -55,12 +116,14 @@ def standalone(folder: Path) -> Iterator[Cluster]:
             own = ("--cores", "2", "--memory", "1g", "--work-dir", str(place), found[1])
             stack.enter_context(_running(_WORKER, folder, folder / f"{place.name}.log", *own))
         wait_until(lambda: log.read_text().count("Registering worker") == WORKERS, "all workers are there")
-        yield Cluster(url=found[1], python=bare_python(folder / "python"))
+        # Of the executors, and of what the driver starts.
+        python = bare_python(folder / "python")
+        yield Elsewhere(url=found[1], variables={"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"})
 
 
 @contextmanager
-def connect_server(folder: Path) -> Iterator[str]:
-    """A Spark Connect server with two cores, whose Python is this one, and its URL."""
+def connect_server(folder: Path) -> Iterator[Elsewhere]:
+    """A Spark Connect server with two cores, whose Python is this one."""
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
@@ -77,7 +140,8 @@ def connect_server(folder: Path) -> Iterator[str]:
         wait_until(lambda: started.search(log.read_text()) is not None, "the server answers")
         found = started.search(log.read_text())
         assert found is not None
-        yield f"sc://{found[1]}"
+        url = f"sc://{found[1]}"
+        yield Elsewhere(url=url, variables={"SPARK_REMOTE": url})
 
 
 def _running(service: str, folder: Path, log: Path, *arguments: str) -> AbstractContextManager[None]:

@@ -19,6 +19,8 @@ from bide.spark.shipping import is_connect
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from pyspark.sql import DataFrame
+
 ROWS = 300
 
 
@@ -31,12 +33,16 @@ def look(_: Iterable[int]) -> list[tuple[str, str, str]]:
 
 
 def use(spark: SparkSession, told: dict[str, str]) -> dict[str, Any]:
-    """Write, read what was written in a batch and in a query, and write that in a query."""
+    """Write, read what was written in a batch and in a query, write that in a query, and move it to another queue."""
     bide.spark.register(spark)
     places = [] if is_connect(spark) else spark.sparkContext.parallelize(range(4), 4).mapPartitions(look).collect()
-    rabbitmq = {"url": told["url"], "maxDelay": "2h", "resolution": "1s"}
+    rabbitmq = {"url": told["url"], "maxDelay": "5s", "resolution": "1s"}
     rows = spark.range(0, ROWS, 1, 4).selectExpr("concat('row ', id) as value", "concat('m-', id) as message_id")
-    rows.write.format("rabbitmq").mode("append").options(**rabbitmq, queue="facts").save()
+
+    def write(rows: DataFrame, queue: str) -> None:
+        rows.write.format("rabbitmq").mode("append").options(**rabbitmq, queue=queue).save()
+
+    write(rows, "facts")
     of_stream = {"url": told["url"], "streamPort": told["port"], "stream": "facts", "startingOffsets": "earliest"}
     read = spark.read.format("rabbitmq").options(**of_stream, minPartitions="3").load()
     batch = {row["message_id"] for row in read.select("message_id").collect()}
@@ -51,7 +57,22 @@ def use(spark: SparkSession, told: dict[str, str]) -> dict[str, Any]:
         .start()
     )
     query.awaitTermination()
-    return {"places": places, "batch": sorted(batch)}
+    moved = bide.spark.drain(
+        spark,
+        "orders",
+        write=lambda rows: write(rows.select("value", "message_id"), "kept"),
+        url=told["url"],
+        limit=ROWS,
+        quiet="20s",
+    )
+    kept = spark.read.format("rabbitmq").options(url=told["url"], queue="kept").load()
+    found = kept.selectExpr("message_id", "cast(value as string) as value").collect()
+    return {
+        "places": places,
+        "batch": sorted(batch),
+        "moved": moved.messages,
+        "kept": [(row["message_id"], row["value"]) for row in found],
+    }
 
 
 if __name__ == "__main__":

@@ -1,0 +1,32 @@
+"""A program that runs commands of ``bide pipeline`` in one session, on a cluster or on Spark Connect.
+
+It is told one after the other in lines of its standard input, and answers each in a line: all of it is JSON.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from contextlib import redirect_stdout
+from typing import Any
+
+from bide.cli.app import run
+from bide.pipelines.session import session
+
+
+def answer(*command: str) -> Any:
+    """What a command says with ``--json``. None may fail."""
+    said = io.StringIO()
+    with redirect_stdout(said):
+        code = run(["pipeline", *command, "--json"])
+    assert code == 0, f"{command} ended with {code}"
+    return json.loads(said.getvalue())
+
+
+if __name__ == "__main__":
+    master, settings = sys.argv[1], json.loads(sys.argv[2])
+    with session(master, name="commands", configuration=settings, time_zone="UTC"):
+        for line in sys.stdin:
+            sys.stdout.write(json.dumps(answer(*json.loads(line), "--master", master)) + "\n")
+            sys.stdout.flush()

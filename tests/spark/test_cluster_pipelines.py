@@ -1,0 +1,18 @@
+"""A real standalone cluster, whose executors get bide from the commands of ``bide pipeline``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.spark.campaign import check_pipelines
+from tests.spark.cluster import SETTINGS, standalone
+from tests.support import Vhost
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_pipelines_bring_bide_along(vhost: Vhost, tmp_path: Path) -> None:
+    with standalone(tmp_path) as cluster:
+        check_pipelines(cluster, SETTINGS, vhost, tmp_path)
