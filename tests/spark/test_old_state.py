@@ -210,6 +210,7 @@ def test_a_replay_goes_on(spark: SparkSession, streams: Streams, audit: Folder, 
     assert choices.unfinished(REPLAY, "localhost:5672/") is None
 
 
+@pytest.mark.slow
 def test_an_audit_goes_on(spark: SparkSession, streams: Streams, audit: Folder) -> None:
     """What was interrupted is done, and what streams have more is read."""
     assert audit.noted() == 2
