@@ -26,7 +26,7 @@ from bide.bench.job import Answer, Job
 from bide.bench.lateness import UNDELAYED
 from bide.bench.measurement import Measurement, Plan
 from bide.bench.percentiles import lateness, percentile
-from bide.bench.plots import plots
+from bide.bench.plots import highest_rates, plots
 from bide.bench.quantities import QUANTITIES
 from bide.bench.results import Results, Row, Run, Spread
 from bide.delay.infrastructure import ExchangeTarget, QueueTarget
@@ -238,11 +238,23 @@ class TestBars:
     def test_ratios_of_medians_decide(self) -> None:
         found = {one.bar.title: one for one in bars.verdicts(EXAMPLE)}
         bulk = found["publish 200 B: bide bulk / raw limit"]
-        assert (bulk.reached, bulk.bar.wanted, bulk.word) == ("0.96", "at least 0.8", "met")
+        assert (bulk.reached, bulk.bar.wanted, bulk.word) == ("0.96 (0.87–1.05)", "at least 0.8", "met")
         tasks = found["publish 200 B: bide / aio-pika"]
-        assert (tasks.reached, tasks.word) == ("1.37", "not met")
+        assert (tasks.reached, tasks.word) == ("1.37 (1.35–1.40)", "not met")
         cpu = found["lateness at 1,500/s, broker CPU: Clock / binary cascade"]
         assert (cpu.reached, cpu.bar.wanted, cpu.word) == ("0.72", "at most 0.65", "not met")
+
+    def test_rounds_are_compared_with_the_same_rounds(self) -> None:
+        clock, cascade = row("sustained", "Clock", rate=[4, 8]), row("sustained", "binary cascade", rate=[2, 2.5])
+        (verdict,) = bars.verdicts(results(clock, cascade))
+        assert (verdict.rounds, verdict.reached) == ([2, 3.2], "2.67 (2.00–3.20)")
+        cascade.values["rate"].append(2.5)
+        (verdict,) = bars.verdicts(results(clock, cascade))
+        assert verdict.reached == "2.40", "rounds that are not the same are no pairs"
+
+    def test_a_number_by_itself_has_its_own_rounds(self) -> None:
+        (verdict,) = bars.verdicts(results(row("memory", "bide bulk", growth=[1, 3, 9])))
+        assert (verdict.reached, verdict.word) == ("3.00 (1.00–9.00)", "met")
 
     def test_what_was_not_measured_has_no_verdict(self) -> None:
         titles = [one.bar.title for one in bars.verdicts(EXAMPLE)]
@@ -281,7 +293,7 @@ class TestTable:
         text = captured.get()
         assert "24,000 (21,000–26,000)" in text
         assert "200 B Celery: not installed" in text
-        assert re.search(r"bide bulk / raw limit +at least 0.8 +0.96 +met", text)
+        assert re.search(r"bide bulk / raw limit +at least 0.8 +0.96 \(0.87–1.05\) +met", text)
 
 
 class TestChart:
@@ -292,7 +304,7 @@ class TestChart:
 
     def test_bars_are_as_long_as_their_medians(self) -> None:
         groups = [Group("a", [Spread(50, 40, 100)]), Group("b", [Spread(25, 25, 25)])]
-        one, other = self.drawn(Chart(title="t", series=["s"], groups=groups))
+        one, other = self.drawn(Chart(heading="t", series=["s"], groups=groups))
         assert one == pytest.approx(2 * other, abs=0.2)
 
     def test_a_logarithmic_axis_begins_at_a_power_of_ten(self) -> None:
@@ -301,18 +313,35 @@ class TestChart:
             Group("b", [Spread(100, 100, 1_000)]),
             Group("c", [Spread(5, 4, 6)]),
         ]
-        ten, hundred, five = self.drawn(Chart(title="t", series=["s"], groups=groups, logarithmic=True))
+        ten, hundred, five = self.drawn(Chart(heading="t", series=["s"], groups=groups, logarithmic=True))
         assert hundred == pytest.approx(2 * ten, abs=0.2)
         assert 0 < five < ten
 
     @given(st.floats(0.001, 1e9))
     def test_ticks_are_round_and_few(self, value: float) -> None:
-        chart = Chart(title="t", series=["s"], groups=[Group("a", [Spread(value, value, value)])])
+        chart = Chart(heading="t", series=["s"], groups=[Group("a", [Spread(value, value, value)])])
         lines = [one for one in ElementTree.fromstring(chart.svg()).iter(f"{SVG}path") if "V" in one.attrib["d"]]
         assert 2 <= len(lines) <= 7
 
+    def test_a_note_moves_everything_down(self) -> None:
+        groups = [Group("a", [Spread(1, 1, 1), Spread(2, 2, 2)])]
+        bare, noted = (Chart(heading="t", note=note, series=["s", "u"], groups=groups) for note in ("", "A < B."))
+        heights = [float(ElementTree.fromstring(one.svg()).attrib["height"]) for one in (bare, noted)]
+        assert heights[1] > heights[0]
+        tops = [
+            min(
+                float(one.attrib["y"])
+                for one in ElementTree.fromstring(chart.svg()).iter(f"{SVG}rect")
+                if "y" in one.attrib
+            )
+            for chart in (bare, noted)
+        ]
+        assert tops[1] - tops[0] == heights[1] - heights[0]
+        assert "A < B." in [one.text for one in ElementTree.fromstring(noted.svg()).iter(f"{SVG}text")]
+        assert (bare.title, noted.title) == ("t", "t. A < B.")
+
     def test_what_is_missing_is_left_out_and_text_is_escaped(self) -> None:
-        chart = Chart(title="a < b", series=["s", "t"], groups=[Group("<x>", [None, Spread(1, 1, 1)])])
+        chart = Chart(heading="a < b", series=["s", "t"], groups=[Group("<x>", [None, Spread(1, 1, 1)])])
         assert len(self.drawn(chart)) == 1
         texts = [one.text for one in ElementTree.fromstring(chart.svg()).iter(f"{SVG}text")]
         assert {"a < b", "<x>", "s", "t"} <= set(texts)
@@ -326,6 +355,21 @@ class TestPage:
             "binary cascade, 1,500/s",
             "dramatiq, 500/s",
         ]
+
+    def test_a_sentence_says_up_to_which_rate_each_keeps_up(self) -> None:
+        rows = [
+            *(late(case, setting=rate) for case in ("Clock", "no delay") for rate in ("500/s", "1,500/s")),
+            late("Clock", setting="3,000/s"),
+            late("no delay", setting="3,000/s", sustained=0),
+            late("Celery", setting="500/s", sustained=0),
+            *EXAMPLE.of("lateness")[-2:],
+            Row(measurement="lateness", case="dramatiq", setting="3,000/s", notes=["not tried"]),
+        ]
+        said = "Of the rates tried, Celery sustains none, dramatiq sustains 500/s, bide 1,500/s with every layout."
+        assert highest_rates(rows) == said
+        assert highest_rates(rows[:6]) == ""
+        (name, chart), _ = plots(results(*rows), "lateness")
+        assert (name, chart.title) == ("lateness", f"Late, in ms (logarithmic). {said}")
 
     def test_every_plot_is_beside_it(self, tmp_path: Path) -> None:
         written = page.write(tmp_path, [EXAMPLE], MEASUREMENTS).read_text()
@@ -355,11 +399,16 @@ class TestPage:
     def test_a_small_run_is_called_preliminary(self) -> None:
         assert "**Preliminary: 0.1 of the full size" in page.text([results(scale=0.1)], MEASUREMENTS)
 
-    def test_the_documentation_shows_the_newest_results(self) -> None:
+    def test_the_documentation_shows_the_newest_results(self, tmp_path: Path) -> None:
         """``make bench-docs`` was run after the last change."""
         listed = subprocess.run([ROOT / "scripts/newest-results.sh"], check=True, capture_output=True, text=True).stdout
         kept = [Results.load(ROOT / name) for name in listed.split()]
-        assert (ROOT / "docs/benchmarks.md").read_text() == page.text(kept, MEASUREMENTS)
+        assert (ROOT / "docs/benchmarks.md").read_text() == page.write(tmp_path, kept, MEASUREMENTS).read_text()
+        shown, drawn = (
+            {file.name: file.read_text() for file in (folder / "benchmarks").iterdir()}
+            for folder in (ROOT / "docs", tmp_path)
+        )
+        assert shown == drawn
 
     def test_kept_results_say_all_that_is_to_be_known(self) -> None:
         for file in (ROOT / "benchmarks/results").glob("*.json"):

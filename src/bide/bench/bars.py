@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +26,11 @@ class Place:
     def value(self, results: Results) -> float | None:
         """The number, None where it was not measured."""
         return results.median(self.measurement, self.case, self.setting, self.quantity)
+
+    def values(self, results: Results) -> list[float]:
+        """The number of each round."""
+        row = results.find(self.measurement, self.case, self.setting)
+        return [] if row is None else row.values.get(self.quantity, [])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,16 @@ class Bar:
         base = self.to.value(results)
         return value / base if base else None
 
+    def each_round(self, results: Results) -> list[float]:
+        """What was reached in each round; nothing where the two were not measured equally often."""
+        values = self.of.values(results)
+        if self.to is None:
+            return values
+        bases = self.to.values(results)
+        if len(values) != len(bases) or not all(bases):
+            return []
+        return [value / base for value, base in zip(values, bases, strict=True)]
+
     def is_met(self, ratio: float) -> bool:
         """Whether so much is enough."""
         return ratio >= self.limit if self.at_least else ratio <= self.limit
@@ -65,10 +80,16 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A bar, and what was reached."""
+    """A bar, and what was reached.
+
+    Attributes:
+        ratio: of the medians, which decides.
+        rounds: the same round by round, which says how firm that is.
+    """
 
     bar: Bar
     ratio: float
+    rounds: Sequence[float] = ()
 
     @property
     def is_met(self) -> bool:
@@ -77,8 +98,12 @@ class Verdict:
 
     @property
     def reached(self) -> str:
-        """The ratio in two digits behind the point."""
-        return f"{self.ratio:.2f}"
+        """The ratio in two digits behind the point; the lowest and the highest of the rounds where they differ."""
+        ratio = f"{self.ratio:.2f}"
+        if not self.rounds:
+            return ratio
+        low, high = (f"{one:.2f}" for one in (min(self.rounds), max(self.rounds)))
+        return ratio if low == high else f"{ratio} ({low}–{high})"
 
     @property
     def word(self) -> str:
@@ -89,7 +114,7 @@ class Verdict:
 def verdicts(results: Results) -> list[Verdict]:
     """What became of every bar that these results have the numbers for."""
     found = ((bar, bar.ratio(results)) for bar in bars(results.releases["RabbitMQ"]))
-    return [Verdict(bar, ratio) for bar, ratio in found if ratio is not None]
+    return [Verdict(bar, ratio, bar.each_round(results)) for bar, ratio in found if ratio is not None]
 
 
 def bars(release: str) -> Iterator[Bar]:

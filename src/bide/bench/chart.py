@@ -14,6 +14,9 @@ _WIDTH: Final = 760
 _BAR: Final = 15
 _BETWEEN_GROUPS: Final = 10
 _TOP: Final = 58
+_NOTE: Final = 18
+"""Pixels that a note takes, below the heading."""
+
 _BOTTOM: Final = 34
 _RIGHT: Final = 84
 _LETTER: Final = 6.9
@@ -43,18 +46,25 @@ class Chart:
     """Horizontal bars: the median, and a line from the lowest to the highest value.
 
     Attributes:
-        title: with the unit.
+        heading: with the unit.
+        note: a sentence below the heading, if there is something to say.
         series: their names; without a legend where there is only one.
         groups: from the top down; at least one value must be over zero.
         digits: of the numbers, after the decimal point.
         logarithmic: for values of very different size. The axis then begins at a power of ten.
     """
 
-    title: str
+    heading: str
+    note: str = ""
     series: Sequence[str]
     groups: Sequence[Group]
     digits: int = 0
     logarithmic: bool = False
+
+    @property
+    def title(self) -> str:
+        """Everything that it says in words, for those who cannot see it."""
+        return f"{self.heading}. {self.note}" if self.note else self.heading
 
     def svg(self) -> str:
         """The drawing."""
@@ -62,32 +72,35 @@ class Chart:
 
     def _lines(self) -> Iterator[str]:
         axis = self._axis()
-        height = _TOP + sum(_height(group) for group in self.groups) + _BOTTOM
+        above = _TOP + (_NOTE if self.note else 0)
+        height = above + sum(_height(group) for group in self.groups) + _BOTTOM
         yield (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
             f'height="{height}" font-family="Helvetica, Arial, sans-serif" font-size="12" role="img">'
         )
         yield f"<title>{escape(self.title)}</title>"
         yield f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>'
-        yield _text(16, 24, self.title, weight="bold", size=14)
-        yield from self._legend()
+        yield _text(16, 24, self.heading, weight="bold", size=14)
+        if self.note:
+            yield _text(16, 24 + _NOTE, self.note)
+        yield from self._legend(above)
         for tick in axis.ticks:
             place = axis.place(tick)
-            yield f'<path d="M{place:.1f} {_TOP - 4}V{height - _BOTTOM}" stroke="{_FAINT}"/>'
+            yield f'<path d="M{place:.1f} {above - 4}V{height - _BOTTOM}" stroke="{_FAINT}"/>'
             yield _text(place, height - _BOTTOM + 16, _shown(tick), anchor="middle")
-        top = float(_TOP)
+        top = float(above)
         for group in self.groups:
             yield from self._group(group, axis, top)
             top += _height(group)
         yield "</svg>"
 
-    def _legend(self) -> Iterator[str]:
+    def _legend(self, above: int) -> Iterator[str]:
         if len(self.series) < 2:
             return
         place = 16.0
         for number, name in enumerate(self.series):
-            yield f'<rect x="{place:.1f}" y="34" width="11" height="11" fill="{_COLOURS[number]}"/>'
-            yield _text(place + 16, 44, name)
+            yield f'<rect x="{place:.1f}" y="{above - 24}" width="11" height="11" fill="{_COLOURS[number]}"/>'
+            yield _text(place + 16, above - 14, name)
             place += 34 + _LETTER * len(name)
 
     def _group(self, group: Group, axis: _Axis, top: float) -> Iterator[str]:
