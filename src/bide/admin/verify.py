@@ -380,5 +380,5 @@ async def _prefetch(connection: Connection) -> list[Finding]:
                 "1000",
             )
         ]
-    more = "" if value > DEFAULT_PREFETCH else f"; up to twice as many leave a queue per second with {_PREFETCH} 1000"
+    more = "" if value > DEFAULT_PREFETCH else f"; one queue releases up to three times as many with {_PREFETCH} 1000"
     return [Finding(check="dead-letter prefetch", status="ok", text=f"{value}{more}")]

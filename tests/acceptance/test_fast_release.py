@@ -1,0 +1,151 @@
+"""The dead-letter prefetch: what ``bide delay verify`` says of it, and how docs/delays.md sets it at run time."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import bide
+from bide.broker import LocalBroker
+from tests.support import Rabbitmq
+
+PAGE = Path(__file__).parents[2] / "docs" / "delays.md"
+SMALL = ("--max-delay", "1s", "--resolution", "500ms")
+MESSAGES = 40
+
+_UNDER_WAY = (
+    '{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"held">>)), '
+    "{ok, {_, Overview}, _} = ra:local_query(amqqueue:get_pid(Q), fun rabbit_fifo:overview/1), "
+    "maps:get(num_discard_checked_out, Overview)."
+)
+_WORKERS = "[erlang:pid_to_list(P) || {_, P, _, _} <- supervisor:which_children(rabbit_fifo_dlx_sup)]."
+
+
+@dataclass(frozen=True, slots=True)
+class Private:
+    """A broker where ``bide broker start`` would have started it, for a user whose state is kept elsewhere."""
+
+    broker: LocalBroker
+    state: Path
+
+    def bide(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            **os.environ,
+            "XDG_STATE_HOME": str(self.state),
+            "BIDE_URL": self.broker.url,
+            "BIDE_MANAGEMENT_URL": self.broker.management_url,
+        }
+        command = [sys.executable, "-m", "bide", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=90, check=False)
+
+    def verified(self) -> tuple[int, str, str]:
+        """The exit code; and of the prefetch, the status and the text."""
+        done = self.bide("delay", "verify", "--json", *SMALL)
+        assert not done.stderr, done.stderr
+        report = json.loads(done.stdout)
+        (found,) = [one for one in report["findings"] if one["check"] == "dead-letter prefetch"]
+        others = [one for one in report["findings"] if one is not found and one["status"] != "ok"]
+        assert others == []
+        return done.returncode, found["status"], found["text"]
+
+    def run(self, line: str) -> str:
+        """A command of the page, on this broker."""
+        program, *arguments = shlex.split(line)
+        assert program == "rabbitmqctl"
+        return self.broker.rabbitmqctl(*arguments)
+
+    def under_way(self) -> int:
+        """Messages of the queue ``held`` that its dead-letter worker has in hand."""
+        return int(self.broker.rabbitmqctl("eval", _UNDER_WAY))
+
+    def workers(self) -> set[str]:
+        return set(re.findall(r"<[\d.]+>", self.broker.rabbitmqctl("eval", _WORKERS)))
+
+
+@pytest.fixture(scope="module")
+def private(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Private]:
+    state = tmp_path_factory.mktemp("state")
+    with rabbitmq.start(state / "bide" / "broker", ephemeral=True) as broker:
+        started = Private(broker, state)
+        done = started.bide("delay", "apply", *SMALL)
+        assert done.returncode == 0, done.stderr
+        yield started
+
+
+def commands() -> tuple[str, str]:
+    """What the page says sets it without a restart, and what then replaces the workers."""
+    sets, replaces = re.findall(r"^rabbitmqctl .+$", PAGE.read_text(), re.M)
+    assert "1000" in sets
+    return sets, replaces
+
+
+def wait_until(condition: Callable[[], bool], *, what: str) -> None:
+    """Wait for what the broker does, which has no event that could be waited for."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def test_verify_tells_it_and_says_when_it_is_low(private: Private) -> None:
+    assert private.verified() == (0, "ok", "1000")
+    sets, _ = commands()
+    private.run(sets.replace("1000", "32"))
+    code, status, text = private.verified()
+    assert (code, status) == (0, "ok")
+    assert text.startswith("32; ")
+    assert text.endswith(" with dead_letter_worker_consumer_prefetch 1000")
+    private.run(sets.replace("1000", "8"))
+    code, status, text = private.verified()
+    assert (code, status) == (1, "problem")
+    assert text.startswith("8: so few messages leave a delay queue at a time; set dead_letter_worker_consumer_prefetch")
+    private.run(sets)
+    assert private.verified() == (0, "ok", "1000")
+
+
+def test_workers_that_are_replaced_read_it_and_lose_nothing(private: Private) -> None:
+    """Their messages stay in hand because nothing is bound where they go."""
+    sets, replaces = commands()
+    with bide.connect_sync(private.broker.url) as client:
+        arguments: dict[str, str | int] = {
+            "x-message-ttl": 1,
+            "x-dead-letter-exchange": "onward",
+            "x-dead-letter-routing-key": "found",
+            "x-dead-letter-strategy": "at-least-once",
+            "x-overflow": "reject-publish",
+        }
+        onward, found = bide.Exchange("onward", "direct"), bide.Queue.quorum("found")
+        client.declare(bide.Topology([onward], [bide.Queue.quorum("held", arguments), found]))
+        for number in range(MESSAGES):
+            client.publish(str(number), to="held")
+        wait_until(lambda: private.under_way() == MESSAGES, what="all are under way")
+
+        private.run(sets.replace("1000", "8"))
+        assert private.under_way() == MESSAGES, "the worker goes on with what it read when it started"
+        before = private.workers()
+        private.run(replaces)
+        wait_until(lambda: private.under_way() == 8, what="a new worker takes eight")
+        wait_until(lambda: len(private.workers()) == len(before), what="each has a successor")
+        assert not private.workers() & before
+
+        client.declare(bide.Topology([onward], [found], [bide.Binding("onward", "found", "found")]))
+        private.run(sets)
+        private.run(replaces)
+        missing = set(range(MESSAGES))
+        with client.consume("found", timeout="30s") as messages:
+            for message in messages:
+                missing.discard(int(message.body))
+                message.ack()
+                if not missing:
+                    break
+        assert missing == set()
