@@ -1,19 +1,31 @@
-"""Work for the benchmark's runner, which needs no broker."""
+"""Work for the benchmark's runner, most of which needs no broker."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from bide.bench.job import Answer, Job
+from bide.broker import LocalBroker
+from bide.broker.processes import FOLDER_MARK
 
 
 def answer(job: Job) -> Answer:
     """Measured at once."""
     sys.stdout.write("what a library prints\n")
     return Answer(values=job.options["values"])
+
+
+def prefetch(job: Job) -> Answer:
+    """The dead-letter prefetch of the broker's node."""
+    environment = Path(f"/proc/{job.pid}/environ").read_bytes().split(b"\0")
+    (folder,) = (one.partition(b"=")[2] for one in environment if one.startswith(f"{FOLDER_MARK}=".encode()))
+    broker = LocalBroker(Path(os.fsdecode(folder)))
+    answer = broker.rabbitmqctl("eval", "application:get_env(rabbit, dead_letter_worker_consumer_prefetch).")
+    return Answer(values={"prefetch": int(answer.strip().removeprefix("{ok,").removesuffix("}"))})
 
 
 def hang(job: Job) -> Answer:
