@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import click
 import pytest
@@ -10,14 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bide
+from bide.bench import burst
+from bide.bench.results import Results
 from bide.cli.pipeline_plan import size_of
 from bide.cli.plan_view import in_bytes
 from bide.delay.infrastructure import QueueTarget
 from bide.errors import InvalidDelayError, InvalidInputError
-from bide.pipelines.plan.capacity import Capacity, judge
+from bide.pipelines.plan.capacity import HOPS, RELEASES, Capacity, judge
 from bide.pipelines.plan.flows import POINTS, Flow, delay_range, flows_of, parse_rate
 from bide.pipelines.plan.ladder import Ladder
 
+ROOT = Path(__file__).parents[2]
 DAY = 86_400_000
 LAYOUTS = (bide.Clock(), bide.NServiceBus())
 MIDNIGHT = int(datetime(2026, 11, 21, tzinfo=UTC).timestamp() * 1000)
@@ -134,9 +138,9 @@ def test_verdicts() -> None:
         "memory": "not judged",
     }
     assert found["release/s"].wanted == 10_000, "lanes share"
-    assert found["release/s"].lanes == 4
+    assert found["release/s"].lanes == 5
     (enough,) = [
-        one for one in judge(capacity, hops=0, release=20_000, messages=0, bytes=0, lanes=4) if one.what == "release/s"
+        one for one in judge(capacity, hops=0, release=20_000, messages=0, bytes=0, lanes=5) if one.what == "release/s"
     ]
     assert enough.verdict == "fits"
     for values in ({"broker": "3.9"}, {"prefetch": 64}):
@@ -144,6 +148,30 @@ def test_verdicts() -> None:
             Capacity.measured("clock", **values)
     with pytest.raises(InvalidInputError, match="not measured"):
         Capacity.measured("celery")
+
+
+def test_no_queue_is_said_to_release_more_than_was_measured() -> None:
+    """By the newest results of the benchmark, and by the page that has those of other releases."""
+    results = Results.load(max((ROOT / "benchmarks/results").glob("*-4.3.*.json")))
+    for prefetch, setting in ((32, burst.LOW), (1000, burst.HIGH)):
+        measured = results.row("burst", burst.ONE_LANE, setting).spread("rate")
+        assert measured is not None
+        assert RELEASES[prefetch]["4.3"] <= measured.low
+    said = (ROOT / "docs/delays.md").read_text()
+    for prefetch, row in ((32, "32"), (1000, "workers replaced")):
+        cells = " | ".join(f"{RELEASES[prefetch][release]:,}/s" for release in ("3.10", "4.3"))
+        assert f"\n| {row} | {cells} |\n" in said
+
+
+def test_the_page_says_what_verdicts_are_held_against() -> None:
+    said = (ROOT / "docs/pipeline-plan.md").read_text()
+    for row, figures in (
+        ("hops/s, `Clock`", {release: of["clock"] for release, of in HOPS.items()}),
+        ("hops/s, cascade", {release: of["nservicebus"] for release, of in HOPS.items()}),
+        ("released/s by one queue, `dead_letter_worker_consumer_prefetch` 32", RELEASES[32]),
+        ("the same with 1,000", RELEASES[1000]),
+    ):
+        assert f"\n| {row} | {figures['3.10']:,} | {figures['4.3']:,} |\n" in said
 
 
 def test_sizes() -> None:
