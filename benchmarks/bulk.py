@@ -1,0 +1,162 @@
+"""What only docs/bulk.md tells: what it costs to encode a message, and how late a window makes delays.
+
+``python benchmarks/bulk.py`` prints both tables. Encoding needs no broker: each way encodes the same 5,000 messages,
+200 bytes with delays of whole minutes, and the time that counts is the processor's, of the quickest of many rounds. For
+the windows a fresh private broker is started. ``publish_many`` publishes messages of 200 bytes as fast as it can, with
+delays of whole seconds that take one hop or two, to a queue that is consumed meanwhile; none is due before all are
+published.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from pamqp import body, commands, frame, header
+
+from bide.amqp import codec
+from bide.bench.percentiles import percentile
+from bide.bench.raw import FRAME_MAX
+from bide.bench.stage import TARGET, prepare, random_minutes
+from bide.broker import LocalBroker
+from bide.client import Client, connect
+from bide.delay.clock import Clock
+from bide.encoder import Encoder
+from bide.letter import Letter, Letters
+from bide.outgoing import Outgoing
+
+_BODY: Final = 200
+_ROUNDS: Final = 15
+_CLOCK: Final = Clock(max_delay=timedelta(minutes=59, seconds=59), resolution=timedelta(seconds=1), carrier="BCC")
+_WINDOWS: Final = (10_000, 1_000)
+_DELAYS: Final = {1: range(10, 30), 2: range(61, 80)}
+"""Hops -> delays in seconds that take so many."""
+
+
+def ways(now: datetime) -> dict[str, tuple[Sequence[Outgoing], Callable[[Outgoing], object]]]:
+    """How a message can be encoded: the messages, as they are before, and what encodes one."""
+    check = Letters()
+    alike = [check.check(Letter(bytes(_BODY), to=TARGET, delay=delay)).starting(now) for delay in random_minutes()]
+    single = [Outgoing.make(bytes(_BODY), to=TARGET, delay=delay).starting(now) for delay in random_minutes()]
+    encoder = Encoder(_CLOCK, frame_max=FRAME_MAX)
+    known = {}
+    for one in single:
+        route = one.route(_CLOCK, now)
+        assert route is not None
+        known[one.message_id] = route, one.wire_values(route, now)
+
+    def whole(message: Outgoing) -> object:
+        return encoder.encode(message, now, channel=1, mandatory=True)
+
+    def by_codec(message: Outgoing) -> bytes:
+        route, values = known[message.message_id]
+        return b"".join(
+            codec.publish(
+                1,
+                exchange=route.exchange,
+                routing_key=route.routing_key,
+                mandatory=True,
+                encoded_properties=codec.properties(values),
+                body=message.body,
+                frame_max=FRAME_MAX,
+            )
+        )
+
+    def by_pamqp(message: Outgoing) -> bytes:
+        route, values = known[message.message_id]
+        properties = commands.Basic.Properties(**values)
+        frames = (
+            commands.Basic.Publish(exchange=route.exchange, routing_key=route.routing_key, mandatory=True),
+            header.ContentHeader(body_size=len(message.body), properties=properties),
+            body.ContentBody(message.body),
+        )
+        return b"".join(frame.marshal(one, 1) for one in frames)
+
+    assert by_codec(single[0]) == encoder.encode(single[0], now, channel=1, mandatory=True).frames
+    # It sorts the headers.
+    assert sorted(by_pamqp(single[0])) == sorted(by_codec(single[0]))
+    return {
+        "encoding with pamqp": (single, by_pamqp),
+        "encoding value by value, our codec": (single, by_codec),
+        "the route of a delayed message, and our codec": (single, whole),
+        "both by a stencil": (alike, whole),
+    }
+
+
+def microseconds(messages: Sequence[Outgoing], encode: Callable[[Outgoing], object]) -> float:
+    """Of processor time for a message, in the quickest of the rounds."""
+    rounds = []
+    for _ in range(_ROUNDS):
+        start = time.process_time()
+        for one in messages:
+            encode(one)
+        rounds.append(time.process_time() - start)
+    return min(rounds) / len(messages) * 1e6
+
+
+async def late(client: Client, *, messages: int, window: int, hops: int) -> tuple[float, list[float]]:
+    """Messages per second that were confirmed, and how many milliseconds late each of them arrived."""
+    chance, found = random.Random(1), list[float]()
+    delays = [timedelta(seconds=seconds) for seconds in _DELAYS[hops]]
+
+    def letters() -> Iterator[Letter]:
+        for _ in range(messages):
+            yield Letter(bytes(_BODY), to=TARGET, delay=chance.choice(delays))
+
+    async def publish() -> float:
+        start = time.perf_counter()
+        report = await client.publish_many(letters(), window=window)
+        return report.confirmed / (time.perf_counter() - start)
+
+    async with client.consume(TARGET, prefetch=1_000) as arriving:
+        publishing = asyncio.create_task(publish())
+        async for message in arriving:
+            await message.ack()
+            assert message.lateness is not None
+            found.append(message.lateness / timedelta(milliseconds=1))
+            if len(found) == messages:
+                break
+        return await publishing, sorted(found)
+
+
+async def windows(url: str, *, messages: int, rounds: int) -> None:
+    """Measure in turns, and print medians of the rounds."""
+    await prepare(url, _CLOCK)
+    found: dict[tuple[int, int], list[tuple[float, float, float]]] = {}
+    async with connect(url, infrastructure=_CLOCK) as client:
+        for _ in range(rounds):
+            for hops in _DELAYS:
+                for window in _WINDOWS:
+                    rate, times = await late(client, messages=messages, window=window, hops=hops)
+                    values = (rate, percentile(times, 50), percentile(times, 99))
+                    found.setdefault((window, hops), []).append(values)
+    print("| `window` | hops | messages/s | p50, ms late | p99, ms late |\n|---|---|---|---|---|")
+    for (window, hops), rows in found.items():
+        cells = (f"{median(one[place] for one in rows):,.0f}" for place in range(3))
+        print(f"| {window:,} | {hops} | {' | '.join(cells)} |")
+
+
+def main() -> None:
+    """Read the command line, measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=50_000, help="for each window (default 50000)")
+    parser.add_argument("--rounds", type=int, default=3, help="of the windows, in turns (default 3)")
+    parser.add_argument("--root", type=Path, help="run the RabbitMQ of the system in this folder (Linux, as root)")
+    options = parser.parse_args()
+    print("| | µs |\n|---|---|")
+    for name, (messages, encode) in ways(datetime.now(UTC)).items():
+        print(f"| {name} | {microseconds(messages, encode):.1f} |")
+    print()
+    with LocalBroker.start(ephemeral=True, chroot=options.root) as broker:
+        asyncio.run(windows(broker.add_vhost("v"), messages=options.messages, rounds=options.rounds))
+
+
+if __name__ == "__main__":
+    main()
