@@ -18,7 +18,8 @@ def bundle(*, file: Path, as_json: bool) -> None:
     """Write bide into FILE, for a Spark whose executors do not have it: bide.zip, unless named.
 
     Hand it over by 'spark-submit --py-files', by addPyFile or, on Spark Connect, by addArtifacts(pyfile=True). It has
-    bide and pamqp; PyArrow and PySpark have to be there. The commands of 'bide pipeline' do all this by themselves.
+    bide, pamqp, and httpx2 with what that builds on; PyArrow and PySpark have to be there. The commands of 'bide
+    pipeline' do all this by themselves.
     """
     from bide.spark.bundle import write_bundle
 
