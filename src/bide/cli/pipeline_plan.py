@@ -98,7 +98,7 @@ def plan(
     with four cores, or what you give.
     """
     from bide.pipelines.plan.capacity import Capacity
-    from bide.pipelines.plan.report import report
+    from bide.pipelines.plan.report import clear, report
     from bide.pipelines.plan.stays import Timeline, check_spans
     from bide.pipelines.session import spark_errors
 
@@ -126,11 +126,14 @@ def plan(
     with open_session("bide pipeline plan", quiet=not settings.verbosity) as spark, spark_errors():
         with progress("looking through the messages"):
             workload = workload_of(spark)
+        timelines = {layout: Timeline(workload, ladder, **spans) for layout, ladder in ladders.items()}
+        for layout, timeline in timelines.items():
+            if (folder := places[layout]) is not None:
+                clear(timeline, folder)
         reports = []
-        for layout, capacity in known.items():
-            timeline = Timeline(workload, ladders[layout], **spans)
+        for layout, timeline in timelines.items():
             with progress(f"planning for {layout}"):
-                reports.append(report(timeline, capacity, out=places[layout]))
+                reports.append(report(timeline, known[layout], out=places[layout]))
             timeline.close()
     seconds = time.monotonic() - started
     if as_json:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 SPANS: Final = 1_000
 """Spans that a report has figures of, at most; the tables have all."""
 
+_MARK: Final = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
+"""Hadoop's setting whether ``_SUCCESS`` is put beside the files of a table that is written."""
+
 _SPAN_FIGURES: Final = ("held", "held_peak", "bytes_peak", "hops_per_second", "hops_peak")
 
 
@@ -79,11 +82,21 @@ class Report:
         return {"layout": self.layout, "levels": levels, "spans": spans, "verdicts": judged}
 
 
+def clear(timeline: Timeline, out: str) -> None:
+    """Empty the table ``queues`` of a folder, ``_SUCCESS`` included, before the first table of a new plan is written.
+
+    It is written last: an interruption leaves no new levels beside queues of an older plan that look as if they were of
+    the same one. Nothing but Spark's own writing is used, which works wherever Spark can write.
+    """
+    timeline.queues().limit(0).write.mode("overwrite").option(_MARK, "false").parquet(f"{out}/queues")
+
+
 def report(timeline: Timeline, capacity: Capacity, *, out: str | None = None) -> Report:
     """Sum up a plan, and judge it.
 
     Args:
         out: a folder that the tables ``levels`` and ``queues`` are written to, as Parquet, in place of what is there.
+            It was made ready by :func:`clear`.
     """
     levels, queues = timeline.levels(), timeline.queues()
     if out is not None:
