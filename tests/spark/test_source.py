@@ -39,6 +39,16 @@ def moment() -> int:
     return between
 
 
+def test_a_table_ends_where_the_stream_did_when_it_was_first_used(streams: Streams) -> None:
+    streams.declare("s")
+    table = streams.batch(stream="s")
+    streams.fill("s", "a")
+    assert values(table) == ["a"]
+    streams.fill("s", "b")
+    assert values(table) == ["a"]
+    assert values(streams.batch(stream="s")) == ["a", "b"]
+
+
 def test_every_column(streams: Streams) -> None:
     streams.declare("s")
     streams.channel.exchange_declare("shop", "topic")
