@@ -1,0 +1,110 @@
+"""README.md: the section about the data pipeline, from top to bottom, prints what it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+import bide.spark
+from bide.broker import LocalBroker
+from bide.cli.app import run
+from tests.readme import INSTALL, Shell, blocks, shape
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.support import Rabbitmq
+
+REMINDERS: Final = 300
+SOON: Final = 270
+FAILING: Final = 3
+WAIT: Final = "timedelta(seconds=60)"
+
+
+class Reader:
+    """Types what the page says: into a shell, but for what needs a Spark, which would take ten seconds to start.
+
+    That is done in this process, whose session is there already.
+    """
+
+    def __init__(self, spark: SparkSession, shell: Shell, capture: pytest.CaptureFixture[str]) -> None:
+        self.shell, self._spark, self._capture = shell, spark, capture
+
+    def follow(self, block: str) -> str:
+        """Run the commands of a block, and give what they print."""
+        subprocess.run(["bash", "-n", "-c", block], check=True, timeout=30)
+        # A line, with its standard input where that is written below it.
+        found = re.findall(r"^((.+?)(?: <<'END'\n(.*?\n)END)?\n)", block, re.MULTILINE | re.DOTALL)
+        assert "".join(whole for whole, _, _ in found) == block
+        return "".join(self._run(*one) for one in found)
+
+    def _run(self, whole: str, command: str, program: str) -> str:
+        in_python = "pyspark" in program
+        if not in_python and not command.startswith("bide pipeline "):
+            return self.shell.paste(whole)
+        environment = {
+            name: value for name, value in self.shell.environment.items() if name.startswith(("BIDE_", "XDG_"))
+        }
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.shell.folder)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+                # So that it is gone afterwards.
+                patch.setitem(self._spark.sparkContext.environment, name, "")
+            bide.spark.register(self._spark)
+            self._capture.readouterr()
+            if in_python:
+                exec(compile(program, "README.md", "exec"), {})
+            else:
+                # The folder that Java is in stays the one that it was started in.
+                places = {one.name: str(one) for one in self.shell.folder.iterdir()}
+                assert run([places.get(one, one) for one in shlex.split(command)[1:]]) == 0
+        bide.spark.register(self._spark)
+        return "".join(self._capture.readouterr())
+
+
+@pytest.fixture
+def reader(
+    spark: SparkSession, tmp_path: Path, rabbitmq: Rabbitmq, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Reader]:
+    shell = Shell(tmp_path, rabbitmq)
+    yield Reader(spark, shell, capsys)
+    LocalBroker(shell.state / "bide" / "broker").stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_data_pipeline(reader: Reader) -> None:
+    printed = []
+    for place, (language, text) in enumerate(blocks("The data pipeline")):
+        if place % 2 == 0:
+            assert language == "sh"
+            # A Spark that runs already needs no minute.
+            commands = text.removeprefix(INSTALL).replace(WAIT, "timedelta(seconds=15)")
+            assert (WAIT in text) is (place == 2)
+            printed.append(reader.follow(commands))
+        else:
+            assert shape(printed[-1]) == shape(text), printed[-1]
+
+    _, scheduling, auditing, replaying, reading = printed
+    assert f"scheduled {REMINDERS} messages" in scheduling
+    audit = re.search(r"(\d+) scheduled, (\d+) delivered, (\d+) processed, (\d+) failed .* (\d+) pending", auditing)
+    assert audit is not None
+    # A machine so slow that some were due before they were sent has sent those at once, past the taps.
+    scheduled, delivered, processed, failed, pending = map(int, audit.groups())
+    assert (processed, failed, pending) == (SOON - FAILING, FAILING, REMINDERS - SOON)
+    assert scheduled - delivered == pending
+    assert f"replayed {FAILING} messages" in replaying
+    seen = re.search(r"^(\d+) were scheduled$", reading, re.MULTILINE)
+    assert seen is not None
+    # The second reminders, and those of the replay that were not due at once.
+    assert scheduled + pending <= int(seen[1]) <= scheduled + pending + FAILING
+    folder = reader.shell.folder
+    assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
