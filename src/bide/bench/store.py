@@ -84,6 +84,8 @@ def store(job: Job) -> Answer:
             asyncio.run(_publish_one(broker, infrastructure))
             ready = time.monotonic()
             lost = asyncio.run(_empty(broker, job.options["messages"]))
+            # Nothing of it is needed any more, and an orderly end may take seconds.
+            broker.kill()
     return Answer(values={**values, "stop": stopped - start, "restart": ready - stopped, "lost": lost})
 
 
