@@ -26,7 +26,7 @@ def from_within(what: str, error: asyncio.CancelledError) -> RuntimeError:
 async def outcome_of(
     handler: Callable[[_Given], Awaitable[_Result]], given: _Given
 ) -> tuple[_Result, None] | tuple[None, Exception]:
-    """What a handler returns, or what it raises.
+    """What a handler returns, or what it raises, with the stack from the handler on.
 
     Dealt with where it is caught, that would be the context of whatever is raised there, which logs print.
     """
@@ -37,4 +37,6 @@ async def outcome_of(
             raise
         return None, from_within("the handler", error)
     except Exception as error:  # noqa: BLE001 (whatever a handler raises is its failure)
-        return None, error
+        trace = error.__traceback__
+        # Not by assignment, which an exception may refuse: a frozen dataclass does.
+        return None, error.with_traceback(trace.tb_next if trace is not None else None)

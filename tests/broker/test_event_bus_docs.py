@@ -34,19 +34,21 @@ def without_times(text: str) -> str:
     return _TIME.sub("TIME", text)
 
 
-async def start(name: str, url: str) -> asyncio.subprocess.Process:
+async def start(name: str, url: str, folder: Path) -> asyncio.subprocess.Process:
+    program = folder / name
+    program.write_text(blocks()[name][0])
     return await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-c", blocks()[name][0]),
+        program,
         env={**os.environ, "BIDE_URL": url},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
 
 
-async def test_the_program_retries_and_parks(vhost_url: str) -> None:
+async def test_the_program_retries_and_parks(vhost_url: str, tmp_path: Path) -> None:
     expected = blocks()["bus.py"][1]
-    process = await start("bus.py", vhost_url)
+    process = await start("bus.py", vhost_url, tmp_path)
     assert process.stdout is not None
     try:
         # It runs until it is stopped.
@@ -55,11 +57,11 @@ async def test_the_program_retries_and_parks(vhost_url: str) -> None:
     finally:
         process.kill()
         await process.wait()
-    assert b"".join(printed).decode() == expected
+    assert b"".join(printed).decode().replace(f"{tmp_path}/", "") == expected
 
 
-async def test_what_the_broker_counts(vhost: Vhost, release: tuple[int, ...]) -> None:
-    process = await start("rejected.py", vhost.url)
+async def test_what_the_broker_counts(vhost: Vhost, release: tuple[int, ...], tmp_path: Path) -> None:
+    process = await start("rejected.py", vhost.url, tmp_path)
     printed = without_times((await asyncio.wait_for(process.communicate(), 30))[0].decode())
     on_3_10, on_4_3 = map(without_times, blocks()["rejected.py"][1:3])
     if release[:2] == (3, 10):

@@ -86,7 +86,7 @@ def test_the_data_pipeline(reader: Reader) -> None:
         if place % 2 == 0:
             assert language == "sh"
             # A Spark that runs already needs less than a minute, but much more than the ten seconds of a quiet machine.
-            commands = text.removeprefix(INSTALL).replace(WAIT, "timedelta(seconds=40)")
+            commands = text.removeprefix(INSTALL).replace(WAIT, "timedelta(seconds=25)")
             assert (WAIT in text) is (place == 2)
             printed.append(reader.follow(commands))
         else:

@@ -22,7 +22,9 @@ _INTRODUCTION: Final = """\
 clients, and what the broker itself can do, side by side: every case in a process and a virtual host of its own, in
 turns (A B C, A B C). `bide bench publish --scale 0.1` is a look at one part; `bide bench --help` has the rest. Absolute
 numbers are those of one machine, with clients and broker on it; compare within a table. A number is the median of the
-rounds, with the lowest and the highest in brackets. This page is made of the files in `benchmarks/results` by
+rounds, with the lowest and the highest in brackets; a ratio is that of two medians, with the lowest and the highest of
+the rounds taken by themselves. Each measurement is one run; where the tables do not say when, and of which commit, that
+was not written down yet. This page is made of the files in `benchmarks/results` by
 `make bench-docs`.
 """
 
