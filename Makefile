@@ -3,7 +3,7 @@
 PYTHON_BIN := .venv/bin/python
 # Most tests wait for a broker: a few files at a time take half as long. WORKERS=0 runs one after the other.
 # Files begin in the order of tests/conftest.py.
-WORKERS ?= 4
+WORKERS ?= 5
 PARALLEL = --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 # Of another release of PySpark: what docs/spark-cluster.md says of releases.
 PYSPARK ?= 4.2.1
@@ -35,7 +35,7 @@ test-pyspark: setup java rabbitmq ## run the tests of source, sink and registrat
 	@scripts/pyspark-venv.sh $(PYSPARK)
 	@.venv-pyspark-$(PYSPARK)/bin/python -m pytest $(PARALLEL) $(PYSPARK_TESTS)
 
-test-soak: setup ## cut 200 connections in the middle of bulk publishes rather than a few (ten minutes)
+test-soak: setup ## cut 200 connections in the middle of bulk publishes rather than a few (eleven minutes)
 	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest --override-ini=faulthandler_timeout=7200 tests/faults/test_bulk_faults.py -k random_bytes
 
 soak: setup java ## kill Spark 500 times as it reads and writes, and count (an hour; goes on where it was ended, SOAK="--seconds 600" for less)
