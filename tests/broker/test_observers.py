@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -68,6 +69,48 @@ class Deaf(Observer):
     async def happened(self, event: Event) -> None:
         """Not now."""
         raise LookupError("deaf")
+
+
+class Abandoned(Observer):
+    """Waits, at every step, for what somebody else has cancelled."""
+
+    def handling(self, message: bide.Message, *, endpoint: str, queue: str) -> AbstractContextManager[None]:
+        """Not entered."""
+        raise asyncio.CancelledError
+
+    async def happened(self, event: Event) -> None:
+        """Nobody will ever tell."""
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        told.cancel()
+        await told
+
+
+async def test_what_an_observer_waits_for_may_be_cancelled(
+    client: bide.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That is a failure of the observer: it neither stops the endpoint nor gives it a message twice."""
+    queue, recorder, handled = fresh("observed"), Recorder(), []
+    app = bide.Endpoint(
+        queue, error_queue=f"{queue}.error", retry=bide.Retry(immediate=0, delays=()), observers=[Abandoned(), recorder]
+    )
+
+    @app.handler
+    async def handle(message: bide.Message) -> None:
+        handled.append(message.message_id)
+        if message.message_id == "bad":
+            raise ValueError("no good")
+
+    async with running(app, client, recorder):
+        await client.publish(b"", to=queue, message_id="good")
+        await recorder.until("processed")
+        await client.publish(b"", to=queue, message_id="bad")
+        await recorder.until("parked")
+    assert handled == ["good", "bad"]
+    connection = await client._publisher.connection()
+    assert (await ready(connection, queue), await ready(connection, f"{queue}.error")) == (0, 1)
+    complaints = [one.getMessage() for one in caplog.records if "Abandoned " in one.getMessage()]
+    assert len(complaints) >= 4
+    assert all("RuntimeError: the observer was cancelled from within" in one for one in complaints)
 
 
 @pytest.mark.parametrize("kind", [Entering, Leaving, Closing, Swallowing, Deaf])

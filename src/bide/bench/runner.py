@@ -87,14 +87,14 @@ def _run(
     elif case.unless_failed is not None and _failed_before(results, measurement, case):
         row.note(said := f"not tried: not sustained at {case.unless_failed}")
     else:
-        begun = _now()
+        begun, source = _now(), machine.source()
         try:
             answer, busy = _measured(host, root, measurement, case, results)
         except BenchmarkError as error:
             row.note(said := f"failed: {error}")
             results.failures.append(f"{row.name}: {error}")
         else:
-            row.add(answer, Run(begun=begun, source=machine.source(), busy=round(busy, 2)))
+            row.add(answer, Run(begun=begun, source=source, busy=round(busy, 2)))
             said = _in_short(answer)
     listener(row, said)
 

@@ -166,6 +166,9 @@ class Worker:
         try:
             context = observer.handling(message, endpoint=self._rules.endpoint, queue=self._rules.queue)
             context.__enter__()
+        except asyncio.CancelledError as error:
+            # Nothing is awaited here: it is the observer's own.
+            failure: Exception = from_within("the observer", error)
         except Exception as error:  # noqa: BLE001 (told below)
             failure = error
         else:
@@ -179,6 +182,8 @@ class Worker:
                 context.__exit__(None, None, None)
             else:
                 context.__exit__(type(error), error, error.__traceback__)
+        except asyncio.CancelledError as broken:
+            failure: Exception = from_within("the observer", broken)
         except Exception as broken:  # noqa: BLE001 (told below: it does not change what becomes of the message)
             failure = broken
         else:
@@ -390,6 +395,10 @@ class Worker:
         for observer in self._observers:
             try:
                 await observer.happened(event)
+            except asyncio.CancelledError as error:
+                if is_cancelled():
+                    raise
+                failure: Exception = from_within("the observer", error)
             except Exception as error:  # noqa: BLE001 (told below: an observer must not stop messages)
                 failure = error
             else:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bide.amqp.connection import Connection
 from bide.amqp.content import Delivery
-from bide.errors import ConnectionLostError, TargetNotFoundError
+from bide.errors import ConnectionLostError, TargetNotFoundError, UnsupportedBrokerError
 from bide.subscription import Subscription
 
 HEADER_OFFSET: Final = "x-stream-offset"
@@ -32,12 +32,18 @@ async def subscribe(connection: Connection, stream: str, offset: int | str) -> S
 
 
 async def next_of(subscription: Subscription, patience: float) -> Delivery | None:
-    """The next message of a stream, or None if none comes for so many seconds."""
+    """The next message of a stream, or None if none comes for so many seconds.
+
+    Raises:
+        UnsupportedBrokerError: it is no stream. The message stays there.
+    """
     try:
         async with asyncio.timeout(patience):
             delivery, _ = await subscription.next()
     except TimeoutError:
         return None
+    if HEADER_OFFSET not in (delivery.values.get("headers") or {}):
+        raise UnsupportedBrokerError("what is read as a stream gives no offsets: it is a queue of another type")
     subscription.channel.ack(delivery.delivery_tag)
     return delivery
 

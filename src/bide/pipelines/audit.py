@@ -7,6 +7,7 @@ only truth, and appends its facts (:mod:`bide.pipelines.audit_facts`). Then it w
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,8 @@ from bide.pipelines.session import parallelism
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger(__name__)
 
 BATCH_ROWS: Final = 1_000_000
 """Messages of a batch, at most: what is read again after a kill."""
@@ -202,4 +205,5 @@ def _finish(queries: Sequence[StreamingQuery]) -> None:
         first, *others = failures
         for one in others:
             first.add_note(f"another query failed, too: {one}")
+            log.warning("another query failed, too: %s", one)
         raise first

@@ -115,6 +115,11 @@ async def test_whatever_a_handler_raises_is_told_and_keeps_no_place(
             other = asyncio.create_task(asyncio.sleep(60))
             other.cancel()
             await other
+        if request.body == b"by itself":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(60)
         return request.body
 
     async with serving(client, handler, at_once=1), Caller(client, timeout="5s") as caller:
@@ -122,12 +127,15 @@ async def test_whatever_a_handler_raises_is_told_and_keeps_no_place(
             await caller.call("unprintable", to="prices")
         with pytest.raises(RemoteError, match="RuntimeError: the handler was cancelled from within"):
             await caller.call("cancelled", to="prices")
+        with pytest.raises(RemoteError, match="RuntimeError: the handler was cancelled from within"):
+            await caller.call("by itself", to="prices")
         assert (await caller.call("tea", to="prices")).body == b"tea"
     assert await ready(connection, "prices") == 0
     # Whose server it is wants to know where that was.
-    unprintable, cancelled = [stack for one in caplog.records if (stack := stack_of(one))]
+    unprintable, cancelled, by_itself = [stack for one in caplog.records if (stack := stack_of(one))]
     assert "raise UnprintableError" in unprintable
     assert "await other" in cancelled
+    assert "in handler" in by_itself
 
 
 @every_way
