@@ -297,7 +297,8 @@ async def test_an_exchange_that_is_deleted_meanwhile(client: bide.Client, queue:
     statuses = Counter(one.status for one in each)
     assert deleted
     assert statuses.total() == 20_000
-    assert statuses.keys() <= {"confirmed", "in doubt", "failed"}
+    # Its bindings go a moment before it: what the broker gets to in between is returned.
+    assert statuses.keys() <= {"confirmed", "in doubt", "returned", "failed"}
     assert statuses["confirmed"] > 0
     assert statuses["failed"] > 0
     assert all((one.attempts > 0) == (one.status != "failed") for one in each)
