@@ -24,7 +24,7 @@ def from_within(what: str, error: asyncio.CancelledError) -> RuntimeError:
 
 
 async def outcome_of(
-    handler: Callable[[_Given], Awaitable[_Result]], given: _Given
+    handler: Callable[[_Given], Awaitable[_Result]], given: _Given, *, what: str = "the handler"
 ) -> tuple[_Result, None] | tuple[None, Exception]:
     """What a handler returns, or what it raises, with the stack from the handler on.
 
@@ -35,7 +35,7 @@ async def outcome_of(
     except asyncio.CancelledError as error:
         if is_cancelled():
             raise
-        return None, from_within("the handler", error)
+        return None, from_within(what, error)
     except Exception as error:  # noqa: BLE001 (whatever a handler raises is its failure)
         trace = error.__traceback__
         # Not by assignment, which an exception may refuse: a frozen dataclass does.

@@ -85,13 +85,11 @@ class Abandoned(Observer):
         await told
 
 
-async def test_what_an_observer_waits_for_may_be_cancelled(
-    client: bide.Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    """That is a failure of the observer: it neither stops the endpoint nor gives it a message twice."""
-    queue, recorder, handled = fresh("observed"), Recorder(), []
+async def observed(client: bide.Client, observer: Observer) -> tuple[str, Recorder, list[str | None]]:
+    """A message that is handled and one that is parked: the queue, what else was told of them, and who was handled."""
+    queue, recorder, handled = fresh("observed"), Recorder(), list[str | None]()
     app = bide.Endpoint(
-        queue, error_queue=f"{queue}.error", retry=bide.Retry(immediate=0, delays=()), observers=[Abandoned(), recorder]
+        queue, error_queue=f"{queue}.error", retry=bide.Retry(immediate=0, delays=()), observers=[observer, recorder]
     )
 
     @app.handler
@@ -105,6 +103,14 @@ async def test_what_an_observer_waits_for_may_be_cancelled(
         await recorder.until("processed")
         await client.publish(b"", to=queue, message_id="bad")
         await recorder.until("parked")
+    return queue, recorder, handled
+
+
+async def test_what_an_observer_waits_for_may_be_cancelled(
+    client: bide.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That is a failure of the observer: it neither stops the endpoint nor gives it a message twice."""
+    queue, _, handled = await observed(client, Abandoned())
     assert handled == ["good", "bad"]
     connection = await client._publisher.connection()
     assert (await ready(connection, queue), await ready(connection, f"{queue}.error")) == (0, 1)
@@ -117,21 +123,7 @@ async def test_what_an_observer_waits_for_may_be_cancelled(
 async def test_an_observer_changes_nothing_for_the_message(
     client: bide.Client, caplog: pytest.LogCaptureFixture, kind: type[Observer]
 ) -> None:
-    queue, recorder = fresh("observed"), Recorder()
-    app = bide.Endpoint(
-        queue, error_queue=f"{queue}.error", retry=bide.Retry(immediate=0, delays=()), observers=[kind(), recorder]
-    )
-
-    @app.handler
-    async def handle(message: bide.Message) -> None:
-        if message.message_id == "bad":
-            raise ValueError("no good")
-
-    async with running(app, client, recorder):
-        await client.publish(b"", to=queue, message_id="good")
-        await recorder.until("processed")
-        await client.publish(b"", to=queue, message_id="bad")
-        await recorder.until("parked")
+    queue, recorder, _ = await observed(client, kind())
     assert recorder.kinds("good") == ["processed"]
     assert [one.exception for one in recorder.events if one.message_id == "bad"] == ["ValueError"]
     assert await ready(await client._publisher.connection(), queue) == 0

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from bide.cancellation import from_within, is_cancelled
+from bide.cancellation import from_within, is_cancelled, outcome_of
 from bide.duration import format_delay
 from bide.endpoint.event import Event, Kind
 from bide.endpoint.gate import Gate
@@ -166,10 +166,7 @@ class Worker:
         try:
             context = observer.handling(message, endpoint=self._rules.endpoint, queue=self._rules.queue)
             context.__enter__()
-        except asyncio.CancelledError as error:
-            # Nothing is awaited here: it is the observer's own.
-            failure: Exception = from_within("the observer", error)
-        except Exception as error:  # noqa: BLE001 (told below)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (told below)
             failure = error
         else:
             return context
@@ -182,15 +179,16 @@ class Worker:
                 context.__exit__(None, None, None)
             else:
                 context.__exit__(type(error), error, error.__traceback__)
-        except asyncio.CancelledError as broken:
-            failure: Exception = from_within("the observer", broken)
-        except Exception as broken:  # noqa: BLE001 (told below: it does not change what becomes of the message)
+        except (Exception, asyncio.CancelledError) as broken:  # noqa: BLE001 (told below: the message goes its way)
             failure = broken
         else:
             return
         self._complain(observer, "failed", failure)
 
-    def _complain(self, observer: Observer, what: str, error: Exception) -> None:
+    def _complain(self, observer: Observer, what: str, error: Exception | asyncio.CancelledError) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            # Nothing of ours is awaited where it comes from: it is the observer's own.
+            error = from_within("the observer", error)
         found = Explanation.of(error)
         name = type(observer).__name__
         log.error("%s: %s %s: %s: %s", self._rules.endpoint, name, what, found.type, found.message, exc_info=error)
@@ -393,17 +391,9 @@ class Worker:
 
     async def _tell(self, event: Event) -> None:
         for observer in self._observers:
-            try:
-                await observer.happened(event)
-            except asyncio.CancelledError as error:
-                if is_cancelled():
-                    raise
-                failure: Exception = from_within("the observer", error)
-            except Exception as error:  # noqa: BLE001 (told below: an observer must not stop messages)
-                failure = error
-            else:
-                continue
-            self._complain(observer, f"was not told of {event.kind}", failure)
+            _, failure = await outcome_of(observer.happened, event, what="the observer")
+            if failure is not None:
+                self._complain(observer, f"was not told of {event.kind}", failure)
 
     def _event(self, kind: Kind, message: Message, attempt: int, *, started: datetime | None = None) -> Event:
         return Event(
