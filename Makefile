@@ -10,18 +10,21 @@ PYSPARK ?= 4.2.1
 PYSPARK_TESTS := $(wildcard $(foreach kind,source sink registration,tests/spark/test_$(kind)*.py))
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
-.PHONY: help demo test test-brokers test-pyspark test-soak soak test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq clean
+.PHONY: help demo test test-long test-brokers test-pyspark test-soak soak test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: setup ## watch delayed messages arrive on time, on a RabbitMQ that bide starts (or yours), and draw a report
 	@scripts/install-rabbitmq.sh
 	@scripts/install-java.sh || true # it says what to do; without, the demo ends before its report
 	@.venv/bin/bide demo
 
-test: lint rabbitmq java browser ## lint, type-check, and run every test on the installed RabbitMQ
-	@$(PYTHON_BIN) -m pytest $(PARALLEL)
+test: lint rabbitmq java browser ## lint, type-check, and run the tests on the installed RabbitMQ (a quarter of an hour)
+	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m "not long"
+
+test-long: setup rabbitmq java browser ## the tests that `test` leaves out: a night, whole clusters, more kills (six minutes)
+	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m long
 
 test-brokers: setup java browser ## run the broker tests on RabbitMQ 4.0 and 4.3 too (Linux, as root: each needs 520 MB)
 	@failed=; for suite in trixie forky; do \

@@ -72,10 +72,17 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True)
 def no_handler_stays() -> Iterator[None]:
-    """A command that is run within a test may add a handler of logs, for a standard error that is the test's alone."""
+    """A command that is run within a test may add a handler of logs, for a standard error that is the test's alone.
+
+    And pytest adds its own to loggers that do not pass on what they get; those of PySpark then change its format, to
+    one that fails for exceptions that cannot be printed.
+    """
     root = logging.getLogger()
     before = set(root.handlers)
     yield
+    for logger in root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
     for handler in set(root.handlers) - before:
         if type(handler) is logging.StreamHandler:
             root.removeHandler(handler)

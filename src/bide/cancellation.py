@@ -40,3 +40,23 @@ async def outcome_of(
         trace = error.__traceback__
         # Not by assignment, which an exception may refuse: a frozen dataclass does.
         return None, error.with_traceback(trace.tb_next if trace is not None else None)
+
+
+async def outcome_apart(
+    handler: Callable[[_Given], Awaitable[_Result]], given: _Given, *, what: str = "the handler"
+) -> tuple[_Result, None] | tuple[None, Exception]:
+    """The same of a handler that has a task of its own: cancels it that task, that is a failure like any other.
+
+    If the current task is cancelled, so is the handler's, and this ends when that has ended.
+    """
+    task = asyncio.create_task(outcome_of(handler, given, what=what))
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        raise
+    try:
+        return task.result()
+    except asyncio.CancelledError as error:
+        return None, from_within(what, error)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from bide.cancellation import outcome_of
+from bide.cancellation import outcome_apart
 from bide.checks import whole_number
 from bide.client import Client
 from bide.delay.arrival import Arrival, restore
@@ -121,7 +121,7 @@ class EventBus:
                 log.info("%s: %s is past its expiration", self.names.queue, message.message_id)
                 await _settle(message.reject)
                 return
-            _, failure = await outcome_of(handler, message)
+            _, failure = await outcome_apart(handler, message)
             if failure is None:
                 await _settle(message.ack)
                 return
@@ -267,12 +267,15 @@ def _raw(message: Message) -> Mapping[str, Any]:
 
 @asynccontextmanager
 async def _together() -> AsyncIterator[asyncio.TaskGroup]:
-    """A task group whose first error comes out by itself, as that of a single task would."""
+    """A task group whose first error comes out by itself, as that of a single task would; the log tells of others."""
     try:
         async with asyncio.TaskGroup() as tasks:
             yield tasks
     except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        first, *others = errors.exceptions
+        for error in others:
+            log.error("and at the same time: %s: %s", type(error).__name__, error)
+        raise first from None
 
 
 async def _settle(how: Callable[[], Awaitable[None]]) -> None:

@@ -114,6 +114,7 @@ def test_a_report_that_fails_does_not_take_the_figures_with_it(demo: Demo) -> No
     assert demo.left() == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ended_in_the_middle_of_the_audit_it_leaves_nothing_on_the_broker(demo: Demo) -> None:

@@ -15,6 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import bide
 from bide.lifecycle import ErrorQueue
 from bide.topology import Queue
@@ -94,6 +96,7 @@ async def parked(url: str) -> list[str]:
         return [str(one.message_id) async for one in ErrorQueue(client, ERROR, audit=False).messages()]
 
 
+@pytest.mark.long
 def test_the_night(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     with rabbitmq.start(tmp_path / "broker") as broker:
         types = asyncio.run(send(broker.url))

@@ -110,6 +110,7 @@ def test_clock_that_is_there_is_applied_again(clock_vhost: Vhost) -> None:
     assert run(case, clock_vhost)["seconds"] > 0
 
 
+@pytest.mark.long
 def test_what_waits_outlives_a_restart(rabbitmq: Rabbitmq) -> None:
     """In the cascade, which is declared sooner; most of it is due while the broker starts again."""
     (case,) = [case for case in cases("store") if case.options["layout"] == "cascade"]

@@ -191,6 +191,49 @@ async def test_whatever_a_handler_raises_is_a_failure_of_which_the_log_tells_the
     assert "in raise_it" in stack_of(record)
 
 
+async def test_a_handler_that_cancels_its_own_task_fails_and_others_are_handled_after_it(client: bide.Client) -> None:
+    names = EventBusQueue(exchange=fresh("bus"), queue=fresh("events"), delay="100ms")
+    bus = EventBus(client, names, limit=0, concurrency=1)
+    await bus.declare()
+
+    async def cancel(message: Message) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(60)
+
+    async with running(bus.run(cancel)):
+        for name in ("one", "two"):
+            await bus.publish(b"x", message_id=name)
+            message, _ = await parked_on(client, bus)
+            assert message.message_id == name
+
+
+async def test_a_handler_that_does_not_let_itself_be_cancelled_does_not_keep_the_bus_from_ending(
+    client: bide.Client,
+) -> None:
+    """Two events wait: no other begins when the first has come to its end."""
+    names = EventBusQueue(exchange=fresh("bus"), queue=fresh("events"), delay="100ms")
+    bus, begun = EventBus(client, names, concurrency=1), asyncio.Semaphore(0)
+    await bus.declare()
+
+    async def go_on(message: Message) -> None:
+        begun.release()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+    for _ in range(2):
+        await bus.publish(b"x")
+    work = asyncio.create_task(bus.run(go_on))
+    await begun.acquire()
+    work.cancel()
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await work
+    assert begun.locked(), "another event was begun"
+    assert len(await receive(client, names.queue, 2)) == 2
+
+
 async def test_the_broker_counts_in_x_death_and_copies_go_on_counting(client: bide.Client) -> None:
     """Rejected three times: as it came, as a worker of somebody else's sent it straight back, and as our copy."""
     bus = await made(client, limit=3, keys=("order.*",))

@@ -343,6 +343,7 @@ def test_a_run_that_is_killed_goes_on(audited: Audited, capsys: pytest.CaptureFi
     assert (sum(again["rows"].values()), again["days"]) == (0, 0), "what is there is not read again"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_rounds_until_it_is_ended(audited: Audited, tmp_path: Path) -> None:

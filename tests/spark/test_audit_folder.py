@@ -93,6 +93,7 @@ def touched_by(folder: Watched, increment: Callable[[], None]) -> tuple[set[str]
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_round_touches_what_is_new_whatever_the_history(spark: SparkSession, tmp_path: Path) -> None:
@@ -267,6 +268,7 @@ def tables_of(spark: SparkSession, folder: Folder) -> dict[str, list[Any]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", range(20 if SOAK else 1))

@@ -105,6 +105,7 @@ def test_gaps_end_an_audit_until_they_are_allowed(
     assert audit.rows("processed") == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_source_of_which_no_stream_is_left(

@@ -28,5 +28,6 @@ def test_source_and_sink(server: Elsewhere, vhost: Vhost, tmp_path: Path) -> Non
     check_source_and_sink(json.loads(said.splitlines()[-1]), vhost)
 
 
+@pytest.mark.long
 def test_pipelines(server: Elsewhere, vhost: Vhost, tmp_path: Path) -> None:
     check_pipelines(server, {}, vhost, tmp_path)

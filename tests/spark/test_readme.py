@@ -78,6 +78,7 @@ def reader(
     LocalBroker(shell.state / "bide" / "broker").stop()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_data_pipeline(reader: Reader) -> None:

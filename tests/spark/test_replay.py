@@ -295,6 +295,7 @@ def test_what_the_command_line_refuses(
     assert len(parked(clock_url, error)) == 8
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("spark")

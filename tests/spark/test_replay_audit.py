@@ -340,6 +340,7 @@ def test_one_run_at_a_time(shop: Shop, capsys: pytest.CaptureFixture[str]) -> No
     assert rest(shop.url, "orders") == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_run_that_is_killed_goes_on(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:

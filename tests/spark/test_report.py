@@ -256,6 +256,7 @@ def test_folders_that_are_none_of_the_audit(spark: SparkSession, tmp_path: Path)
         collecting.collect(spark, str(tmp_path))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_million_messages(spark: SparkSession, tmp_path: Path) -> None:
     million = 1_000_000

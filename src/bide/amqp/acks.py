@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -85,7 +86,7 @@ class AckSender:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[bytes], None]) -> None:
         self.acks = Acks()
-        self.sent_at = 0.0
+        self.sent_at = -math.inf
         """When the last was sent, by the clock of the loop."""
         self._loop = loop
         self._send = send

@@ -27,8 +27,12 @@ log = logging.getLogger(__name__)
 
 _CONSUMER_TAG: Final = "bide-{}"
 _CLOSE_GRACE: Final = 5.0
+_ACKS_LATE: Final = 1.0
+"""Seconds since the last acknowledgement, after which nobody asks whether the broker has passed it on."""
 _ACKS_TAKEN: Final = 0.05
-"""Seconds; a busy broker was seen to need less than 10 ms to pass on the acknowledgements that it held back."""
+"""Seconds; a broker with cores to spare was seen to pass on what it held back within 10 ms."""
+_ACKS_TAKEN_FACTOR: Final = 2.0
+"""The same for a broker without, in times that it took for an answer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,13 +111,23 @@ class Channel:
         """Leave quorum queues the time to take in the acknowledgements of late.
 
         The broker passes on 32 at a time, and forgets the others when the channel closes: their messages come again.
-        It answers no acknowledgement. (To cancel the consumers would wait for their queues, but then another consumer
-        gets what comes after the messages that are to go back.)
+        It answers no acknowledgement, but whatever else a channel asks, it answers in turn: then it has read them all,
+        and how long that took says how busy it is. (To cancel the consumers would wait for their queues, but then
+        another consumer gets what comes after the messages that are to go back.)
         """
         self.flush_acks()
-        wait = self._acks.sent_at + _ACKS_TAKEN - self.connection.loop.time()
-        if self.closed_with is None and wait > 0:
-            await asyncio.sleep(wait)
+        clock = self.connection.loop.time
+        begun = clock()
+        if self.closed_with is not None or begun - self._acks.sent_at > _ACKS_LATE:
+            return
+        # It asks for what is so already: that messages flow.
+        flow = self.call(codec.method(20, 20, codec.bits(True)), commands.Channel.FlowOk)
+        done, _ = await asyncio.wait({flow}, timeout=_CLOSE_GRACE)
+        if not done or flow.exception() is not None:
+            return
+        answered = clock()
+        wait = max(self._acks.sent_at + _ACKS_TAKEN - answered, _ACKS_TAKEN_FACTOR * (answered - begun))
+        await asyncio.sleep(wait)
 
     def abandon(self) -> None:
         """Close it without waiting; unconfirmed publishes fail, unacknowledged deliveries go back to their queues."""

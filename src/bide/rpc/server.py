@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from bide.cancellation import from_within, outcome_of
+from bide.cancellation import outcome_apart
 from bide.checks import whole_number
 from bide.client import Client
 from bide.errors import BideError, DeliveryLostError, InvalidInputError, UnroutableError
@@ -41,30 +41,22 @@ async def serve(client: Client, queue: str, handler: Handler, *, at_once: int = 
     """
     whole_number("at_once", at_once, 1, 65_535)
     under_way: set[asyncio.Task[None]] = set()
-    stopping = asyncio.Event()
     async with client.consume(queue, prefetch=at_once) as requests:
         try:
             async for request in requests:
-                task = asyncio.create_task(_answer(client, request, handler, stopping))
+                task = asyncio.create_task(_answer(client, request, handler))
                 under_way.add(task)
                 task.add_done_callback(under_way.discard)
         finally:
             # What they have not acknowledged goes back with the consumer, to another server.
-            stopping.set()
             for task in under_way:
                 task.cancel()
             if under_way:
                 await asyncio.wait(under_way)
 
 
-async def _answer(client: Client, request: Message, handler: Handler, stopping: asyncio.Event) -> None:
-    try:
-        result, failure = await outcome_of(handler, request)
-    except asyncio.CancelledError as error:
-        if stopping.is_set():
-            raise
-        # The handler has cancelled its own task: left so, its place among those at once would be taken for ever.
-        result, failure = None, from_within("the handler", error)
+async def _answer(client: Client, request: Message, handler: Handler) -> None:
+    result, failure = await outcome_apart(handler, request)
     headers = {}
     if failure is not None:
         reason = f"{type(failure).__name__}: {Explanation.of(failure).message}"
