@@ -64,6 +64,20 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None]:
+    """pytest adds its handler to loggers that pass nothing on, and those of PySpark change the format of what is added.
+
+    Theirs fails for exceptions that cannot be printed, in every test from then on.
+    """
+    try:
+        return (yield)
+    finally:
+        for logger in logging.root.manager.loggerDict.values():
+            if isinstance(logger, logging.Logger):
+                logger.propagate = True
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """Run async tests on asyncio alone: it is what bide is written for."""
@@ -72,17 +86,10 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True)
 def no_handler_stays() -> Iterator[None]:
-    """A command that is run within a test may add a handler of logs, for a standard error that is the test's alone.
-
-    And pytest adds its own to loggers that do not pass on what they get; those of PySpark then change its format, to
-    one that fails for exceptions that cannot be printed.
-    """
+    """A command that is run within a test may add a handler of logs, for a standard error that is the test's alone."""
     root = logging.getLogger()
     before = set(root.handlers)
     yield
-    for logger in root.manager.loggerDict.values():
-        if isinstance(logger, logging.Logger):
-            logger.propagate = True
     for handler in set(root.handlers) - before:
         if type(handler) is logging.StreamHandler:
             root.removeHandler(handler)

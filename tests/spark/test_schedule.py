@@ -197,6 +197,18 @@ def test_every_row_is_sent_once_and_what_is_in_the_ledger_is_not_sent_again(
     assert rest(clock_url, queue) == []
 
 
+def test_rows_of_a_session_that_is_not_the_active_one(
+    spark: SparkSession, clock_url: str, queue: str, tmp_path: Path
+) -> None:
+    """In a notebook with two sessions, the active one is that which was used last."""
+    rows = reminders(spark, 3, due=f"timestamp'{datetime.now(UTC).isoformat()}'")
+    plan, ledger = plan_for(clock_url, queue), Ledger(str(tmp_path / "ledger"))
+    head = head_for(ledger, plan, survey(rows, plan, now=datetime.now(UTC)))
+    spark.newSession().createDataFrame([], "nothing int")
+    assert sum(one["sent"] for one in send(rows, plan, ledger, head).collect()) == 3
+    assert len(drain(clock_url, queue, 3)) == 3
+
+
 def test_a_ledger_goes_on_only_with_what_it_was_begun_for(spark: SparkSession, tmp_path: Path) -> None:
     rows = reminders(spark, 10, due="timestamp'2026-11-21 07:00:00'")
     plan, ledger = plan_for("amqp://localhost:1/a", "orders"), Ledger(str(tmp_path / "ledger"))

@@ -30,5 +30,9 @@ def write(rows: DataFrame, writer: DataSourceArrowWriter) -> None:
         def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
             return writer
 
-    rows.sparkSession.dataSource.register(Target)
+    session = rows.sparkSession
+    session.dataSource.register(Target)
+    # A classic Spark looks formats up in the session that is active in this thread, which may be another than that of
+    # the rows. This makes theirs the active one; there is no call for that alone.
+    session.createDataFrame([], "nothing int")
     rows.write.format(format_name).mode("append").save()

@@ -129,6 +129,9 @@ class ServerChannel:
                 not_modelled("transactions: use publisher confirms")
             case (20, 21):
                 return
+            case (20, 20) if arguments.flags(1) == [True]:
+                # Messages flow anyway.
+                self._send(codec.method(20, 21, codec.bits(True)))
             case _:
                 not_modelled(f"the method {method} of AMQP")
 
