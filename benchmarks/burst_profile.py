@@ -238,7 +238,7 @@ def main() -> None:
     parser.add_argument("--case", action="append", help=f"LANES/PREFETCH, moment/PREFETCH (default {' '.join(CASES)})")
     parser.add_argument("--way", action="append", choices=WAYS, help="only these")
     parser.add_argument("--root", type=Path, help="run the RabbitMQ of the system in this folder (Linux, as root)")
-    parser.add_argument("--json", type=Path, help="write the numbers to this file too")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file too, or add them to it")
     options = parser.parse_args()
     found: dict[str, dict[str, Burst]] = {}
     for case, way in product(options.case or CASES, options.way or WAYS):
@@ -249,8 +249,15 @@ def main() -> None:
         print(f"\n{way}\n\n{shown(bursts)}")
     if options.json is not None:
         told = {way: {case: asdict(one) for case, one in bursts.items()} for way, bursts in found.items()}
-        head = {"machine": describe(), "source": source(), "messages": options.messages}
-        options.json.write_text(json.dumps({**head, "bursts": told}, indent=1) + "\n")
+        keep(options.json, {"machine": describe(), "source": source(), "messages": options.messages}, told)
+
+
+def keep(file: Path, head: Mapping[str, object], bursts: Mapping[str, Mapping[str, object]]) -> None:
+    """Write the numbers down, beside those that the file has of other cases of the same commit and machine."""
+    earlier = json.loads(file.read_text()) if file.exists() else {}
+    there = earlier.pop("bursts", {}) if all(earlier.get(name) == value for name, value in head.items()) else {}
+    told = {way: {**there.get(way, {}), **bursts.get(way, {})} for way in WAYS if way in there or way in bursts}
+    file.write_text(json.dumps({**head, "bursts": told}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

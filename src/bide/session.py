@@ -140,7 +140,7 @@ class Session:
                 raise NotAppliedError(
                     f"the delay infrastructure {self.infrastructure.name!r} is not on the virtual host "
                     f"{self.connection.url.vhost!r} of {self.connection.address}: run 'bide delay apply', "
-                    "or connect with declare=True"
+                    "or connect with declare=True (on the command line, without --no-declare)"
                 )
             self._applied = True
 
