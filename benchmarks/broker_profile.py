@@ -21,6 +21,7 @@ from typing import Final
 
 from bide.bench import lateness, sustained
 from bide.bench.job import Answer, Job
+from bide.bench.machine import describe, source
 from bide.bench.percentiles import percentile
 from bide.bench.processor import processor_seconds, processor_times
 from bide.bench.stage import prepare
@@ -264,7 +265,9 @@ def main() -> None:
     profiles = {name: profile(name, options) for name in names}
     print(shown(profiles))
     if options.json is not None:
-        options.json.write_text(json.dumps({name: asdict(one) for name, one in profiles.items()}, indent=1) + "\n")
+        head = {"machine": describe(), "source": source(), "seconds": options.seconds, "longest": options.longest}
+        told = {name: asdict(one) for name, one in profiles.items()}
+        options.json.write_text(json.dumps({**head, "layouts": told}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
