@@ -73,6 +73,11 @@ class Consumer:
         """Whether the broker sends it messages at the moment."""
         return self._subscription is not None and self._subscription.channel.is_open
 
+    @property
+    def ready(self) -> int:
+        """How many messages are there without waiting."""
+        return self._subscription.ready if self._subscription is not None else 0
+
     def __aiter__(self) -> Self:
         return self
 

@@ -207,6 +207,11 @@ class Message:
         return self._subscription is None
 
     @property
+    def lost(self) -> bool:
+        """Whether the connection that delivered it is gone before it was settled: the broker delivers it again."""
+        return self._subscription is not None and not self._subscription.channel.is_open
+
+    @property
     def sent_by(self) -> str | None:
         """Who published it, as far as the message says: the application, or else the user name."""
         kept = (self.raw.values.get("headers") or {}).get(HEADER_SENT_BY)

@@ -54,6 +54,10 @@ class _Inbox:
             await self._news.wait()
         return self._deliveries.popleft()
 
+    @property
+    def ready(self) -> int:
+        return len(self._deliveries)
+
     def empty(self) -> list[Delivery]:
         found = [delivery for delivery, _ in self._deliveries]
         self._deliveries.clear()
@@ -111,6 +115,11 @@ class Subscription:
         delivery = await self._inbox.get()
         self._in_hand += 1
         return delivery
+
+    @property
+    def ready(self) -> int:
+        """How many deliveries :meth:`next` has without waiting."""
+        return self._inbox.ready
 
     def settled(self) -> None:
         """One of the deliveries that were handed out is settled."""

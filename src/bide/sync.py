@@ -29,6 +29,9 @@ from bide.topology import Topology
 _LAST_WORDS: Final = 1.0
 """Seconds that calls of other threads have to return, with their errors, once the connections are closed."""
 
+_MOST_AT_ONCE: Final = 100
+"""Messages that are handed from the client's thread to the caller's together."""
+
 _Result = TypeVar("_Result")
 
 
@@ -197,14 +200,11 @@ class SyncClient:
             self.wait_for(consumer.close())
 
     def _messages(self, consumer: Consumer, seconds: float | None) -> Iterator[SyncMessage]:
-        while True:
-            try:
-                message = self.wait_for(_next(consumer, seconds))
-            except (StopAsyncIteration, TimeoutError):
-                return
-            if message is None:
-                return
-            yield SyncMessage(message, self)
+        while messages := self.wait_for(_next(consumer, seconds)):
+            for message in messages:
+                # What was lost while those before it were handled comes again.
+                if not message.lost:
+                    yield SyncMessage(message, self)
 
 
 async def _end_others() -> None:
@@ -218,12 +218,17 @@ async def _end_others() -> None:
     await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _next(consumer: Consumer, seconds: float | None) -> Message | None:
+async def _next(consumer: Consumer, seconds: float | None) -> list[Message]:
+    """The next message, with those that are there already: to go from thread to thread takes longer than to receive."""
     try:
         async with asyncio.timeout(seconds):
-            return await anext(consumer, None)
+            first = await anext(consumer, None)
     except TimeoutError:
-        return None
+        return []
+    messages = [first] if first is not None else []
+    while messages and consumer.ready and len(messages) < _MOST_AT_ONCE:
+        messages.append(await anext(consumer))
+    return messages
 
 
 def connect_sync(

@@ -1,0 +1,78 @@
+"""What the synchronous client hands out: many at once from its thread, each message once, and none that was lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+import bide
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.sync import SyncMessage
+from tests.broker.receiving import eventually, fresh, ready
+from tests.faults.proxy import Proxy
+from tests.support import Vhost
+
+
+async def filled(url: str, number: int) -> str:
+    """A queue with so many messages: "0", "1", ..."""
+    queue = fresh("q")
+    async with bide.connect(url) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        done = await client.publish_many(bide.Letter(b"", to=queue, message_id=str(one)) for one in range(number))
+        assert done.confirmed == number
+    return queue
+
+
+def received(url: str, queue: str, number: int | None, then: Callable[[int, SyncMessage], None]) -> list[str]:
+    """The ids of so many messages, or of all, each acknowledged after something was done with it."""
+    found = []
+    timeout = "3s" if number is None else "20s"
+    with bide.connect_sync(url) as client, client.consume(queue, prefetch=1_000, timeout=timeout) as messages:
+        for message in messages:
+            found.append(message.message_id)
+            then(len(found), message)
+            if not message.lost:
+                message.ack()
+            if len(found) == number:
+                break
+    return found
+
+
+def nothing(number: int, message: SyncMessage) -> None:
+    """Do nothing with it."""
+
+
+async def test_each_comes_once_and_in_order_and_what_was_not_handed_out_goes_back(vhost: Vhost) -> None:
+    queue = await filled(vhost.url, 500)
+    first = await asyncio.to_thread(received, vhost.url, queue, 250, nothing)
+    assert first == [str(one) for one in range(250)]
+    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    assert await ready(connection, queue) == 250
+    await connection.close()
+    assert await asyncio.to_thread(received, vhost.url, queue, 250, nothing) == [str(one) for one in range(250, 500)]
+
+
+async def test_what_was_lost_meanwhile_is_not_handed_out(vhost: Vhost, proxy: Proxy) -> None:
+    """Others are there already when the connection breaks: they come again, and so does the one in hand."""
+    queue = await filled(vhost.url, 40)
+    loop = asyncio.get_running_loop()
+
+    async def is_lost(message: SyncMessage) -> bool:
+        return bool(message.lost)
+
+    async def cut(message: SyncMessage) -> None:
+        proxy.cut()
+        await eventually(partial(is_lost, message))
+
+    def cut_at_five(number: int, message: SyncMessage) -> None:
+        if number == 5:
+            asyncio.run_coroutine_threadsafe(cut(message), loop).result()
+
+    found = await asyncio.to_thread(received, proxy.url, queue, None, cut_at_five)
+    assert found[:5] == [str(one) for one in range(5)]
+    # Acknowledgements of just before the cut may not have come through.
+    assert set(found[5:]) >= {str(one) for one in range(4, 40)}
+    assert len(found[5:]) == len(set(found[5:]))
+    assert proxy.cuts
