@@ -7,6 +7,7 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -458,6 +459,82 @@ async def test_an_input_that_is_cancelled_from_within_has_not_come_to_its_end(cl
     assert str(error) == "the input was cancelled from within"
     with pytest.raises(RuntimeError, match="from within"):
         await client.publish_many(letters())
+
+
+@pytest.mark.parametrize("how", ["time limit", "time limit that is its end", "task group", "itself"])
+async def test_an_input_that_cancels_its_reader_has_not_come_to_its_end(
+    client: bide.Client, queue: str, how: str
+) -> None:
+    """It is stopped where it waits for room, so that what cancels is told so where it gives a letter."""
+    given, stop = 0, asyncio.Event()
+
+    def more() -> Iterator[Letter]:
+        nonlocal given
+        while True:
+            given += 1
+            yield Letter(b"", to=queue)
+
+    async def limited(expected: type[Exception] = ZeroDivisionError) -> AsyncIterator[Letter]:
+        with suppress(expected):
+            async with asyncio.timeout(None) as limit:
+                waiting = asyncio.create_task(stop.wait())
+                waiting.add_done_callback(lambda _: limit.reschedule(0))
+                for letter in more():
+                    yield letter
+
+    async def grouped() -> AsyncIterator[Letter]:
+        async def fail() -> None:
+            await stop.wait()
+            raise OSError("the file is gone")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            for letter in more():
+                yield letter
+
+    async def alone() -> AsyncIterator[Letter]:
+        reader = asyncio.current_task()
+        assert reader is not None
+        waiting = asyncio.create_task(stop.wait())
+        waiting.add_done_callback(lambda _: reader.cancel())
+        for letter in more():
+            yield letter
+
+    source, expected = {
+        "time limit": (limited(), "TimeoutError()"),
+        "time limit that is its end": (limited(TimeoutError), "None"),
+        "task group": (grouped(), "ExceptionGroup('unhandled errors in a TaskGroup', [OSError('the file is gone')])"),
+        "itself": (alone(), "RuntimeError('the input was cancelled from within')"),
+    }[how]
+    seen, error = 0, None
+    try:
+        async for one in client.publish_many(source, window=100):
+            assert one.status == "confirmed"
+            seen += 1
+            stop.set()
+    except Exception as caught:  # noqa: BLE001 (looked at below)
+        error = caught
+    assert repr(error) == expected
+    assert seen == given == 1_000
+
+
+async def test_an_input_is_at_its_end_when_the_publishing_is(client: bide.Client, queue: str) -> None:
+    """Also where it was not asked for more at that moment."""
+    has_ended = False
+
+    async def letters() -> AsyncIterator[Letter]:
+        nonlocal has_ended
+        try:
+            while True:
+                yield Letter(b"", to=queue)
+        finally:
+            await asyncio.sleep(0)
+            has_ended = True
+
+    publishing = aiter(client.publish_many(letters(), window=100))
+    assert (await anext(publishing)).status == "confirmed"
+    await publishing.aclose()
+    assert has_ended
 
 
 async def test_leaving_early(client: bide.Client, queue: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, Final, Protocol
 
-from bide.cancellation import from_within, is_cancelled
+from bide.cancellation import from_within
 from bide.errors import InvalidInputError
 
 NOTHING: Final = object()
@@ -26,7 +27,7 @@ class Source(Protocol):
         error: what the iterable raised in the end, if it did.
     """
 
-    error: Exception | None
+    error: BaseException | None
 
     @property
     def ended(self) -> bool:
@@ -48,7 +49,7 @@ class _Direct:
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = iter(items)
         self._has_ended = False
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     @property
     def ended(self) -> bool:
@@ -83,8 +84,9 @@ class _ReadAhead:
         self._at_hand: deque[Any] = deque()
         self._bytes = 0
         self._has_room = asyncio.Event()
+        self._is_stopped = False
         self._has_ended = False
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._task = asyncio.create_task(self._read())
 
     @property
@@ -102,31 +104,59 @@ class _ReadAhead:
 
     def left(self) -> list[Any]:
         # From here on nothing more may come, or it would be in no list.
-        self._task.cancel()
+        self._stop()
         return list(self._at_hand)
 
     async def close(self) -> None:
-        self._task.cancel()
+        self._stop()
         await asyncio.gather(self._task, return_exceptions=True)
+
+    def _stop(self) -> None:
+        # Once: a second time, it would disturb what the input does at its end.
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._task.cancel()
 
     async def _read(self) -> None:
         try:
-            async for item in self._items:
+            await self._read_on()
+        except BaseException as error:
+            if self._is_stopped:
+                raise
+            # Whoever else cancels this task, the input has not come to its end: its own time limit may do so.
+            self.error = from_within("the input", error) if isinstance(error, asyncio.CancelledError) else error
+            if not isinstance(error, Exception | asyncio.CancelledError):
+                raise
+        finally:
+            self._has_ended = True
+            self._on_news()
+
+    async def _read_on(self) -> None:
+        items = aiter(self._items)
+        generator = items if isinstance(items, AsyncGenerator) else None
+        step: Callable[[], Awaitable[Any]] = items.__anext__
+        try:
+            while not self._is_stopped:
+                item = await step()
+                step = items.__anext__
                 self._at_hand.append(item)
                 self._bytes += body_bytes(item)
                 self._on_news()
                 if len(self._at_hand) >= _READ_AHEAD or self._bytes >= _BYTES_AHEAD:
                     self._has_room.clear()
-                    await self._has_room.wait()
-        except asyncio.CancelledError as error:
-            if is_cancelled():
-                raise
-            self.error = from_within("the input", error)
-        except Exception as error:  # noqa: BLE001 (raised when what was sent before is confirmed)
-            self.error = error
+                    try:
+                        await self._has_room.wait()
+                    except asyncio.CancelledError as error:
+                        if self._is_stopped or generator is None:
+                            raise
+                        # It waits where it gives a letter. What cancels is within it, and knows why: a time limit, say.
+                        step = partial(generator.athrow, error)
+        except StopAsyncIteration:
+            pass
         finally:
-            self._has_ended = True
-            self._on_news()
+            if generator is not None:
+                # Left where it is, it would do what it does at its end whenever it is collected.
+                await generator.aclose()
 
 
 def body_bytes(letter: Any) -> int:
