@@ -147,7 +147,7 @@ class _ReadAhead:
                     try:
                         await self._has_room.wait()
                     except asyncio.CancelledError as error:
-                        if self._is_stopped or generator is None:
+                        if generator is None or self._is_stopped:
                             raise
                         # It waits where it gives a letter. What cancels is within it, and knows why: a time limit, say.
                         step = partial(generator.athrow, error)
