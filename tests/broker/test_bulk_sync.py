@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 
@@ -131,6 +133,37 @@ def test_an_exception_in_the_block_abandons_the_rest(clock_url: str, queue: str)
     publisher.put(Letter(b"", to=queue))
     with pytest.raises(ClosedError):
         publisher.flush()
+
+
+FORK = """
+import os, signal, sys
+import bide
+publisher = bide.BulkPublisher(sys.argv[1])
+letters = [bide.Letter(b"", to=sys.argv[2])] * 6_000
+for letter in letters[:1_500]:
+    publisher.put(letter)
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+    print(publisher.flush())
+    publisher.close()
+else:
+    signal.alarm(10)
+    for work in (lambda: publisher.publish_many(letters), publisher.flush):
+        try:
+            work()
+        except bide.errors.ClosedError as error:
+            print(error, flush=True)
+    publisher.close()
+"""
+
+
+def test_a_forked_process_is_told_to_make_its_own(clock_url: str, queue: str) -> None:
+    command = [sys.executable, "-c", FORK, clock_url, queue]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
+    told = "this publisher was made before a fork: make it after that"
+    assert output.splitlines() == [told, told, "1500 confirmed"]
+    assert len(received(clock_url, queue, 1_500)) == 1_500
 
 
 def test_arguments_that_cannot_be_used() -> None:

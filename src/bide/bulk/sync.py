@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 from collections.abc import Iterable
 from datetime import timedelta
 from types import TracebackType
@@ -71,6 +72,7 @@ class BulkPublisher:
             max_in_flight=whole_number("window", window, 1, 1_000_000),
         )
         self._client = SyncClient(connecting)
+        self._pid = os.getpid()
         self._batch: list[Letter] = []
         self._bytes = 0
         self._feed: Feed | None = None
@@ -115,7 +117,9 @@ class BulkPublisher:
             BulkPublishError: some were not taken. It has the report; all others are on the broker.
             BulkInDoubtError: it ended early: it is not known of some whether the broker has them, and others were not
                 sent, both of which it names. It has the report of all others. Its cause says why.
+            ClosedError: it was closed, or made by a process that forked this one.
         """
+        self._check_process()
         if self._batch:
             self._send()
         if self._feed is not None:
@@ -128,13 +132,19 @@ class BulkPublisher:
 
     def close(self) -> None:
         """Close the connection; what is not confirmed is abandoned."""
-        if self._sending is not None:
+        if self._sending is not None and os.getpid() == self._pid:
             self._sending.cancel()
-            self._sending = self._feed = None
+        self._sending = self._feed = None
         self._client.close()
+
+    def _check_process(self) -> None:
+        # The thread that sends is the parent's: one that waits for it here waits for ever.
+        if os.getpid() != self._pid:
+            raise ClosedError("this publisher was made before a fork: make it after that")
 
     def _send(self) -> None:
         """Give the batch to the thread that sends."""
+        self._check_process()
         if self._feed is not None and self._feed.has_ended:
             # A signal's exception ended the flush.
             self._wait()
