@@ -27,6 +27,9 @@ REBIND_AFTER: Final = timedelta(seconds=30)
 
 _REMEMBERED: Final = 10_000
 
+_ASKING: Final = 100
+"""Messages that ask for their exchange at once, each on a channel of its own. RabbitMQ allows a connection 2,047."""
+
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -57,6 +60,7 @@ class Session:
         self._kinds: dict[tuple[Kind, bool], float] = {}
         self._opening = asyncio.Lock()
         self._declaring = asyncio.Lock()
+        self._asking = asyncio.Semaphore(_ASKING)
 
     async def channel(self) -> Channel:
         """The publishing channel, once the broker and the socket take more.
@@ -177,9 +181,10 @@ class Session:
 
     async def _expect(self, exchange: str) -> None:
         # A publish to a missing exchange closes the channel, and takes the confirms of others with it.
-        if not self._is_known(self._exchanges, exchange):
-            await self._check(Topology([Exchange(exchange)]))
-            self._remember(self._exchanges, exchange)
+        async with self._asking:
+            if not self._is_known(self._exchanges, exchange):
+                await self._check(Topology([Exchange(exchange)]))
+                self._remember(self._exchanges, exchange)
 
     async def _check(self, expected: Topology) -> None:
         for kind, topology in (

@@ -188,3 +188,14 @@ async def test_names_that_need_care(client: bide.Client) -> None:
                 bodies.add((message.body, message.exchange, message.routing_key))
                 await message.ack()
         assert bodies == {(b"to the exchange", exchange, "a.b"), (b"to the queue", "", queue)}
+
+
+async def test_more_messages_at_once_than_a_connection_has_channels(client: bide.Client) -> None:
+    """Each asks first whether its exchange is there."""
+    exchange, queue = fresh("fanout"), fresh("q")
+    await client.declare(
+        bide.Topology([bide.Exchange(exchange, "fanout")], [bide.Queue.quorum(queue)], [bide.Binding(exchange, queue)])
+    )
+    number = (await client._publisher.connection()).channel_max + 1
+    receipts = await asyncio.gather(*(client.publish(b"", exchange=exchange) for _ in range(number)))
+    assert {one.attempts for one in receipts} == {1}
