@@ -127,7 +127,7 @@ class Client:
             UnroutableError: no queue takes it.
             PublishRefusedError: no queue stored it.
             PublishInDoubtError: the connection broke before the confirm, and ``on_lost`` is ``"raise"``, or there was
-                no time left to repeat.
+                no time left to repeat, or repeating met with another error, which is the cause then.
             BrokerError: the broker cannot be reached, or refuses.
         """
         letter = Letter(

@@ -17,7 +17,16 @@ from bide.amqp.url import BrokerUrl
 from bide.delay.clock import Clock, carrier_for
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.duration import sending_time
-from bide.errors import BideError, BrokerError, ClosedError, InvalidInputError, PublishError, PublishInDoubtError
+from bide.errors import (
+    BideError,
+    BrokerError,
+    ClosedError,
+    InvalidInputError,
+    MessageTooLargeError,
+    PublishError,
+    PublishInDoubtError,
+    TargetNotFoundError,
+)
 from bide.letter import Letters
 from bide.link import Link
 from bide.outcome import denied, in_doubt
@@ -41,7 +50,7 @@ def checked_on_lost(value: OnLost) -> OnLost:
     return value
 
 
-_TIME_TO_APPLY: Final = 60.0
+TIME_TO_APPLY: Final = 60.0
 """Seconds: putting a whole infrastructure on a slow broker takes longer than a publish."""
 
 
@@ -67,6 +76,7 @@ class _Sending:
 
     Attributes:
         attempts: how often it was sent.
+        was_lost: whether the connection broke after it was sent.
         reason: why it is not confirmed yet.
         suspect: whether it may be the one for which the broker closed a channel.
         blamed: whether it certainly is.
@@ -76,6 +86,7 @@ class _Sending:
     mandatory: bool
     reason: str
     attempts: int = 0
+    was_lost: bool = False
     suspect: bool = False
     blamed: bool = False
     hops: int = 0
@@ -83,6 +94,13 @@ class _Sending:
     def in_doubt(self, reason: str) -> PublishInDoubtError:
         """The error for a message that was sent and not confirmed."""
         return in_doubt(self.message.message_id, reason)
+
+    def may_be_there(self, error: BideError) -> bool:
+        """Whether the broker may have it from an earlier sending, though it refuses it now."""
+        if isinstance(error, TargetNotFoundError):
+            # What it goes to was there before.
+            return self.attempts > 1
+        return self.was_lost and not isinstance(error, MessageTooLargeError)
 
     def out_of_time(self, seconds: float, blocked_by: str | None) -> PublishError:
         """The error for a message whose time is up."""
@@ -150,7 +168,7 @@ class Publisher:
         Raises:
             BideError: as :meth:`publish`, but for what only a sending can meet.
         """
-        async with asyncio.timeout(max(self.timeout.total_seconds(), _TIME_TO_APPLY)):
+        async with asyncio.timeout(max(self.timeout.total_seconds(), TIME_TO_APPLY)):
             await (await self.session()).prepare(message)
 
     async def publish(self, message: Outgoing, *, mandatory: bool = True) -> Receipt:
@@ -158,12 +176,14 @@ class Publisher:
 
         The broker answers a message that it cannot accept by closing the channel, with all that is unconfirmed on it,
         and does not always say for which. Then each of these is sent again on a channel of its own, one at a time: the
-        one to blame fails, the others go through.
+        one to blame fails, the others go through. If an exchange is gone, the broker may have some of those that were
+        on their way to it: they are sent again where it can be put back.
 
         Raises:
             UnroutableError: no queue takes it.
             PublishRefusedError: no queue stored it.
-            PublishInDoubtError: the connection broke before the confirm, and repeating is off or out of time.
+            PublishInDoubtError: the connection broke before the confirm, and repeating is off, out of time, or met with
+                another error, which is the cause then.
             PublishError: it was not sent in time.
             TargetNotFoundError: its queue or exchange does not exist.
             NotAppliedError: the delay infrastructure is missing and may not be declared.
@@ -175,7 +195,7 @@ class Publisher:
             async with asyncio.timeout(self.timeout.total_seconds()), self._window:
                 sending.reason = "the broker was not reached"
                 while True:
-                    session = await self.session()
+                    session = await self._session_for(sending)
                     if await self._round(session, sending):
                         return Receipt(
                             message_id=message.message_id,
@@ -188,6 +208,14 @@ class Publisher:
             connection = self._session.connection if self._session is not None else None
             blocked_by = connection.blocked_by if connection is not None and connection.is_open else None
             raise sending.out_of_time(self.timeout.total_seconds(), blocked_by) from error
+
+    async def _session_for(self, sending: _Sending) -> Session:
+        try:
+            return await self.session()
+        except BideError as error:
+            if not sending.attempts:
+                raise
+            raise denied(sending.message.message_id, error) from error
 
     async def _round(self, session: Session, sending: _Sending) -> bool:
         """Try to send a message once, and tell whether it was confirmed; False if it is worth another try."""
@@ -213,11 +241,17 @@ class Publisher:
             if sending.attempts == before:
                 # Nothing was sent: what the broker, or our own checks, said before would only come again.
                 if session.connection.is_open or not isinstance(error, BrokerError):
-                    raise
+                    if not before or isinstance(error, MessageTooLargeError):
+                        raise
+                    raise denied(sending.message.message_id, error) from error
             elif sending.blamed:
-                raise
+                if not sending.may_be_there(error):
+                    raise
+                raise denied(sending.message.message_id, error) from error
             elif self.on_lost == "raise" or isinstance(error, ClosedError):
                 raise sending.in_doubt(str(error)) from error
+            else:
+                sending.was_lost = sending.was_lost or not session.connection.is_open
             return False
 
     async def _send(self, session: Session, channel: Channel, sending: _Sending) -> None:
@@ -239,8 +273,36 @@ class Publisher:
         except BrokerError as error:
             if session.connection.is_open:
                 # The broker closed the channel alone: one of the messages on it is to blame.
-                _judge(session, channel, sending, encoded.exchange, error)
+                self._judge(session, channel, sending, encoded.exchange, error)
             raise
+
+    def _judge(self, session: Session, channel: Channel, sending: _Sending, exchange: str, error: BrokerError) -> None:
+        """Find out whether this message made the broker close the channel, or was only on it too."""
+        text, failed = channel.close_text, channel.confirms.failed
+        size = faults.size_limit(text)
+        if size is not None:
+            _, limit = size
+            session.remember_limit(limit)
+            sending.blamed = len(sending.message.body) > limit
+            if sending.blamed:
+                raise too_large(sending.message, limit) from error
+            return
+        refused = faults.subject(text)
+        if refused == exchange:
+            session.forget(exchange)
+            if isinstance(error, TargetNotFoundError) and sending.attempts == 1:
+                is_alone = failed[exchange] == 1
+                may_return = session.infrastructure.owns(exchange) and self.on_lost == "repeat"
+                if may_return or not is_alone:
+                    # The exchange was there before, and may have taken it. It is looked for once more, or put there.
+                    return
+        if sending.suspect or failed.total() == 1:
+            sending.blamed = True
+        elif refused is not None:
+            # Whether an exchange may be written to, the broker asks for the first message of a channel to it.
+            sending.blamed = refused == exchange
+        else:
+            sending.suspect = True
 
     async def session(self) -> Session:
         """What is known of the broker, on an open connection.
@@ -264,25 +326,3 @@ class Publisher:
             session = Session(connection, infrastructure, declare=self._declare)
             self._session = session
             return session
-
-
-def _judge(session: Session, channel: Channel, sending: _Sending, exchange: str, error: BrokerError) -> None:
-    """Find out whether this message made the broker close the channel, or was only on it too."""
-    text = channel.close_text
-    size = faults.size_limit(text)
-    if size is not None:
-        _, limit = size
-        session.remember_limit(limit)
-        sending.blamed = len(sending.message.body) > limit
-        if sending.blamed:
-            raise too_large(sending.message, limit) from error
-        return
-    refused = faults.subject(text)
-    if refused == exchange:
-        session.forget(exchange)
-    if sending.suspect or channel.confirms.failed == 1:
-        sending.blamed = True
-    elif refused is not None:
-        sending.blamed = refused == exchange
-    else:
-        sending.suspect = True

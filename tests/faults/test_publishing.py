@@ -11,12 +11,21 @@ from typing import Any, Literal
 import pytest
 
 import bide
+from bide.admin.apply import destroy
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.amqp.writer import WRITE_BUFFER
-from bide.errors import ClosedError, ConnectionLostError, ProtocolError, PublishError, PublishInDoubtError
+from bide.errors import (
+    ClosedError,
+    ConnectionLostError,
+    ProtocolError,
+    PublishError,
+    PublishInDoubtError,
+    TargetNotFoundError,
+    UnsupportedBrokerError,
+)
 from tests.broker.receiving import eventually, fresh, ready, receive
-from tests.faults.conftest import CLOCK
+from tests.faults.conftest import CLOCK, too_old
 from tests.faults.proxy import PUBLISH, QUEUE_BIND, QUEUE_DECLARE, Proxy
 from tests.support import Vhost
 
@@ -91,6 +100,81 @@ async def test_a_lost_confirm_is_reported_where_that_was_asked_for(vhost: Vhost,
         proxy.cut()
         assert (await client.publish(b"", to=queue)).attempts == 1
     await stored(vhost.url, queue, 2)
+
+
+@pytest.mark.parametrize("then", ["closed", "too old"])
+async def test_what_was_sent_is_in_doubt_whatever_ends_the_waiting_for_the_broker(
+    vhost: Vhost, proxy: Proxy, then: Literal["closed", "too old"]
+) -> None:
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
+        proxy.on_method[PUBLISH] = "deaf"
+        publishing = asyncio.create_task(client.publish(b"", to=queue, message_id="doubtful"))
+        await stored(vhost.url, queue, 1)
+        accepted = proxy.accepted
+        if then == "closed":
+            proxy.refusing = True
+        else:
+            # One of several hosts, say.
+            proxy.rewrite = too_old(vhost)
+        proxy.cut()
+
+        async def trying() -> bool:
+            return proxy.accepted > accepted
+
+        await eventually(trying)
+        if then == "closed":
+            await client.close()
+        with pytest.raises(PublishInDoubtError, match="'doubtful': it was sent, and not confirmed, and") as caught:
+            await publishing
+        assert isinstance(caught.value.__cause__, ClosedError if then == "closed" else UnsupportedBrokerError)
+        proxy.rewrite = bytes
+
+
+async def test_an_exchange_that_is_deleted_may_have_taken_what_is_on_its_way(vhost: Vhost, proxy: Proxy) -> None:
+    """The broker names the exchange, not the message for which it closes the channel."""
+    queue, exchange = fresh("q"), fresh("x")
+    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
+        topology = bide.Topology(
+            [bide.Exchange(exchange, "fanout")], [bide.Queue.quorum(queue)], [bide.Binding(exchange, queue)]
+        )
+        await client.declare(topology)
+        await client.publish(b"", exchange=exchange)
+        proxy.rewrite = _without_confirms
+        taken = [asyncio.create_task(client.publish(b"", exchange=exchange)) for _ in range(50)]
+        await stored(vhost.url, queue, 51)
+        async with await connection.channel() as channel:
+            await channel.delete_exchange(exchange)
+        more = [asyncio.create_task(client.publish(b"", exchange=exchange)) for _ in range(50)]
+        results = await asyncio.gather(*taken, *more, return_exceptions=True)
+        assert {type(one) for one in results} == {PublishInDoubtError}
+        assert {type(one.__cause__) for one in results if isinstance(one, BaseException)} == {TargetNotFoundError}
+        proxy.rewrite = bytes
+        # Alone, it is certain which one the broker meant.
+        await client.declare(topology)
+        await client.publish(b"", exchange=exchange)
+        async with await connection.channel() as channel:
+            await channel.delete_exchange(exchange)
+        with pytest.raises(TargetNotFoundError):
+            await client.publish(b"", exchange=exchange)
+    await connection.close()
+
+
+async def test_an_infrastructure_that_is_taken_away_is_put_back(vhost: Vhost) -> None:
+    queue = fresh("q")
+    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    async with bide.connect(vhost.url, infrastructure=CLOCK) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        await client.publish(b"", to=queue, delay="1s")
+        await receive(client, queue, 1)
+        for number in (1, 100):
+            await destroy(connection, CLOCK.topology())
+            receipts = await asyncio.gather(*(client.publish(b"", to=queue, delay="1s") for _ in range(number)))
+            assert {one.attempts for one in receipts} == {2}
+            received = await receive(client, queue, number)
+            assert {one.message_id for one in received} == {one.message_id for one in receipts}
+    await connection.close()
 
 
 async def test_a_message_that_came_back_is_unroutable_even_if_its_confirm_got_lost(vhost: Vhost, proxy: Proxy) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from typing import Any
 
 from bide.amqp.content import Return
@@ -68,7 +69,7 @@ class Confirms:
     """The publisher confirms of one channel. The broker numbers its messages from 1 on, in the order of sending.
 
     Attributes:
-        failed: messages that waited when the channel closed.
+        failed: how many messages waited when the channel closed, by exchange.
     """
 
     def __init__(self) -> None:
@@ -76,7 +77,7 @@ class Confirms:
         self._sent = 0
         self._oldest = 1
         self._looked_at = 0
-        self.failed = 0
+        self.failed = Counter[str]()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -122,7 +123,7 @@ class Confirms:
     def fail(self, error: BideError) -> None:
         """No more answers will come. What was returned is known to be unroutable all the same."""
         waiting, self._waiting = self._waiting, {}
-        self.failed = len(waiting)
+        self.failed.update(entry.exchange for entry in waiting.values())
         for entry in waiting.values():
             entry.settle(error if entry.returned is None else _unroutable(entry))
 
