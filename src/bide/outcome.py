@@ -13,6 +13,7 @@ from bide.errors import (
     BulkInDoubtError,
     BulkPublishError,
     InvalidInputError,
+    MessageTooLargeError,
     PublishInDoubtError,
     PublishRefusedError,
     UnroutableError,
@@ -23,6 +24,8 @@ from bide.letter import Letter
 Status = Literal["confirmed", "returned", "refused", "invalid", "failed", "in doubt", "unsent"]
 
 _STATUSES: Final[Mapping[type[BideError], Status]] = {
+    # Only the broker knows its limit, and it is told once a body was over it.
+    MessageTooLargeError: "failed",
     UnroutableError: "returned",
     PublishRefusedError: "refused",
     InvalidInputError: "invalid",

@@ -21,6 +21,7 @@ from bide.amqp.writer import WRITE_BUFFER
 from bide.bulk.publish import BulkPublish
 from bide.bulk.sync import BulkPublisher
 from bide.errors import (
+    AccessRefusedError,
     BulkInDoubtError,
     ClosedError,
     ConnectionLostError,
@@ -28,6 +29,7 @@ from bide.errors import (
     PublishError,
     PublishInDoubtError,
     PublishRefusedError,
+    TargetNotFoundError,
     UnsupportedBrokerError,
 )
 from bide.letter import Letter
@@ -36,7 +38,7 @@ from bide.outgoing import Outgoing
 from bide.session import Session
 from tests.broker.receiving import eventually, fresh, ready
 from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail, too_old
-from tests.faults.proxy import PUBLISH, Proxy
+from tests.faults.proxy import PUBLISH, QUEUE_DECLARE, Proxy
 from tests.support import SOAK, Vhost
 
 CUTS = 200 if SOAK else 6
@@ -269,6 +271,60 @@ async def test_what_is_refused_the_second_time_may_have_been_taken_the_first_tim
     await connection.close()
 
 
+@pytest.mark.parametrize("many", [True, False])
+@pytest.mark.parametrize("change", ["deleted", "forbidden"])
+async def test_what_cannot_be_sent_the_second_time_may_have_been_taken_the_first_time(
+    vhost: Vhost, proxy: Proxy, change: str, many: bool
+) -> None:
+    queue, exchange = fresh("q"), fresh("x")
+    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    vhost.broker.add_user("limited", "secret")
+    vhost.broker.set_permissions(vhost.name, "limited")
+
+    async def stored() -> bool:
+        return await ready(connection, queue) == 1
+
+    try:
+        url = proxy.url.replace(f"bide:{vhost.broker.password}", "limited:secret")
+        async with bide.connect(url, infrastructure=CLOCK) as client:
+            topology = bide.Topology(
+                [bide.Exchange(exchange, "fanout")], [bide.Queue.quorum(queue)], [bide.Binding(exchange, queue)]
+            )
+            await client.declare(topology)
+            proxy.on_method[PUBLISH] = "deaf"
+            letter = Letter(b"", exchange=exchange, message_id="one")
+
+            async def fate() -> BaseException | None:
+                if many:
+                    known, error = await told(client.publish_many([letter]))
+                    assert error is None
+                    assert (known["one"].status, known["one"].attempts) == ("in doubt", 1 + (change == "forbidden"))
+                    return known["one"].error
+                with pytest.raises(PublishInDoubtError) as caught:
+                    await client.publish(b"", exchange=exchange, message_id="one")
+                return caught.value
+
+            sending = asyncio.create_task(fate())
+            await eventually(stored)
+            if change == "deleted":
+                async with await connection.channel() as channel:
+                    await channel.delete_exchange(exchange)
+            else:
+                vhost.broker.set_permissions(vhost.name, "limited", write="^$")
+            proxy.cut()
+            cause = await sending
+            assert cause is not None
+            assert "it was sent, and not confirmed, and then: " in str(cause)
+            refusal = TargetNotFoundError if change == "deleted" else AccessRefusedError
+            assert isinstance(cause.__cause__, refusal)
+            # Sent once, or not at all, it is not there.
+            with pytest.raises(refusal):
+                await client.publish(b"", exchange=exchange)
+    finally:
+        vhost.broker.delete_user("limited")
+    await connection.close()
+
+
 async def test_what_nobody_thought_of_leaves_nothing_unnamed(vhost: Vhost) -> None:
     """An error in bide: of those that are known, none is left."""
     queue = await declared(vhost.url)
@@ -310,6 +366,73 @@ async def test_a_broker_that_answers_no_more(vhost: Vhost, proxy: Proxy) -> None
         with pytest.raises(PublishError, match="not reached within 1 s"):
             await client.publish_many(letters(queue, 10))
         proxy.moving.set()
+
+
+async def test_a_broker_that_falls_silent_is_noticed_by_its_missing_heartbeats(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await declared(vhost.url)
+
+    def source() -> Iterator[Letter]:
+        for number, letter in enumerate(letters(queue, 1_000)):
+            if number == 500:
+                proxy.stall()
+            yield letter
+
+    async with bide.connect(f"{proxy.url}?heartbeat=1", infrastructure=CLOCK, timeout="20s") as client:
+        connection = await client._publisher.connection()
+        publishing = asyncio.create_task(told(client.publish_many(source(), window=100)))
+        async with asyncio.timeout(10):
+            lost = await connection.lost
+        assert "silent for" in str(lost)
+        assert not publishing.done()
+        proxy.moving.set()
+        known, error = await publishing
+        await client.publish(b"", to=queue, message_id=LAST)
+    assert error is None
+    assert len(known) == 1_000
+    assert Counter((one.status, one.attempts) for one in known.values()).keys() == {("confirmed", 1), ("confirmed", 2)}
+    there = await found(vhost.url, queue)
+    assert there.keys() == known.keys() | {LAST}
+    assert all(there[name] <= one.attempts for name, one in known.items())
+
+
+async def test_what_took_too_long_is_told(vhost: Vhost, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bide.bulk.run.TIME_TO_APPLY", 0.7)
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="500ms") as client:
+        proxy.on_method[QUEUE_DECLARE] = "deaf"
+        known, error = await told(client.publish_many(letters(queue, 3, delay="1s")))
+        assert known == {}
+        assert error is not None
+        assert "nothing was sent within 0.7 s: what they need on their way was not there yet" in str(error)
+        assert (error.in_doubt, [one.position for one in error.unsent]) == ((), [0])
+        proxy.cut()
+        proxy.on_method[PUBLISH] = "deaf"
+        publishing = asyncio.create_task(told(client.publish_many(letters(queue, 3))))
+
+        async def sent() -> bool:
+            return PUBLISH not in proxy.on_method
+
+        await eventually(sent, step=0.005)
+        proxy.refusing = True
+        proxy.cut()
+        known, error = await publishing
+        assert known == {}
+        assert error is not None
+        assert "no confirm within 0.5 s: the broker was not reached" in str(error)
+        assert [one.position for one in error.in_doubt] == [0, 1, 2]
+
+
+async def test_an_infrastructure_may_take_longer_than_a_publish(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="500ms") as client:
+        before = proxy.sent
+        proxy.rate = 10_000
+        known, error = await told(client.publish_many(letters(queue, 3, delay="1s")))
+        assert error is None
+        assert {(one.status, one.attempts) for one in known.values()} == {("confirmed", 1)}
+        # So long did it take at least.
+        assert (proxy.sent - before) / proxy.rate > 1
+        proxy.rate = None
 
 
 async def test_the_client_is_closed_meanwhile(vhost: Vhost, proxy: Proxy) -> None:
@@ -493,7 +616,8 @@ async def test_bodies_over_the_brokers_limit(frail: Frail) -> None:
         known, error = await told(client.publish_many(source))
         await client.publish(b"", to=queue, message_id=LAST)
     assert error is None
-    assert {one.position for one in known.values() if one.error is not None} == {3, 700, 701}
+    failed = {(one.position, one.status) for one in known.values() if one.error is not None}
+    assert failed == {(3, "failed"), (700, "failed"), (701, "failed")}
     assert all(isinstance(known[f"m{number}"].error, MessageTooLargeError) for number in (3, 700, 701))
     assert len(await found(frail.url(), queue)) == 998
 
@@ -512,7 +636,7 @@ async def test_an_alarm_is_waited_out(frail: Frail) -> None:
             names.append(f"m{len(names)}")
             yield Letter(b"", to=queue, message_id=names[-1])
 
-    async with bide.connect(frail.url(), infrastructure=CLOCK, timeout="2s") as client:
+    async with bide.connect(f"{frail.url()}?heartbeat=1", infrastructure=CLOCK, timeout="2s") as client:
         connection = await client._publisher.connection()
         await asyncio.to_thread(frail.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
         try:
@@ -523,7 +647,7 @@ async def test_an_alarm_is_waited_out(frail: Frail) -> None:
 
             await eventually(blocked)
             seen.set()
-            # Longer than the time limit.
+            # Longer than the time limit, and than both sides wait for a sign of life.
             done, _ = await asyncio.wait({publishing}, timeout=3)
             assert not done
             assert connection.blocked_by is not None

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
 from typing import Final, Self
 
-from bide.bulk.run import Parcel, Run
+from bide.bulk.parcel import Parcel
+from bide.bulk.run import Run
 from bide.errors import BulkInDoubtError, ClosedError
 from bide.outcome import Outcome, Report, Tally, not_taken
 

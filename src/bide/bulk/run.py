@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable
-from typing import Any, Final
+from typing import Final
 
 from bide.amqp import faults
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Unconfirmed
+from bide.bulk.parcel import Parcel, unsendable
 from bide.bulk.source import NOTHING, Source, source_of
 from bide.duration import sending_time
 from bide.errors import (
@@ -26,9 +27,9 @@ from bide.errors import (
     UnsupportedBrokerError,
 )
 from bide.letter import Letter
-from bide.outcome import Outcome, denied, in_doubt, not_sent, with_unsent
+from bide.outcome import denied, in_doubt, not_sent, with_unsent
 from bide.outgoing import Kind, Outgoing
-from bide.publisher import OnLost, Publisher
+from bide.publisher import TIME_TO_APPLY, OnLost, Publisher
 from bide.session import Session, too_large
 
 log = logging.getLogger(__name__)
@@ -54,40 +55,6 @@ class _OutOfReachError(Exception):
     def __init__(self, reason: BideError) -> None:
         super().__init__(str(reason))
         self.reason = reason
-
-
-class Parcel(Unconfirmed):
-    """A letter on its way.
-
-    Attributes:
-        message: what the letter stands for; None if it cannot be read.
-        attempts: how often it was sent.
-        error: why it is not on the broker, once that is known.
-        prepared_in: the session in which everything was found to be there that it needs.
-    """
-
-    __slots__ = ("attempts", "error", "letter", "message", "position", "prepared_in", "run")
-
-    def __init__(self, run: Run, letter: Any, position: int, message: Outgoing | None) -> None:
-        self.run = run
-        self.letter = letter
-        self.position = position
-        self.message = message
-        self.attempts = 0
-        self.error: BideError | None = None
-        self.prepared_in: Session | None = None
-
-    def settle(self, error: BideError | None) -> None:
-        """Tell the run what became of it."""
-        self.run.settled(self, error)
-
-    def outcome(self) -> Outcome:
-        """What became of it, for the caller."""
-        message = self.message
-        if message is None:
-            return Outcome(self.letter, self.position, None, None, 0, self.error)
-        due = message.due if self.attempts else None
-        return Outcome(self.letter, self.position, message.message_id, due, self.attempts, self.error)
 
 
 class Run:
@@ -127,6 +94,7 @@ class Run:
         self._end: BideError | None = None
         self._has_moved = True
         self._deadline = 0.0
+        self._reason, self._allowed = "", timeout
 
     def count_from(self, position: int) -> None:
         """Give the first letter this position instead of 0."""
@@ -176,7 +144,7 @@ class Run:
             if error is None:
                 self._known.append(parcel)
             else:
-                self._denied(parcel, error, sent_before=parcel.attempts - 1)
+                self._denied(parcel, error, was_sent=parcel.attempts > 1)
         else:
             self._lost.append(parcel)
 
@@ -190,7 +158,7 @@ class Run:
                 # It is there, and says that it takes messages again later.
                 self._has_moved = True
             elif self._is_waiting():
-                raise self._in_doubt(f"no confirm within {self._timeout:g} s") from error
+                raise self._in_doubt(self._out_of_time()) from error
             else:
                 raise PublishError(f"the broker was not reached within {self._timeout:g} s: is it up?") from error
         except BulkInDoubtError:
@@ -219,7 +187,7 @@ class Run:
             self._limit = self._window
         session, channel = self._session, self._channel
         if session is None or channel is None or not session.connection.is_open or not channel.is_open:
-            async with self._patience():
+            async with self._patience("the broker was not reached"):
                 session = self._session = await self._connected()
                 channel = self._channel = await session.connection.channel(confirms=True)
         loop = asyncio.get_running_loop()
@@ -228,8 +196,11 @@ class Run:
         # The broker cannot be heard while the input takes its time.
         self._deadline += loop.time() - started
         if unprepared is not None:
-            async with self._patience():
+            begun = loop.time()
+            async with self._patience("what they need on their way was not there yet", at_least=TIME_TO_APPLY):
                 await self._prepare(session, unprepared)
+            # To put a whole infrastructure there is no silence either.
+            self._deadline += loop.time() - begun
         elif is_interrupted:
             # So that confirms, and other tasks, get their turn.
             await asyncio.sleep(0)
@@ -256,12 +227,24 @@ class Run:
         """Whether there are messages whose fate is not known."""
         return bool(self._in_flight or self._lost or self._again)
 
-    def _patience(self) -> asyncio.Timeout:
-        """The time that the broker has left to confirm something."""
+    def _patience(self, reason: str = "", *, at_least: float = 0.0) -> asyncio.Timeout:
+        """The time that the broker has left to confirm something.
+
+        Args:
+            reason: what else to say when it is over.
+            at_least: seconds for this, however little is left.
+        """
+        now = asyncio.get_running_loop().time()
         if self._has_moved:
             self._has_moved = False
-            self._deadline = asyncio.get_running_loop().time() + self._timeout
-        return asyncio.timeout_at(self._deadline)
+            self._deadline = now + self._timeout
+        self._reason, self._allowed = reason, max(self._timeout, at_least)
+        return asyncio.timeout_at(max(self._deadline, now + at_least))
+
+    def _out_of_time(self) -> str:
+        was_sent = self._in_flight or any(one.attempts for one in (*self._lost, *self._again))
+        what = "no confirm" if was_sent else "nothing was sent"
+        return f"{what} within {self._allowed:g} s{self._reason and ': '}{self._reason}"
 
     def _has_room(self) -> None:
         self._has_moved = True
@@ -297,7 +280,7 @@ class Run:
                 message = parcel.message = message.starting(now)
                 encoded = encoder.encode(message, now, channel=channel.number, mandatory=parcel.letter.mandatory)
             except Exception as error:  # noqa: BLE001 (whatever is wrong with one letter is no harm to the others)
-                self._failed(parcel, _unsendable(parcel.position, error))
+                self._denied(parcel, unsendable(parcel.position, error), was_sent=parcel.attempts > 0)
                 continue
             Unconfirmed.__init__(parcel, encoded.exchange, encoded.routing_key, message.message_id, message.body)
             channel.post(encoded.frames, parcel)
@@ -321,17 +304,17 @@ class Run:
             return Parcel(self, letter, position, self._publisher.letters.check(letter))
         except Exception as error:  # noqa: BLE001 (whatever is wrong with one letter is no harm to the others)
             parcel = Parcel(self, letter, position, None)
-            self._failed(parcel, _unsendable(position, error))
+            self._failed(parcel, unsendable(position, error))
             return parcel
 
     def _failed(self, parcel: Parcel, error: BideError) -> None:
         parcel.error = error
         self._known.append(parcel)
 
-    def _denied(self, parcel: Parcel, error: BideError, *, sent_before: int) -> None:
+    def _denied(self, parcel: Parcel, error: BideError, *, was_sent: bool) -> None:
         """The broker does not take it now; it may have done so when it was sent before, and the confirm was lost."""
         assert parcel.message is not None
-        if sent_before and not isinstance(error, InvalidInputError | MessageTooLargeError):
+        if was_sent and not isinstance(error, MessageTooLargeError):
             error = denied(parcel.message.message_id, error)
         self._failed(parcel, error)
 
@@ -343,7 +326,7 @@ class Run:
         if asyncio.get_running_loop().time() >= until:
             del self._hopeless[message.kind]
             return False
-        self._denied(parcel, error, sent_before=parcel.attempts)
+        self._denied(parcel, error, was_sent=parcel.attempts > 0)
         return True
 
     async def _prepare(self, session: Session, parcel: Parcel) -> None:
@@ -355,7 +338,7 @@ class Run:
             if isinstance(error, BrokerError) and not session.connection.is_open:
                 raise
             self._again.remove(parcel)
-            self._denied(parcel, error, sent_before=parcel.attempts)
+            self._denied(parcel, error, was_sent=parcel.attempts > 0)
             if isinstance(error, NotAppliedError | UnsupportedBrokerError):
                 # The next message would fare no better.
                 self._end = error
@@ -377,6 +360,9 @@ class Run:
         if channel.connection.is_open and not isinstance(error, ClosedError):
             # The broker closed the channel alone: one of the messages on it is to blame.
             lost = self._without_blamed(session, channel, lost)
+        else:
+            for one in lost:
+                one.was_lost = True
         self._again = deque(sorted((*lost, *self._again), key=lambda one: one.position))
         if lost and (self._on_lost == "raise" or isinstance(error, ClosedError)):
             raise self._in_doubt(str(error)) from error
@@ -406,11 +392,12 @@ class Run:
                 one.prepared_in = None
             blamed = [one for one in blamed if one.attempts > 1]
             for one in blamed:
-                self._denied(one, error, sent_before=one.attempts)
+                self._denied(one, error, was_sent=True)
         else:
             blamed = blamed or (lost if len(lost) == 1 else [])
             for one in blamed:
-                self._failed(one, error)
+                # Whether an exchange may be written to, the broker asks for the first message of a channel to it.
+                self._denied(one, error, was_sent=one.was_lost)
         is_known = is_known or bool(blamed)
         self._has_moved = self._has_moved or is_known
         self._limit = self._window if is_known else max(1, len(lost) // 4)
@@ -432,15 +419,6 @@ class Run:
             in_doubt=tuple(one.outcome() for one in waiting if one.attempts),
             unsent=tuple(one.outcome() for one in waiting if not one.attempts),
         )
-
-
-def _unsendable(position: int, error: Exception) -> InvalidInputError:
-    """The error for a letter that cannot be checked or encoded."""
-    if isinstance(error, InvalidInputError):
-        return error
-    found = InvalidInputError(f"the letter {position} cannot be sent: {type(error).__name__}: {error}")
-    found.__cause__ = error
-    return found
 
 
 def _is_final(error: BideError) -> bool:

@@ -1,0 +1,59 @@
+"""A letter of a bulk publish on its way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bide.amqp.confirms import Unconfirmed
+from bide.errors import BideError, InvalidInputError
+from bide.outcome import Outcome
+from bide.outgoing import Outgoing
+from bide.session import Session
+
+if TYPE_CHECKING:
+    from bide.bulk.run import Run
+
+
+class Parcel(Unconfirmed):
+    """A letter on its way.
+
+    Attributes:
+        message: what the letter stands for; None if it cannot be read.
+        attempts: how often it was sent.
+        was_lost: whether the connection broke after it was sent.
+        error: why it is not on the broker, once that is known.
+        prepared_in: the session in which everything was found to be there that it needs.
+    """
+
+    __slots__ = ("attempts", "error", "letter", "message", "position", "prepared_in", "run", "was_lost")
+
+    def __init__(self, run: Run, letter: Any, position: int, message: Outgoing | None) -> None:
+        self.run = run
+        self.letter = letter
+        self.position = position
+        self.message = message
+        self.attempts = 0
+        self.was_lost = False
+        self.error: BideError | None = None
+        self.prepared_in: Session | None = None
+
+    def settle(self, error: BideError | None) -> None:
+        """Tell the run what became of it."""
+        self.run.settled(self, error)
+
+    def outcome(self) -> Outcome:
+        """What became of it, for the caller."""
+        message = self.message
+        if message is None:
+            return Outcome(self.letter, self.position, None, None, 0, self.error)
+        due = message.due if self.attempts else None
+        return Outcome(self.letter, self.position, message.message_id, due, self.attempts, self.error)
+
+
+def unsendable(position: int, error: Exception) -> InvalidInputError:
+    """The error for a letter that cannot be checked or encoded."""
+    if isinstance(error, InvalidInputError):
+        return error
+    found = InvalidInputError(f"the letter {position} cannot be sent: {type(error).__name__}: {error}")
+    found.__cause__ = error
+    return found
