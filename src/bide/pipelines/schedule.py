@@ -169,6 +169,7 @@ def send(rows: DataFrame, plan: Plan, ledger: Ledger, head: Head) -> DataFrame:
 
     Raises:
         FolderInUseError: another run goes on with the ledger.
+        InvalidInputError: another run has begun the ledger meanwhile, for other rows, or in other parts.
         TargetNotFoundError: the queue does not exist; the ledger is not begun.
         BrokerError: the broker cannot be reached, or refuses.
         PySparkException: a task failed, with the error of bide in its message; see
@@ -176,6 +177,12 @@ def send(rows: DataFrame, plan: Plan, ledger: Ledger, head: Head) -> DataFrame:
     """
     spark = rows.sparkSession
     with ledger.lock():
+        # It was looked at before it was locked: the parts of another run would count as those of this one.
+        if ledger.head() not in (None, head):
+            raise InvalidInputError(
+                f"another run has begun the ledger {ledger.folder} meanwhile: the same command again goes on with it, "
+                "or says why it cannot"
+            )
         before = ledger.parts()
         done = {one.part for one in before}
         if sum(one.sent + one.rejected for one in before) < head.rows:
