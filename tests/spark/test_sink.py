@@ -162,6 +162,10 @@ BAD_ROWS = (
      "row 700: the header 'bide-x' starts with"),
     ("'a' as value, '{queue}' as queue, if(id = 700, 300, 5) as priority", "row 700: the priority"),
     ("'a' as value, '{queue}' as queue, repeat('x', int(if(id = 700, 256, 5))) as message_id", "row 700: the mess"),
+    ("'a' as value, '{queue}' as queue, cast(if(id = 700, x'e9', x'65') as string) as message_id",
+     "row 700: the column message_id holds what cannot be sent: text that is not UTF-8"),
+    ("'a' as value, '{queue}' as queue, map('seen', timestamp_seconds(700 - id)) as headers",
+     "row 701: the header 'seen' is 1969-12-31T23:59:59+00:00, and the AMQP timestamp begins with 1970"),
 )  # fmt: skip
 
 

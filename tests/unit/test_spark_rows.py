@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bide.amqp.codec import properties
 from bide.delay.clock import Clock
 from bide.errors import InvalidInputError
-from bide.letter import Letters
+from bide.letter import Letter, Letters
 from bide.spark.rows import Rows
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
 CLOCK = Clock(max_delay=timedelta(days=99))
 US = timedelta(microseconds=1)
+LAST = (datetime.max.replace(tzinfo=UTC) - datetime.fromtimestamp(0, UTC)) // US
 
 
 def mostly(*good: Any, bad: tuple[Any, ...]) -> st.SearchStrategy[Any]:
@@ -25,8 +27,9 @@ def mostly(*good: Any, bad: tuple[Any, ...]) -> st.SearchStrategy[Any]:
     return st.integers(0, 15).flatmap(lambda number: st.sampled_from(good if number else bad))
 
 
-TEXT = mostly(None, "", "a", "x" * 255, bad=("x" * 256, "é" * 128))
-NAME = mostly("a", "x" * 255, bad=(None, "", "x" * 256))
+NO_TEXT = b"caf\xe9"
+TEXT = mostly(None, "", "a", "x" * 255, bad=("x" * 256, "é" * 128, NO_TEXT))
+NAME = mostly("a", "x" * 255, bad=(None, "", "x" * 256, NO_TEXT))
 COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "value": (pa.string(), mostly("", "a", "é", bad=(None,))),
     "queue": (pa.string(), NAME),
@@ -46,6 +49,12 @@ COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "priority": (pa.int32(), mostly(None, 0, 255, bad=(256, -1))),
     "persistent": (pa.bool_(), st.none() | st.booleans()),
 }
+TIMES: tuple[pa.DataType, st.SearchStrategy[Any]] = (
+    pa.map_(pa.string(), pa.timestamp("us", tz="Asia/Tokyo")),
+    mostly(
+        None, {}, {"a": NOW, "b": None}, bad=({"a": 0}, {"a": -500_000}, {"a": -1_000_000}, {"a": LAST}, {"a": 2**62})
+    ),
+)
 PAIRS: tuple[pa.DataType, st.SearchStrategy[Any]] = (
     pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
     mostly(
@@ -63,20 +72,27 @@ PAIRS: tuple[pa.DataType, st.SearchStrategy[Any]] = (
 DELAYS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.duration("us"), mostly(None, timedelta(0), timedelta(days=99), bad=(-US, timedelta(days=100)))),
     (pa.int64(), mostly(None, 0, 5, 99 * 86_400_000, bad=(-1, 99 * 86_400_000 + 1, 2**62))),
-    (pa.string(), mostly(None, "5s", "P1D", bad=("-5s", "5", "", "100d"))),
+    (pa.string(), mostly(None, "5s", "P1D", bad=("-5s", "5", "", "100d", NO_TEXT))),
 ]
+
+
+def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """An array; one of texts may have bytes in it that are none, as Spark's may."""
+    if kind != pa.string():
+        return pa.array(values, kind)
+    return pa.array([one.encode() if isinstance(one, str) else one for one in values], pa.binary()).view(kind)
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> pa.RecordBatch:
     names = draw(st.sets(st.sampled_from([*COLUMNS][1:])))
     chosen = {name: COLUMNS[name] for name in ("value", *sorted(names))}
-    if "headers" in chosen and draw(st.booleans()):
-        chosen["headers"] = PAIRS
+    if "headers" in chosen:
+        chosen["headers"] = draw(st.sampled_from([COLUMNS["headers"], PAIRS, TIMES]))
     for name in draw(st.sets(st.sampled_from(["delay", "expiration"]))):
         chosen[name] = draw(st.sampled_from(DELAYS))
     size = draw(st.integers(0, 4))
-    arrays = [pa.array([draw(values) for _ in range(size)], kind) for kind, values in chosen.values()]
+    arrays = [array_of([draw(values) for _ in range(size)], kind) for kind, values in chosen.values()]
     return pa.RecordBatch.from_arrays(arrays, names=list(chosen))
 
 
@@ -95,8 +111,7 @@ def test_what_is_found_good_is_good(batch: pa.RecordBatch, constants: dict[str, 
     good = batch.filter(pa.array([index not in problems for index in range(len(batch))], pa.bool_()))
     assert rows.problems(good, NOW) == {}
     for letter in rows.letters(good, list(range(len(good))), run="r"):
-        message = Letters().check(letter)
-        message.starting(NOW).route(CLOCK, NOW)
+        _encode(letter)
     for place in problems:
         with pytest.raises((InvalidInputError, TypeError, ValueError, OverflowError)):
             _send_one(rows, batch.slice(place, 1))
@@ -113,7 +128,12 @@ def _send_one(rows: Rows, batch: pa.RecordBatch) -> None:
             value = getattr(letter, name)
             if isinstance(value, InvalidInputError):
                 raise value
-        Letters().check(letter).starting(NOW).route(CLOCK, NOW)
+        _encode(letter)
+
+
+def _encode(letter: Letter) -> None:
+    message = Letters().check(letter).starting(NOW)
+    properties(message.wire_values(message.route(CLOCK, NOW), NOW))
 
 
 def batch_of(**columns: Any) -> pa.RecordBatch:
@@ -183,6 +203,32 @@ def test_headers_that_no_message_has(pairs: list[tuple[str | None, bytes] | None
     found = rows.problems(batch, NOW)
     assert [*found] == [0]
     assert found[0].startswith(said)
+
+
+@pytest.mark.parametrize("name", ["message_id", "type", "queue", "delay", "headers"])
+def test_text_that_is_none_is_named_by_its_column_and_row(name: str) -> None:
+    column = array_of([b"5s", NO_TEXT, b"5s"], pa.string())
+    if name == "headers":
+        column = pa.MapArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), pa.array(["a", "b", "c"]), column)
+    batch = pa.RecordBatch.from_arrays([pa.array(["x", "y", "z"]), column], names=["value", name])
+    found = Rows(("value", name), {} if name == "queue" else {"to": "q"}, CLOCK).problems(batch, NOW)
+    assert found == {1: f"the column {name} holds what cannot be sent: text that is not UTF-8"}
+
+
+def test_a_body_may_be_any_bytes() -> None:
+    batch = pa.RecordBatch.from_arrays([array_of([NO_TEXT], pa.string())], names=["value"])
+    rows = Rows(("value",), {"to": "q"}, CLOCK)
+    assert rows.problems(batch, NOW) == {}
+    assert [one.body for one in rows.letters(batch, [0], run="r")] == [NO_TEXT]
+
+
+def test_times_in_headers_are_those_that_amqp_has() -> None:
+    headers = pa.array([[("seen", micros)] for micros in (0, -1_000_000, 2**62)], TIMES[0])
+    batch = pa.RecordBatch.from_arrays([pa.array(["x", "y", "z"]), headers], names=["value", "headers"])
+    found = Rows(("value", "headers"), {"to": "q"}, CLOCK).problems(batch, NOW)
+    assert [*found] == [1, 2]
+    assert found[1].startswith("the header 'seen' is 1970-01-01T08:59:59+09:00, and the AMQP timestamp begins with")
+    assert found[2] == "the column headers holds what cannot be sent: a time outside the years 1 to 9999"
 
 
 def test_a_due_time_that_is_too_far_away_is_called_by_its_column() -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bide.amqp.codec import field_value
 from bide.delay.infrastructure import MAX_NAME_BYTES, DelayInfrastructure
 from bide.duration import format_delay, parse_delay
 from bide.errors import BideError, InvalidDelayError, InvalidInputError, InvalidRowError
@@ -24,6 +25,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _EARLIEST: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 _LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_DAY: Final = timedelta(days=1) // _MICROSECOND
 _REMEMBERED: Final = 10_000
 _DIFFERENT: Final = frozenset({"value", "delay", "deliver_at", "message_id", "correlation_id", "headers"})
 """Columns whose values usually differ from row to row; of the others, the combinations are checked once."""
@@ -119,6 +121,12 @@ class Rows:
                 raise
             # What is too long is called the delay there, which is no column of this table.
             raise InvalidRowError(f"the column deliver_at: {error}") from error
+        for name, value in message.values["headers"].items():
+            try:
+                # Else it would be found out as the message is sent, after others.
+                field_value(value, name)
+            except InvalidInputError as error:
+                raise InvalidRowError(f"the header {error}") from error
 
     def _check_target(self, row: Mapping[str, Any]) -> None:
         if {"to", "exchange"} & self.constants.keys():
@@ -138,7 +146,8 @@ class Rows:
         """Whether no row can have anything wrong, as far as whole columns tell."""
         columns = {name: batch.column(name) for name in self.columns}
         return (
-            all(columns[name].null_count == 0 for name in self.required)
+            all(_is_text(column) for name, column in columns.items() if name != "value")
+            and all(columns[name].null_count == 0 for name in self.required)
             and self._have_times(columns, now)
             and all(_fits(columns[name]) for name in ("message_id", "correlation_id") if name in columns)
             and ("message_id" not in columns or _none_is_empty(columns["message_id"]))
@@ -166,13 +175,16 @@ class Rows:
         if headers is None:
             return True
         if pa.types.is_map(headers.type):
-            keys = headers.keys
+            keys, values = headers.keys, headers.items
         else:
-            keys = pc.struct_field(headers.flatten(), "key")
+            keys, values = (pc.struct_field(headers.flatten(), name) for name in ("key", "value"))
             # A map has a key once, an array has what it was given.
             table = pa.table([pc.list_parent_indices(headers), keys], names=["row", "key"])
             if table.group_by(["row", "key"], use_threads=False).aggregate([]).num_rows < len(keys):
                 return False
+        # Of what a column can hold, AMQP lacks times before 1970, and Python those after its last year in their zone.
+        if pa.types.is_timestamp(values.type) and not _is_between(pc.cast(values, pa.int64()), 0, _LATEST - _DAY):
+            return False
         return all(_is_header(name) for name in pc.unique(keys).to_pylist())
 
     def _are_of_good_kinds(self, columns: Mapping[str, pa.Array], now: datetime) -> bool:
@@ -215,13 +227,30 @@ def _values(name: str, column: pa.Array) -> list[Any]:
         return [None if one is None else _delay(one * 1_000) for one in column.to_pylist()]
     if name == "deliver_at":
         return [None if one is None else _moment(one) for one in column.cast(pa.int64()).to_pylist()]
-    values: list[Any] = column.to_pylist()
+    values = _read(column)
     if name == "headers":
-        return [None if one is None else _headers(one) for one in values]
+        return [_headers(one) if isinstance(one, list) else one for one in values]
     default = _DEFAULTS.get(name)
     if default is not None and column.null_count:
         return [default if one is None else one for one in values]
     return values
+
+
+def _read(column: pa.Array) -> list[Any]:
+    """The values of a column; in the place of one that Python cannot have, the error."""
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    except (ValueError, OverflowError):
+        return [_read_one(scalar) for scalar in column]
+
+
+def _read_one(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        return InvalidRowError("text that is not UTF-8")
+    except (ValueError, OverflowError):
+        return InvalidRowError("a time outside the years 1 to 9999")
 
 
 def _value(name: str, value: Any) -> Any:
@@ -267,6 +296,15 @@ def _headers(pairs: list[Any]) -> dict[str, Any] | InvalidInputError:
         twice = next(name for name, count in Counter(pair["key"] for pair in pairs).items() if count > 1)
         return InvalidRowError(f"the header {twice!r} more than once: give it one value")
     return found
+
+
+def _is_text(column: pa.Array) -> bool:
+    """Whether all text in it is UTF-8: Spark hands on what files say is text, whatever it is."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _fits(texts: pa.Array) -> bool:
