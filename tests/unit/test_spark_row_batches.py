@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -45,6 +48,30 @@ def test_rows_are_the_same_letters_as_record_batches() -> None:
     assert (first.body, first.deliver_at, first.headers, first.priority) == (b"a", due, {"k": "v"}, 5)
     assert first.expiration == timedelta(hours=1)
     assert (second.body, second.deliver_at, second.headers, second.priority) == (b"b", None, None, None)
+
+
+@pytest.fixture
+def in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A worker with another zone than UTC."""
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_tokyo")
+@pytest.mark.parametrize("is_map", [True, False])
+def test_times_in_headers_are_of_the_zone_of_the_worker(is_map: bool) -> None:
+    seen = datetime(2026, 12, 24, 18, tzinfo=UTC)
+    local = datetime(2026, 12, 25, 3)  # noqa: DTZ001 (as Spark hands it over)
+    header = StructType().add("key", StringType()).add("value", TimestampType())
+    kind = MapType(StringType(), TimestampType()) if is_map else ArrayType(header)
+    schema = StructType().add("value", StringType()).add("headers", kind)
+    headers = {"seen": local} if is_map else [Row(key="seen", value=local)]
+    (batch,) = batches_of(iter([Row(value="a", headers=headers)]), schema)
+    (letter,) = Rows(("value", "headers"), {"to": "q"}, Clock()).letters(batch, [0], run="r")
+    assert letter.headers == {"seen": seen}
 
 
 def test_structs_as_kafka_has_headers() -> None:

@@ -299,8 +299,10 @@ def batches_of(rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBat
 def _plain(value: Any) -> Any:
     """A value of a row as Arrow takes it."""
     if isinstance(value, list):
-        return [one.asDict() if isinstance(one, Row) else one for one in value]
+        return [_plain(one) for one in value]
+    if isinstance(value, Row):
+        return {name: _plain(one) for name, one in value.asDict().items()}
     if isinstance(value, datetime):
         # Rows have times of the worker's own zone, without saying so.
         return value.astimezone(UTC)
-    return list(value.items()) if isinstance(value, dict) else value
+    return [(name, _plain(one)) for name, one in value.items()] if isinstance(value, dict) else value
