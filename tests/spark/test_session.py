@@ -17,6 +17,7 @@ import pytest
 from bide.cli.app import run
 from bide.errors import BideError
 from bide.pipelines.session import spark_errors
+from tests.spark.killing import LOCAL, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -63,6 +64,46 @@ def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert (process.returncode, said.strip()) == (130, "")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_java_that_is_killed_is_told_in_one_line(tmp_path: Path) -> None:
+    """In the middle of a job, as the kernel does it where memory runs out."""
+    source = tmp_path / "rows.csv"
+    source.write_text("order_id,due\n" + "o-1,2026-01-01\n" * 100_000)
+    events = tmp_path / "events"
+    events.mkdir()
+    told = {"enabled": "true", "dir": events.as_uri(), "compress": "false", "rolling.enabled": "false"}
+    settings = (one for name, value in told.items() for one in ("--spark-conf", f"spark.eventLog.{name}={value}"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bide", "pipeline", "schedule", str(source), "--to", "orders", "--at-column", "due",
+         "--dry-run", *LOCAL, *settings],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: any(b"SparkListenerJobStart" in one.read_bytes() for one in events.iterdir()), "a job runs")
+        os.kill(java_of(process.pid), signal.SIGKILL)
+        said = process.communicate(timeout=90)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert (process.returncode, said[0]) == (1, "")
+    assert said[1] == (
+        "bide: Spark's Java process has ended: it was killed, or had not enough memory; give it more, such as by "
+        "--spark-conf spark.driver.memory=4g\n"
+    )
+
+
+def java_of(group: int) -> int:
+    """The process of a group that is Java."""
+    listed = subprocess.run(["ps", "-eo", "pgid=,pid=,comm="], capture_output=True, text=True, check=True, timeout=30)
+    rows = (line.split(maxsplit=2) for line in listed.stdout.splitlines())
+    (found,) = (int(pid) for number, pid, program in rows if int(number) == group and program == "java")
+    return found
 
 
 def programs_of(group: int) -> list[str]:

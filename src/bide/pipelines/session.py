@@ -9,8 +9,10 @@ import signal
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from traceback import walk_tb
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +26,8 @@ from bide.spark.shipping import is_connect
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+log = logging.getLogger(__name__)
+
 _CONNECT: Final = "sc://"
 _DEFAULT_FILES: Final = ("spark.hadoop.fs.defaultFS", "spark.hadoop.fs.default.name")
 _CONFIGURATIONS: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME")
@@ -31,6 +35,7 @@ _CONFIGURATIONS: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 # What Spark says then. Files that are sent along are not found where it plans a streaming read.
 _NO_PYTHON: Final = ("No module named 'bide'", "Python worker failed to connect back")
+_UNANSWERED: Final = re.compile(r"An error occurred while calling \S+")
 _OURS: Final = re.compile(
     r"^(?:[\w.]*: )?(?:bide\.errors\.)(\w+): (.+?)(?=\n\s*\n|\n[ \t]*at |\n\s*SQLSTATE|\Z)", re.M | re.S
 )
@@ -52,7 +57,7 @@ def session(
 
     Raises:
         InvalidInputError: there is no PySpark, or no Java that it runs on, or no such time zone.
-        BideError: it did not start.
+        BideError: it did not start, or its JVM ended.
     """
     try:
         from pyspark.errors import PySparkRuntimeError
@@ -93,12 +98,13 @@ def session(
         logger.setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(_is_no_interrupt)
     try:
-        for number in interrupts:
-            signal.raise_signal(number)
-        _set_time_zone(spark, time_zone)
-        if not runs_here(master):
-            bide.spark.ship(spark)
-        yield spark
+        with _java_may_end():
+            for number in interrupts:
+                signal.raise_signal(number)
+            _set_time_zone(spark, time_zone)
+            if not runs_here(master):
+                bide.spark.ship(spark)
+            yield spark
     finally:
         if found is None:
             _stop(spark)
@@ -178,7 +184,17 @@ def _stop(spark: SparkSession) -> None:
 
     On that call's connection the answer to it would be taken for the one to the next. A thread has one of its own.
     """
-    stopping = threading.Thread(target=spark.stop, name="spark stop")
+
+    def stop() -> None:
+        try:
+            with warnings.catch_warnings():
+                # Of a JVM that has ended: whoever called it has said so.
+                warnings.simplefilter("ignore", RuntimeWarning)
+                spark.stop()
+        except Exception:
+            log.debug("Spark was not stopped", exc_info=True)
+
+    stopping = threading.Thread(target=stop, name="spark stop")
     stopping.start()
     stopping.join()
 
@@ -223,26 +239,55 @@ def read(spark: SparkSession, source: str, *, format: str | None, options: Mappi
 
 
 @contextmanager
-def spark_errors() -> Iterator[None]:
+def spark_errors(*, sending: bool = False) -> Iterator[None]:
     """Raise what a task or the driver of Spark reports as an error of bide, in one sentence.
+
+    Args:
+        sending: it is about tasks that send. When one of them fails, others may have sent something: an error of the
+            caller's values, by which nothing was sent, becomes a plain :class:`bide.errors.BideError`.
 
     Raises:
         BideError: of the class that was raised there, where it was one of bide's.
     """
     from pyspark.errors import PySparkException
 
+    with _java_may_end():
+        try:
+            yield
+        except PySparkException as error:
+            raise _translated(str(error), sending=sending) from error
+        except Exception as error:
+            # What happens to the JVM's side comes as an error of the bridge to it, py4j, which PySpark brings along.
+            if type(error).__name__ != "Py4JJavaError":
+                raise
+            raise _translated(str(error).partition("\n: ")[2], sending=sending) from error
+
+
+@contextmanager
+def _java_may_end() -> Iterator[None]:
+    """Say so in one sentence where the JVM has ended in the middle of the block."""
     try:
         yield
-    except PySparkException as error:
-        raise _translated(str(error)) from error
     except Exception as error:
-        # What happens to the JVM's side comes as an error of the bridge to it, py4j, which PySpark brings along.
-        if type(error).__name__ != "Py4JJavaError":
+        if not _is_of_an_ended_java(error):
             raise
-        raise _translated(str(error).partition("\n: ")[2]) from error
+        raise BideError(
+            "Spark's Java process has ended: it was killed, or had not enough memory; give it more, such as by "
+            "--spark-conf spark.driver.memory=4g"
+        ) from error
 
 
-def _translated(text: str) -> BideError:
+def _is_of_an_ended_java(error: Exception) -> bool:
+    if isinstance(error, ConnectionError | EOFError):
+        # Of the connection to the JVM, for calls or for their results, and of no other.
+        modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+        return any(name.startswith(("py4j.", "pyspark.")) for name in modules)
+    kind = type(error).__name__
+    # What the JVM answers has its trace; an error without is of a call to which there was no answer.
+    return kind == "Py4JNetworkError" or (kind == "Py4JError" and bool(_UNANSWERED.fullmatch(str(error))))
+
+
+def _translated(text: str, *, sending: bool = False) -> BideError:
     found = _OURS.search(text)
     if found is None and any(sign in text for sign in _NO_PYTHON):
         return BideError(
@@ -253,6 +298,8 @@ def _translated(text: str) -> BideError:
         return BideError(f"Spark: {_reason(text)}")
     kind, message = found[1], " ".join(found[2].split())
     ours: type[BideError] = getattr(errors, kind, BideError)
+    if sending and issubclass(ours, InvalidInputError):
+        return BideError(message)
     try:
         return ours(message)
     except TypeError:
