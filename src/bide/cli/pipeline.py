@@ -89,7 +89,9 @@ def spark_options(command: _Decorated) -> _Decorated:
 @click.option("--at-column", metavar="COLUMN", help="When a message is due: a time, or text of one.")
 @click.option("--delay-column", metavar="COLUMN",
               help="Instead, in what time: an interval, milliseconds, or text such as 5m.")  # fmt: skip
-@click.option("--body-columns", metavar="A,B,C", help="Make a JSON body of these. [default: of all other columns]")
+@click.option(
+    "--body-columns", metavar="A,B,C", help="Make a JSON body of these. [default: of all but times and headers]"
+)
 @click.option("--body-column", metavar="COLUMN", help="Take the body from this column, as it is.")
 @click.option("--header-columns", metavar="A,B,C", help="Send these as headers.")
 @click.option("--id-column", metavar="COLUMN", help="Message ids. [default: made of what is in the row]")
@@ -97,7 +99,8 @@ def spark_options(command: _Decorated) -> _Decorated:
 @click.option("--name", default="", metavar="TEXT", help="Tell apart schedules with equal rows that are both meant.")
 @click.option("--ledger", metavar="DIR", help="Where it is written down what was sent; see below.")
 @click.option("--part-rows", type=click.IntRange(1), default=10_000, show_default=True, metavar="N",
-              help="Rows that are sent, and written down as sent, together.")  # fmt: skip
+              help="Rows that are sent, and written down as sent, together; more where these would make over 10,000 "
+                   "parts.")  # fmt: skip
 @click.option("--rejects", metavar="DIR", help="Put rows that cannot be sent into Parquet files here, and go on.")
 @click.option("--dry-run", is_flag=True, help="Send nothing: count, check, and show when messages would be due.")
 @click.option("--declare/--no-declare", default=True, show_default=True,
@@ -231,12 +234,13 @@ def _show(rows: DataFrame, plan: Plan, found: Survey, *, as_json: bool) -> None:
 
 def _send(rows: DataFrame, plan: Plan, found: Survey, ledger: Ledger, *, part_rows: int, as_json: bool) -> None:
     from bide.pipelines.schedule import head_for, send
+    from bide.pipelines.session import spark_errors
 
     if found.bad and plan.settings.rejects is None:
         raise _bad(found, plan)
     head = head_for(ledger, plan, found, part_rows=part_rows)
     started = time.monotonic()
-    with _sending(ledger, found.rows):
+    with _sending(ledger, found.rows), spark_errors(sending=True):
         sent = send(rows, plan, ledger, head).collect()
     seconds = time.monotonic() - started
     # All that is in the ledger now and was not sent by this run, also by workers that outlived an earlier one.
@@ -274,6 +278,7 @@ def _bad(found: Survey, plan: Plan) -> InvalidRowError:
         (found.without_time, f"no {time}, or one that cannot be read"),
         (found.without_body, "no body"),
         (found.too_late, f"a {time} beyond the longest delay"),
+        (found.bad_headers, "a header that is not UTF-8"),
     )
     said = ", ".join(f"{count:,} with {what}" for count, what in reasons if count)
     return InvalidRowError(

@@ -46,6 +46,7 @@ def summary(found: Survey, plan: Plan) -> dict[str, Any]:
         "without_time": found.without_time,
         "without_body": found.without_body,
         "too_late": found.too_late,
+        "bad_headers": found.bad_headers,
     }
 
 

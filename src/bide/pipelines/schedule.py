@@ -35,6 +35,7 @@ PART_ROWS: Final = 10_000
 """Rows of a part, about: what is repeated at most for each task that is killed."""
 
 MAX_PARTS: Final = 10_000
+"""Of a table so large that there would be more, the parts are larger."""
 
 _PART: Final = "_bide_part"
 
@@ -49,6 +50,7 @@ class Survey:
         without_time: rows without a due time or delay, or with one that cannot be read.
         without_body: rows whose body is null.
         too_late: rows that are due later than the infrastructure can delay.
+        bad_headers: rows with a header that is not UTF-8.
         past: rows that are due already: they are delivered at once.
         first: when the first is due, None where there is none. Delays are counted from when it was looked at.
         last: when the last is due; the end of the year 9999 where that is later.
@@ -59,6 +61,7 @@ class Survey:
     without_time: int
     without_body: int
     too_late: int
+    bad_headers: int
     past: int
     first: datetime | None
     last: datetime | None
@@ -66,7 +69,7 @@ class Survey:
     @property
     def bad(self) -> int:
         """Rows that cannot be sent."""
-        return self.without_time + self.without_body + self.too_late
+        return self.without_time + self.without_body + self.too_late + self.bad_headers
 
 
 def survey(rows: DataFrame, plan: Plan, *, now: datetime) -> Survey:
@@ -74,19 +77,21 @@ def survey(rows: DataFrame, plan: Plan, *, now: datetime) -> Survey:
 
     Raises:
         InvalidColumnError: see :func:`bide.pipelines.schedule_rows.messages`.
-        InvalidRowError: values of the id column are there more than once.
+        InvalidRowError: values of the id column are there more than once, or cannot be message ids.
     """
     # Infrastructures that go round hold longer delays than there are years.
     longest = min(plan.settings.infrastructure.max_delay, LATEST - now)
     latest = literal(now + longest)
     digested = digested_rows(rows, plan)
     due = due_of(digested, now)
+    good = F.forall(F.map_values("headers"), F.is_valid_utf8) if plan.header_columns else F.lit(True)
     found = digested.agg(
         F.count(F.lit(1)).alias("rows"),
         F.coalesce(F.bit_xor(F.xxhash64(DIGEST)), F.lit(0)).alias("checksum"),
         F.count_if(due.isNull()).alias("without_time"),
         F.count_if(due.isNotNull() & F.col("value").isNull()).alias("without_body"),
         F.count_if(F.col("value").isNotNull() & (due > latest)).alias("too_late"),
+        F.count_if(F.col("value").isNotNull() & (due <= latest) & ~good).alias("bad_headers"),
         F.count_if(due < literal(now)).alias("past"),
         F.unix_micros(F.least(F.min(due), literal(LATEST))).alias("first"),
         F.unix_micros(F.least(F.max(due), literal(LATEST))).alias("last"),

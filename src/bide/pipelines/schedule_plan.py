@@ -28,7 +28,8 @@ class Plan:
         at_column: when it is due: a timestamp, a date, or text that Spark can cast to a timestamp. Where there is no
             time zone, the session's counts.
         delay_column: instead, how long after it is sent: an interval, milliseconds, or text such as ``5m``.
-        body_columns: whose values make the body, a JSON object; every column but the others named here, if empty.
+        body_columns: whose values make the body, a JSON object; if empty, all columns but that of times or
+            delays and those of headers: the one of ids too.
         body_column: whose value is the body as it is, text or binary; instead of *body_columns*.
         id_column: whose value is the message id; if None, it is made of what is in the row.
         header_columns: whose values are headers of the same names, as text; null leaves a header out.

@@ -11,16 +11,20 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.types import BinaryType, DateType, StringType, TimestampNTZType, TimestampType
 
+from bide.delay.infrastructure import MAX_NAME_BYTES
 from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
 from bide.spark.sink_columns import COLUMNS
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Row
 
     from bide.pipelines.schedule_plan import Plan
 
 DIGEST: Final = "_bide_digest"
 """The column with the digest of all that is in a message."""
+
+_SHOWN: Final = 40
+"""Characters of a message id that an error names."""
 
 
 def messages(rows: DataFrame, plan: Plan) -> DataFrame:
@@ -108,22 +112,39 @@ def _check_columns(rows: DataFrame, plan: Plan) -> None:
                 f"the column {plan.body_column!r} is {kind.simpleString()}, which is no body as it is: name it among "
                 "the columns of a JSON body"
             )
+    for name in (plan.id_column, *plan.header_columns):
+        if name is not None and isinstance(rows.schema[name].dataType, BinaryType):
+            raise InvalidColumnError(
+                f"the column {name!r} is binary, which is no text: make text of it, by base64() or hex() for one"
+            )
 
 
 def refuse_repeated_ids(digested: DataFrame, column: str) -> None:
-    """See whether each message id is there once.
+    """See whether each message id is there once, and can be one.
 
     Raises:
-        InvalidRowError: some are not, or are null or empty.
+        InvalidRowError: some are not, or are null, empty, too long, or not UTF-8.
     """
-    unfit = "count > 1 or message_id is null or message_id = ''"
-    repeated = digested.groupBy("message_id").count().where(unfit).limit(3).collect()
-    if repeated:
-        shown = ", ".join(
-            f"{row['message_id'] or ('null' if row['message_id'] is None else 'an empty text')} ({row['count']} times)"
-            for row in repeated
-        )
+    told = digested.groupBy("message_id").agg(
+        F.count(F.lit(1)).alias("count"),
+        F.octet_length("message_id").alias("size"),
+        F.is_valid_utf8("message_id").alias("is_text"),
+        F.left(F.make_valid_utf8("message_id"), F.lit(_SHOWN)).alias("shown"),
+    )
+    unfit = told.where(f"count > 1 or size is null or size = 0 or size > {MAX_NAME_BYTES} or not is_text")
+    if found := unfit.limit(3).collect():
+        shown = ", ".join(_unfit(row) for row in found)
         raise InvalidRowError(f"the values of the column {column!r} are no message ids, each being there once: {shown}")
+
+
+def _unfit(row: Row) -> str:
+    """What is wrong with a message id."""
+    if row["size"] and not row["is_text"]:
+        return f"{row['shown']} (which is not UTF-8)"
+    if row["size"] and row["size"] > MAX_NAME_BYTES:
+        return f"{row['shown']}... ({row['size']:,} bytes, the limit is {MAX_NAME_BYTES})"
+    shown = row["shown"] or ("null" if row["size"] is None else "an empty text")
+    return f"{shown} ({row['count']} times)"
 
 
 def columns_of(plan: Plan) -> tuple[str, ...]:
