@@ -372,7 +372,7 @@ def test_rounds_until_it_is_ended(audited: Audited, tmp_path: Path) -> None:
         assert program.end() == 128 + signal.SIGTERM
     assert found()[-1] == 1
     assert sum(found()) == 3
-    assert (audited.folder.notes(), audited.folder.unfinished_work()) == ([], set())
+    assert (audited.folder.notes(), bool(audited.folder.unfinished_work())) == ([], False)
     assert [(row["message_id"], row["outcome"]) for row in audited.messages()] == [
         (name, "processed") for name in ("first", "second", "third")
     ]

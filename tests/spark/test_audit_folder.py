@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable, Collection
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -309,6 +310,37 @@ def test_rounds_and_one_round_come_to_the_same(
         refresh(spark, folder, [note], now=now)
         compact(spark, folder, note.days)
     assert tables_of(spark, folder) == tables_of(spark, whole)
+
+
+def test_what_a_kill_leaves_of_a_commit(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark deletes each folder before it puts the new one in its place, and bide deletes batches that were joined.
+
+    The states in between are made by hand.
+    """
+    folder, yesterday = Folder(str(tmp_path)), TODAY - timedelta(days=1)
+    folder.begin()
+    refresh(spark, folder, [stories(spark, folder, {yesterday, TODAY}, 0, number=2)], now=NOON)
+    folder.begin_work({(yesterday, 0), (yesterday, 1), (TODAY, 0)})
+    assert folder.unfinished_work().days == set(), "nothing was changed yet"
+    for table in ("messages", "lateness"):
+        shutil.rmtree(tmp_path / table / f"day={TODAY}")
+    joined = tmp_path / "messages" / f"day={yesterday}"
+    shutil.copytree(joined / "batch=0", joined / "batch=1")
+    new = stories(spark, folder, {TODAY}, 1, number=2, hour=13)
+    for table in ("delivered", "processed"):
+        shutil.rmtree(tmp_path / table / f"day={TODAY}" / "batch=1")
+    # The next round is killed too, before it changes anything.
+    folder.begin_work({*folder.unfinished_work().batches, (TODAY, 1)})
+    assert folder.unfinished_work().days == {yesterday, TODAY}
+    refresh(spark, folder, [new], now=NOON)
+    assert not folder.unfinished_work()
+    messages = folder.read(spark, "messages", tables.MESSAGES).collect()
+    assert Counter((row["day"], row["outcome"]) for row in messages) == {
+        (yesterday, "processed"): 2,
+        (TODAY, "processed"): 2,
+        (TODAY, "scheduled"): 2,
+    }
+    assert sum(row["count"] for row in folder.read(spark, "lateness", tables.LATENESS).collect()) == 4
 
 
 def test_notes_are_counted_while_they_are_struck_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,9 @@
 Whoever is killed leaves a folder that the next run goes on with. A batch of facts takes the place of what was written
 of the same batch before. The days that it has facts of are written down after the facts and before Spark takes the
 batch for done, and struck out when all that follows from them is written. Which batches of messages a round replaces is
-written down before it begins with that: the next one replaces them again if it did not come to its end.
+written down before it begins with that, with the files that are there: the next one replaces them again if it did not
+come to its end. Spark deletes what it replaces before it puts the new in its place, so that a day whose files have
+changed may lack rows: only its facts are sure to have all.
 """
 
 from __future__ import annotations
@@ -69,6 +71,22 @@ class Note:
         """Those that it tells of, in each of the tables that have rows."""
         number = int(self.name.rpartition("-")[2])
         return {(day, number) for day in self.days}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a round that did not come to its end has left.
+
+    Attributes:
+        batches: of messages that it was to replace.
+        days: of which it has changed something. Rows of them may be missing, and may be there twice.
+    """
+
+    batches: set[Batch]
+    days: set[date]
+
+    def __bool__(self) -> bool:
+        return bool(self.batches)
 
 
 class Folder:
@@ -211,11 +229,11 @@ class Folder:
 
     def replace(self, rows: DataFrame, table: str, batches: Collection[Batch]) -> None:
         """Write rows, of which each has its day and batch, in the place of these batches, and leave the others."""
-        before = {one: self._entries(self._path(*_parts(table, one))) for one in batches}
+        before = {one: self._entries(self._path(*_parts(table, one))) for one in batches if self.has(table, one)}
         self.write(rows, table, by=("day", "batch"))
         for one, entries in before.items():
             # What got no rows was not touched.
-            if entries and self._entries(path := self._path(*_parts(table, one))) == entries:
+            if self._entries(path := self._path(*_parts(table, one))) == entries:
                 self._files.delete_dir(path)
 
     def has(self, table: str, batch: Batch | None = None) -> bool:
@@ -262,14 +280,37 @@ class Folder:
         self._files.delete_file(note)
 
     def begin_work(self, batches: Collection[Batch]) -> None:
-        """Write down which batches of messages are about to be replaced."""
-        self._write(self._path(_WORK), {"batches": [[str(day), number] for day, number in sorted(batches)]})
+        """Write down which batches of messages are about to be replaced, and what is there of their days.
 
-    def unfinished_work(self) -> set[Batch]:
+        What an interruption has left of a day is no state to compare with: until the work is finished, it counts as
+        changed.
+        """
+        changed = self.unfinished_work().days
+        told = {
+            "batches": [[str(day), number] for day, number in sorted(batches)],
+            "changed": sorted(map(str, changed)),
+            "files": {str(day): self._worked_out(day) for day in {day for day, _ in batches} - changed},
+        }
+        self._write(self._path(_WORK), told)
+
+    def unfinished_work(self) -> Work:
         """What was written down so, if it was not finished."""
         if not self._exists(path := self._path(_WORK)):
-            return set()
-        return {(date.fromisoformat(day), number) for day, number in json.loads(self._read(path))["batches"]}
+            return Work(batches=set(), days=set())
+        told = json.loads(self._read(path))
+        batches = {(date.fromisoformat(day), number) for day, number in told["batches"]}
+        # What an earlier bide wrote tells of no files.
+        before = told.get("files", {})
+        changed = {day for day, _ in batches if self._worked_out(day) != before.get(str(day))}
+        return Work(batches=batches, days=changed | set(map(date.fromisoformat, told.get("changed", ()))))
+
+    def _worked_out(self, day: date) -> list[str]:
+        """The files of what a round changes first and last of a day. No two that Spark writes have the same name."""
+        found = []
+        for table in ("messages", "lateness"):
+            place = fs.FileSelector(self._path(table, f"day={day}"), allow_not_found=True, recursive=True)
+            found += [one.path.removeprefix(self._root) for one in self._files.get_file_info(place) if one.is_file]
+        return sorted(found)
 
     def finish_work(self) -> None:
         """Strike it out."""

@@ -44,7 +44,8 @@ _OF_MINUTE: Final = ("minute", "target", "day")
 def refresh(spark: SparkSession, folder: Folder, notes: Iterable[Note], *, now: datetime) -> set[date]:
     """Work out anew what follows from new facts, and which messages have become overdue.
 
-    Whoever is interrupted in between does it all again with the same notes, and comes to the same.
+    Whoever is interrupted in between does it all again with the same notes, and comes to the same: days of which it had
+    begun to replace something are worked out as a whole.
 
     Args:
         notes: of batches from which nothing was worked out yet.
@@ -57,8 +58,12 @@ def refresh(spark: SparkSession, folder: Folder, notes: Iterable[Note], *, now: 
     for note in notes:
         for table in (table for table, rows in note.rows.items() if rows):
             fresh[table] |= note.batches
+    unfinished = folder.unfinished_work()
+    for table in FACTS:
+        # Of a day that is half replaced, other messages than those that are new may be gone, or there twice.
+        fresh[table] |= {(day, one) for day in unfinished.days for one in folder.batches(table, day)}
     ripe = tables.ripe(folder.read(spark, _PENDING, tables.PENDING_PARTS), now=now)
-    again = {(row["day"], row["batch"]) for row in ripe.collect()} | folder.unfinished_work()
+    again = {(row["day"], row["batch"]) for row in ripe.collect()} | unfinished.batches
     days = {day for some in (*fresh.values(), again) for day, _ in some}
     failed = {day for day, _ in fresh["failed"]}
     if days:
