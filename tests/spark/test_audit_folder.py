@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
-from bide.errors import InvalidInputError
+from bide.errors import FolderInUseError, InvalidInputError
 from bide.pipelines import audit_facts as facts
 from bide.pipelines import audit_refresh
 from bide.pipelines import audit_tables as tables
@@ -390,3 +390,22 @@ def test_folders_of_others(spark: SparkSession, tmp_path: Path) -> None:
     head.write_text('{"version": 1}')
     with pytest.raises(InvalidInputError, match="an audit of version 1, and this bide writes 2"):
         own.begin()
+
+
+def test_a_folder_that_was_being_begun(tmp_path: Path) -> None:
+    """A kill then leaves one that is none yet, and is nobody else's."""
+    folder = Folder(str(tmp_path))
+    with folder.lock():
+        (tmp_path / "_state" / "audit.json.new").write_text('{"ver')
+        with pytest.raises(FolderInUseError, match="is in use by the process "):
+            Folder(str(tmp_path)).begin()
+    with pytest.raises(InvalidInputError, match="is not of an audit"):
+        folder.check()
+    folder.begin()
+    folder.check()
+    others = tmp_path / "others" / "_state"
+    others.mkdir(parents=True)
+    (others / "mine.txt").touch()
+    with pytest.raises(InvalidInputError, match="has things that are no audit"):
+        Folder(str(others.parent)).begin()
+    assert [one.name for one in others.iterdir()] == ["mine.txt"], "nothing is written there"

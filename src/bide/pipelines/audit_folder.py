@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyarrow import fs
 
 from bide.errors import InvalidInputError
-from bide.pipelines.folder_lock import hold
+from bide.pipelines.folder_lock import LOCK, hold
 from bide.pipelines.formats import for_spark
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ Batch = tuple[date, int]
 """A batch of one day of a table."""
 
 _BATCH: Final = re.compile(r"batch=([0-9]+)")
+_HEAD: Final = "_state/audit.json"
+_NEW: Final = ".new"
 _NOTES: Final = "_state/notes"
 _MERGED: Final = "_state/merged"
 _MERGE: Final = "_state/merge.json"
@@ -111,6 +113,7 @@ class Folder:
         """Make the folder where it is missing.
 
         Raises:
+            FolderInUseError: another audit is just making it.
             InvalidInputError: it has other things in it, or another version of bide's, or cannot be used.
         """
         try:
@@ -119,19 +122,27 @@ class Folder:
             raise InvalidInputError(f"the folder {self.place} cannot be used: {error}; name another one") from error
 
     def _begin(self) -> None:
-        head = self._path("_state", "audit.json")
-        found = self._files.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
-        if self._exists(head):
-            version = json.loads(self._read(head))["version"]
+        if not self._is_new():
+            return
+        self._files.create_dir(self._path("_state"), recursive=True)
+        with self.lock():
+            if self._is_new():
+                self._write(self._path(_HEAD), {"version": VERSION})
+
+    def _is_new(self) -> bool:
+        """Whether no audit was begun here, or one that was killed before it had begun."""
+        if self._exists(self._path(_HEAD)):
+            version = json.loads(self._read(self._path(_HEAD)))["version"]
             if version != VERSION:
                 raise InvalidInputError(
                     f"the folder {self.place} has an audit of version {version}, and this bide writes {VERSION}: "
                     "name another folder"
                 )
-        elif found:
+            return False
+        begun = {LOCK, posixpath.basename(f"{_HEAD}{_NEW}")}
+        if {*self._entries(self._root)} - {"_state"} or {*self._entries(self._path("_state"))} - begun:
             raise InvalidInputError(f"the folder {self.place} has things that are no audit: name another folder")
-        else:
-            self._write(head, {"version": VERSION})
+        return True
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -160,7 +171,7 @@ class Folder:
             InvalidInputError: there is none, or the folder cannot be read.
         """
         try:
-            found = self._exists(self._path("_state", "audit.json"))
+            found = self._exists(self._path(_HEAD))
         except OSError as error:
             raise InvalidInputError(f"the folder {self.place} cannot be read: {error}") from error
         if not found:
@@ -367,7 +378,7 @@ class Folder:
     def _write(self, path: str, told: dict[str, Any]) -> None:
         """Write a file that appears with all that is in it or not at all."""
         self._files.create_dir(posixpath.dirname(path))
-        new = f"{path}.new"
+        new = f"{path}{_NEW}"
         with self._files.open_output_stream(new) as file:
             file.write(json.dumps(told, sort_keys=True).encode())
         self._files.move(new, path)
