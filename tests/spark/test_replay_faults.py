@@ -12,7 +12,7 @@ import pytest
 import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.errors import ConnectionLostError
+from bide.errors import ConnectionLostError, NotFoundError
 from bide.pipelines import replay_taps
 from bide.pipelines.replay_taps import Wanted, Way, copies, held_offsets, send_back
 from tests.broker.receiving import fresh
@@ -161,7 +161,7 @@ async def test_a_message_goes_back_with_its_due_time(vhost: Vhost) -> None:
         ]
         other = Wanted(message_id="other", queue="orders", stream=stream, offset=0, due=begun)
         way = Way(url=vhost.url, infrastructure=hours, declare=True, run="run")
-        assert await send_back([*wanted, other], way) == 3
+        assert await send_back([other, *wanted], way, skip_missing=True) == 3
         lasted = datetime.now(UTC) - begun
         async with client.consume("orders") as messages:
             at_once = await anext(messages)
@@ -173,3 +173,33 @@ async def test_a_message_goes_back_with_its_due_time(vhost: Vhost) -> None:
             assert message.due is not None
             # It is told in whole milliseconds, and the delay counts from the moment at which it is sent.
             assert timedelta(milliseconds=-1) <= message.due - due[name] <= lasted
+
+
+async def test_nothing_is_sent_while_one_is_missing(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was sent then would be sent once more with the others."""
+    # Of two bodies, each a byte long: the third is read again.
+    monkeypatch.setattr(replay_taps, "_READ_AHEAD", 2)
+    stream = await new_stream(vhost.url)
+    now = datetime.now(UTC)
+    async with bide.connect(vhost.url) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders"), bide.Queue.quorum("mail")]))
+        for number in range(3):
+            await client.publish(str(number), to=stream, message_id=f"m{number}")
+        places = [(0, "orders"), (2, "orders"), (1, "orders"), (1, "mail")]
+        wanted = [Wanted(message_id=f"m{n}", queue=queue, stream=stream, offset=n, due=now) for n, queue in places]
+        other = Wanted(message_id="other", queue="orders", stream=stream, offset=2, due=now)
+        way = Way(url=vhost.url, infrastructure=bide.Clock(), declare=False, run="run")
+        for missing in (other, Wanted(message_id="m3", queue="orders", stream=fresh("gone"), offset=3, due=now)):
+            with pytest.raises(NotFoundError, match=r"^1 of 5 messages were dropped .*: go on with --skip"):
+                await send_back([*wanted, missing], way, skip_missing=False)
+        assert await send_back(wanted, way, skip_missing=False) == 4
+        for queue, ids in (("mail", ["m1"]), ("orders", ["m0", "m1", "m2"])):
+            # Behind what was sent, whatever that was.
+            await client.publish("last", to=queue, message_id="last")
+            found: list[str | None] = []
+            async with client.consume(queue) as messages:
+                while "last" not in found:
+                    message = await anext(messages)
+                    found.append(message.message_id)
+                    await message.ack()
+            assert sorted(map(str, found)) == sorted([*ids, "last"])

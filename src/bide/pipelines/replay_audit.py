@@ -358,13 +358,8 @@ class _PartWriter(DataSourceArrowWriter):
             # Another attempt at the same task may have sent it.
             if self.ledger.get(number) is not None:
                 continue
-            sent = asyncio.run(send_back(wanted, self.way))
+            sent = asyncio.run(send_back(wanted, self.way, skip_missing=self.skip_missing))
             missing = len(wanted) - sent
-            if missing and not self.skip_missing:
-                raise NotFoundError(
-                    f"{missing:,} of {len(wanted):,} messages were dropped from the streams of the taps since they "
-                    "were chosen; the others were sent: go on with --skip-missing"
-                )
             self.ledger.add(Part(part=number, sent=sent, rejected=missing))
             confirmed, rejected = confirmed + sent, rejected + missing
         return Sent(confirmed=confirmed, rejected=rejected)

@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import groupby
 from typing import Any, Final
 
 from bide.amqp.connection import Connection
@@ -15,7 +16,7 @@ from bide.amqp.content import Delivery
 from bide.amqp.url import BrokerUrl
 from bide.client import Client, connect
 from bide.delay.infrastructure import DelayInfrastructure
-from bide.errors import ConnectionLostError, TargetNotFoundError
+from bide.errors import ConnectionLostError, NotFoundError, TargetNotFoundError
 from bide.lifecycle.offsets import HEADER_OFFSET, answer, end_of, next_of, no_answer, offset_of, subscribe
 from bide.lifecycle.run import WINDOW
 from bide.outgoing import Outgoing
@@ -24,6 +25,9 @@ from bide.recoverability.failed import FailedMessage
 
 _NEAR: Final = 20_000
 """Offsets that are read over rather than to subscribe anew behind them."""
+
+_READ_AHEAD: Final = 32 * 1024 * 1024
+"""Bytes of bodies that are kept from looking whether all are there until they are sent; others are read once more."""
 
 _PATIENCE: Final = 10.0
 """Seconds without a message after which a stream is asked whether it is at its end."""
@@ -109,37 +113,81 @@ async def _first(connection: Connection, stream: str) -> int | None:
         return offset_of(delivery) if delivery is not None else None
 
 
-async def send_back(wanted: Sequence[Wanted], way: Way) -> int:
+async def send_back(wanted: Sequence[Wanted], way: Way, *, skip_missing: bool) -> int:
     """Send messages back, and wait until the broker has all of them; says how many those are.
 
-    Those that are not in their streams any more are left out.
+    Args:
+        skip_missing: leave those out that are not in their streams any more. Else all are looked for before the first
+            is sent: what was sent without the others would be sent again with them.
 
     Raises:
+        NotFoundError: some are not there any more. None was sent, unless they were dropped in just that moment.
         BrokerError: the broker cannot be reached, or refuses a message: others may have been sent.
     """
-    places: dict[str, defaultdict[int, list[Wanted]]] = {}
-    for one in wanted:
-        places.setdefault(one.stream, defaultdict(list))[one.offset].append(one)
-    sent = 0
+    wanted = sorted(wanted, key=_place)
     connection = await Connection.open(BrokerUrl.parse(way.url))
     try:
+        held = [] if skip_missing else await _looked_for(connection, wanted)
+        sent = len(held)
         async with connect(way.url, infrastructure=way.infrastructure, declare=way.declare) as client:
             sending = _Sending(client)
             try:
-                for stream, rows in places.items():
-                    async for offset, delivery in copies(connection, stream, sorted(rows)):
-                        message = read_copy(delivery)
-                        for row in rows[offset]:
-                            # A stream that was deleted and declared again has other messages there.
-                            if message.message_id == row.message_id:
-                                await sending.put(_back(message, row, way, client.now()))
-                                sent += 1
+                for row, message in held:
+                    await sending.put(_back(message, row, way, client.now()))
+                async for row, message in _found(connection, wanted[len(held) :]):
+                    await sending.put(_back(message, row, way, client.now()))
+                    sent += 1
                 await sending.finish()
             finally:
                 sending.cancel()
     finally:
         await connection.close()
+    if sent < len(wanted) and not skip_missing:
+        raise _dropped(len(wanted) - sent, len(wanted))
     return sent
+
+
+async def _looked_for(connection: Connection, wanted: Sequence[Wanted]) -> list[tuple[Wanted, FailedMessage]]:
+    """See that all are there, and keep the first ones of them, as many as memory has room for.
+
+    Args:
+        wanted: in the order of their places.
+    """
+    held: list[tuple[Wanted, FailedMessage]] = []
+    count = size = 0
+    async for row, message in _found(connection, wanted):
+        count += 1
+        size += len(message.body)
+        if size <= _READ_AHEAD:
+            held.append((row, message))
+    if count < len(wanted):
+        raise _dropped(len(wanted) - count, len(wanted))
+    return held
+
+
+async def _found(connection: Connection, wanted: Sequence[Wanted]) -> AsyncIterator[tuple[Wanted, FailedMessage]]:
+    """Those that are in their streams, in the order in which they are given, which is that of their places."""
+    for stream, some in groupby(wanted, key=lambda one: one.stream):
+        rows: defaultdict[int, list[Wanted]] = defaultdict(list)
+        for one in some:
+            rows[one.offset].append(one)
+        async for offset, delivery in copies(connection, stream, list(rows)):
+            message = read_copy(delivery)
+            for row in rows[offset]:
+                # A stream that was deleted and declared again has other messages there.
+                if message.message_id == row.message_id:
+                    yield row, message
+
+
+def _place(one: Wanted) -> tuple[str, int]:
+    return one.stream, one.offset
+
+
+def _dropped(number: int, of: int) -> NotFoundError:
+    return NotFoundError(
+        f"{number:,} of {of:,} messages were dropped from the streams of the taps since they were chosen: go on with "
+        "--skip-missing"
+    )
 
 
 def read_copy(delivery: Delivery) -> FailedMessage:
