@@ -8,8 +8,11 @@ import pytest
 
 import bide
 from bide.cli.app import run
+from bide.errors import TargetNotFoundError
 from bide.pipelines.ledger import Head, Ledger
-from tests.broker.conftest import clock_url
+from bide.pipelines.schedule_plan import Plan
+from bide.spark.sink_settings import SinkSettings
+from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.broker.receiving import fresh
 
 __all__ = ["clock_url"]
@@ -80,6 +83,13 @@ def test_a_replay(clock_url: str, capsys: pytest.CaptureFixture[str]) -> None:
         told = capsys.readouterr().err
         assert told.startswith(said)
         assert told.count("\n") == 1
+
+
+async def test_a_plan_in_a_notebook(clock_url: str) -> None:
+    """There a loop runs already where it is checked."""
+    settings = SinkSettings.make(clock_url, infrastructure=SMALL_CLOCK, constants={"to": "nowhere"})
+    with pytest.raises(TargetNotFoundError, match="the queue 'nowhere' does not exist"):
+        Plan(at_column="due", settings=settings).check()
 
 
 @pytest.mark.usefixtures("spark")

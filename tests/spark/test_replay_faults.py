@@ -132,7 +132,8 @@ async def test_what_is_behind_the_end_of_a_stream_is_left_out(vhost: Vhost, stre
     assert await found(vhost.url, stream, [0, 2, 3, 30_000]) == [0, 2]
     assert await found(vhost.url, fresh("gone"), [0]) == []
     assert await found(vhost.url, await new_stream(vhost.url), [5]) == []
-    assert await asyncio.to_thread(held_offsets, vhost.url, {stream: 30_000}) == {stream: range(3)}
+    # As in a notebook, where a loop runs in this very thread.
+    assert held_offsets(vhost.url, {stream: 30_000}) == {stream: range(3)}
 
 
 @pytest.mark.parametrize("far", [15_000, 30_000], ids=["near enough to read on", "behind another subscription"])

@@ -20,6 +20,7 @@ from bide.errors import ConnectionLostError, NotFoundError, TargetNotFoundError
 from bide.lifecycle.offsets import HEADER_OFFSET, answer, end_of, next_of, no_answer, offset_of, subscribe
 from bide.lifecycle.run import WINDOW
 from bide.outgoing import Outgoing
+from bide.pipelines.waiting import wait_for
 from bide.recoverability import restoration
 from bide.recoverability.failed import FailedMessage
 
@@ -86,7 +87,7 @@ def held_offsets(url: str, wanted: Mapping[str, int]) -> dict[str, range]:
             await connection.close()
         return {name: offsets for name, offsets in found.items() if offsets}
 
-    return asyncio.run(work())
+    return wait_for(work())
 
 
 async def _held(connection: Connection, stream: str, wanted: int) -> range:

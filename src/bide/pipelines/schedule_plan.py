@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -13,6 +12,7 @@ from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidInputError, TargetNotFoundError
 from bide.letter import Letter, Letters
 from bide.pipelines.ledger import digest_of
+from bide.pipelines.waiting import wait_for
 from bide.spark.sink_settings import SinkSettings
 from bide.topology import Exchange, Queue, Topology
 
@@ -99,7 +99,7 @@ class Plan:
             TargetNotFoundError: there is no such queue or exchange.
             BrokerError: the broker cannot be asked.
         """
-        asyncio.run(self._check())
+        wait_for(self._check())
 
     async def _check(self) -> None:
         constants = self.settings.constants

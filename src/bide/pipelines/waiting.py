@@ -1,0 +1,20 @@
+"""Coroutines in functions that anybody may call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
+
+
+def wait_for(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run a coroutine to its end, in a thread of its own where a loop runs in this one already, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1, thread_name_prefix="bide") as thread:
+        return thread.submit(asyncio.run, work).result()
