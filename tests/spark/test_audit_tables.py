@@ -226,6 +226,7 @@ def test_one_row_for_each_message(spark: SparkSession) -> None:
         happened("processed", "fan", ended=12, due=due, sent=sent, endpoint="mail"),
         happened("processed", "at once", ended=3, sent=ms(1)),
         {"value": b"not an event"},
+        {"value": b"not UTF-8: \xff"},
     ]
 
     def table(*order: int) -> list[tuple[Any, ...]]:

@@ -107,6 +107,16 @@ def test_what_is_chosen(spark: SparkSession, clock_url: str, queues: tuple[str, 
     messages.unpersist()
 
 
+def test_bodies_that_are_no_text(spark: SparkSession, clock_url: str) -> None:
+    error = fresh("error")
+    with bide.connect_sync(clock_url) as client:
+        client.declare(bide.Topology(queues=[Queue.quorum(error)]))
+        for body in ("café".encode(), b"caf\xe9", b"\x00\xff"):
+            client.publish(body, to=error)
+    found = choose(failed(spark, source(clock_url, error)), where="size < 6").orderBy("place").select("body").collect()
+    assert [one["body"] for one in found] == ["café", "café", "\x00ÿ"]
+
+
 @pytest.mark.parametrize(
     "where",
     ["exeption = 'x'", "endpoint =", "endpoint", "count(1) > 1", "no_such_function(text)", "'", "1; drop table x"],

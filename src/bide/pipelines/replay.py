@@ -116,7 +116,7 @@ def failed(spark: SparkSession, source: FailedIn) -> DataFrame:
         "queue": F.col("failed_queue"),
         "text": F.col("error"),
         "sent": F.col("scheduled"),
-        "body": F.col("value").cast("string"),
+        "body": _text("value"),
         "size": F.octet_length("value"),
         # Of a queue there is one partition, in its order.
         "place": F.monotonically_increasing_id(),
@@ -124,6 +124,15 @@ def failed(spark: SparkSession, source: FailedIn) -> DataFrame:
     failed_at = F.coalesce(F.unix_micros("failed_at").cast("string"), F.lit("-"))
     key = F.substring(F.sha2(F.concat_ws(" ", "id", failed_at, F.sha2("value", 256)), 256), 1, _KEY_DIGITS)
     return rows.select(*(known.get(name, F.col(name)).alias(name) for name in COLUMNS), key.alias(_KEY))
+
+
+def _text(column: str) -> Column:
+    """Bytes as text: of UTF-8, or else of Latin-1, which any bytes can be read as.
+
+    A cast alone leaves a text that is none, and is to be an error in a later Spark (SPARK-54586).
+    """
+    value = F.col(column)
+    return F.coalesce(F.try_validate_utf8(value.try_cast("string")), F.decode(value, "ISO-8859-1"))
 
 
 def choose(failed: DataFrame, *, where: str | None = None, limit: int | None = None) -> DataFrame:
