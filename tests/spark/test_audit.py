@@ -27,6 +27,7 @@ from bide.lifecycle import ErrorQueue, Selection
 from bide.pipelines.audit import Round, run
 from bide.pipelines.audit_folder import Folder, Note
 from bide.pipelines.audit_sources import candidates, find_sources
+from bide.pipelines.formats import AS_NAMED
 from bide.topology import Binding, Queue, Topology
 from tests.broker import celery_app
 from tests.broker.conftest import SMALL_CLOCK
@@ -64,7 +65,7 @@ class Audited:
         return run(self.spark, self.sources, self.folder)
 
     def table(self, name: str) -> DataFrame:
-        return self.spark.read.parquet(str(self.place / name))
+        return self.spark.read.options(**AS_NAMED).parquet(str(self.place / name))
 
     def messages(self) -> list[Any]:
         return self.table("messages").orderBy("message_id").collect()
@@ -96,7 +97,7 @@ async def deal(client: bide.Client, number: int) -> None:
 def audited(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> Audited:
     queues = Topology(queues=[Queue.quorum("orders"), Queue.quorum("errors"), Queue(EVENTS, arguments=STREAM)])
     asyncio.run(put(vhost.url, SMALL_CLOCK.topology(), taps_of(SMALL_CLOCK).topology(Retention()), queues))
-    return Audited(spark, vhost.url, stream_port(vhost.broker), tmp_path / "audit")
+    return Audited(spark, vhost.url, stream_port(vhost.broker), tmp_path / "[eu]" / "audit")
 
 
 def with_client(url: str, infrastructure: Any, work: Callable[[bide.Client], Awaitable[Any]]) -> None:

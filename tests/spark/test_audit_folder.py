@@ -369,11 +369,11 @@ def test_a_path_is_of_this_machine_whatever_spark_takes_it_for(spark: SparkSessi
     elsewhere.conf.set("fs.defaultFS", "hdfs://127.0.0.1:9")
     with pytest.raises(Exception, match=r"127\.0\.0\.1"):
         elsewhere.read.parquet(str(tmp_path))
-    folder = Folder(str(tmp_path / "with a space"))
+    folder = Folder(str(tmp_path / "with a space, [and] a {pattern}?"))
     folder.begin()
     note = stories(elsewhere, folder, {TODAY}, 0)
     refresh(elsewhere, folder, [note], now=NOON)
-    assert elsewhere.read.parquet(folder.location("messages")).count() == 20
+    assert folder.read(elsewhere, "messages", tables.MESSAGES).count() == 20
     assert {"messages", "scheduled"} <= {one.name for one in Path(folder.place).iterdir()}
 
 

@@ -55,15 +55,16 @@ class OfNoQueues(Timeline):
 
 @pytest.mark.slow
 def test_new_levels_do_not_stand_beside_old_queues(spark: SparkSession, tmp_path: Path) -> None:
-    written, capacity = Written(tmp_path), Capacity.measured("clock")
+    out = tmp_path / "[eu]"
+    written, capacity = Written(out), Capacity.measured("clock")
 
     def write(rate: str, kind: type[Timeline] = Timeline) -> None:
         flows = flows_of([{"rate": rate, "delay": "5m", "start": "2026-11-21T06:00:00Z", "for": "10m"}])
         timeline = kind(of_flows(spark, flows, tick=timedelta(seconds=1)), Ladder.of(bide.Clock()))
-        clear(timeline, str(tmp_path))
+        clear(timeline, str(out))
         assert not written.is_whole()
         assert written.released == 0
-        report(timeline, capacity, out=str(tmp_path))
+        report(timeline, capacity, out=str(out))
         timeline.close()
 
     write("1/s")

@@ -113,7 +113,7 @@ class Shop:
 
 @pytest.fixture
 def shop(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> Iterator[Shop]:
-    yield Shop(spark, vhost, tmp_path)
+    yield Shop(spark, vhost, tmp_path / "[eu]")
     # A session is the tests' own: tables that were kept are no longer needed.
     spark.catalog.clearCache()
 

@@ -36,7 +36,8 @@ NASTY: Final = "</title><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("audit")
+    made = tmp_path_factory.mktemp("audit") / "[eu]"
+    made.mkdir()
     write_all(made, messages=MESSAGES)
     return made
 

@@ -13,6 +13,9 @@ from typing import Final
 
 from bide.errors import InvalidInputError
 
+AS_NAMED: Final = {"__globPaths__": "false"}
+"""Options to read a folder of ours with. Spark writes to a path as it is, and reads ``[eu]`` in it as a pattern."""
+
 FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
 _SUFFIXES: Final = {"jsonl": "json", "ndjson": "json", "gz": "", "zst": "", "bz2": ""}
 _PATTERN: Final = re.compile(r"[*?\[{]")
