@@ -10,7 +10,7 @@ from typing import Any, Final
 from bide.cancellation import outcome_apart
 from bide.checks import whole_number
 from bide.client import Client
-from bide.errors import BideError, DeliveryLostError, InvalidInputError, UnroutableError
+from bide.errors import AccessRefusedError, BideError, DeliveryLostError, InvalidInputError, UnroutableError
 from bide.message import Message
 from bide.recoverability.explanation import Explanation
 from bide.rpc.caller import ERROR_HEADER
@@ -21,6 +21,8 @@ Handler = Callable[[Message], Awaitable[Any]]
 """Takes a request and returns the body of the reply: bytes, text, None for an empty one, or what serialises as JSON."""
 
 _LONGEST_ERROR: Final = 500
+_PAUSE: Final = 1.0
+"""Seconds before a request goes back: the broker would deliver it again at once, and again, as long as it is so."""
 
 
 async def serve(client: Client, queue: str, handler: Handler, *, at_once: int = 10) -> None:
@@ -28,7 +30,9 @@ async def serve(client: Client, queue: str, handler: Handler, *, at_once: int = 
 
     A request is acknowledged when its reply is with the broker, so that another server gets it when this one dies: a
     request may be handled twice. What the handler raises goes to the caller, in a line, as ``RemoteError``. A request
-    without ``reply_to`` is handled, and rejected if that fails. A caller that has gone is no error.
+    without ``reply_to`` is handled, and rejected if that fails; so is one to which no reply can be sent, because its
+    ``reply_to`` is no name or this user may not write to it. A reply that the broker does not take at the moment, as
+    when its queue is full, has the request handled again a second later. A caller that has gone is no error.
 
     Args:
         handler: see :data:`Handler`.
@@ -63,25 +67,41 @@ async def _answer(client: Client, request: Message, handler: Handler) -> None:
         log.warning("the request %s failed: %s", request.correlation_id, reason, exc_info=failure)
         headers = {ERROR_HEADER: " ".join(reason.split())[:_LONGEST_ERROR]}
     try:
-        if request.reply_to is None:
-            await (request.reject() if headers else request.ack())
-            return
-        try:
-            await _reply(client, request, result, headers)
-        except InvalidInputError as error:
-            # What the handler returned cannot be sent. Another server would do no better.
-            log.warning("the request %s failed: %s", request.correlation_id, error)
-            await _reply(client, request, None, {ERROR_HEADER: str(error)[:_LONGEST_ERROR]})
-        await request.ack()
+        replied = bool(request.reply_to) and await _reply(client, request, result, headers)
+        await (request.reject() if headers and not replied else request.ack())
     except DeliveryLostError as error:
         log.info("the request %s comes again: %s", request.correlation_id, error)
     except BideError as error:
         log.warning("the request %s cannot be answered, and goes back: %s", request.correlation_id, error)
         if not request.settled:
-            await request.requeue()
+            await _give_back(request)
 
 
-async def _reply(client: Client, request: Message, result: Any, headers: dict[str, str]) -> None:
+async def _give_back(request: Message) -> None:
+    await asyncio.sleep(_PAUSE)
+    try:
+        await request.requeue()
+    except DeliveryLostError as error:
+        log.info("the request %s comes again: %s", request.correlation_id, error)
+
+
+async def _reply(client: Client, request: Message, result: Any, headers: dict[str, str]) -> bool:
+    """Send a reply, and tell whether there is anything to send it to."""
+    try:
+        try:
+            await _send(client, request, result, headers)
+        except InvalidInputError as error:
+            # Most likely what the handler returned cannot be sent. Another server would do no better.
+            await _send(client, request, None, {ERROR_HEADER: str(error)[:_LONGEST_ERROR]})
+            log.warning("the request %s failed: %s", request.correlation_id, error)
+    except (InvalidInputError, AccessRefusedError) as error:
+        # Handled again, it would not be answered either.
+        log.warning("the request %s can have no reply: %s", request.correlation_id, error)
+        return False
+    return True
+
+
+async def _send(client: Client, request: Message, result: Any, headers: dict[str, str]) -> None:
     plain = result is None or isinstance(result, bytes | bytearray | memoryview | str)
     try:
         await client.publish(
