@@ -62,8 +62,21 @@ class Client:
 
     async def close(self) -> None:
         """Close: unsettled messages go back to their queues, unconfirmed publishes are reported as in doubt."""
-        await asyncio.gather(*(one.close() for one in list(self._consumers)))
-        await asyncio.gather(self._receiving.close(), self._publisher.close())
+        try:
+            await asyncio.gather(*(one.close() for one in list(self._consumers)))
+            await asyncio.gather(self._receiving.close(), self._publisher.close())
+        except asyncio.CancelledError:
+            await self._cut()
+            raise
+
+    async def _cut(self) -> None:
+        """Close the connections without waiting for the broker, which may be what took too long."""
+        closing = [asyncio.create_task(one) for one in (self._receiving.close(), self._publisher.close())]
+        # They have to begin: one that is cancelled after that cuts its connection.
+        await asyncio.sleep(0)
+        for task in closing:
+            task.cancel()
+        await asyncio.wait(closing)
 
     def now(self) -> datetime:
         """The time by which delays are counted, in UTC: this machine's, or that of a broker in memory."""

@@ -62,6 +62,7 @@ class Consumer:
         self._was_subscribed = False
         self._stopped: Subscription | None = None
         self._closed = False
+        self._patience: asyncio.Timeout | None = None
 
     @property
     def closed(self) -> bool:
@@ -104,18 +105,26 @@ class Consumer:
 
     def stop(self) -> None:
         """Take no more: what was received and not handed out goes back; what was can be settled until it is closed."""
-        self._closed = True
-        self._stopped = self._let_go()
-        if self._stopped is not None:
-            self._stopped.stop()
+        self._end()
+        subscription = self._let_go()
+        if subscription is not None:
+            self._stopped = subscription
+            subscription.stop()
 
     async def close(self) -> None:
         """Stop: what was not settled goes back to the queue. Who waits for a message gets none any more."""
-        self._closed = True
+        self._end()
         subscription = self._let_go() or self._stopped
         self._stopped = None
         if subscription is not None:
-            await subscription.channel.close()
+            await subscription.close()
+
+    def _end(self) -> None:
+        self._closed = True
+        patience, self._patience = self._patience, None
+        if patience is not None:
+            # Who wants to subscribe may wait for a broker that is away for long.
+            patience.reschedule(asyncio.get_running_loop().time())
 
     async def _subscribed(self) -> Subscription | None:
         """The subscription, or None when the consumer is closed.
@@ -126,33 +135,43 @@ class Consumer:
             BrokerError: it cannot be reached, or refuses, before the first subscription; later ones are tried again.
         """
         async with self._subscribing:
-            pause = _FIRST_PAUSE
-            while not self._closed:
-                if self._subscription is not None:
-                    return self._subscription
-                connection = await self._link.connection()
-                try:
-                    subscription = await Subscription.open(
-                        connection,
-                        self.queue,
-                        prefetch=self._prefetch,
-                        arguments=self._arguments,
-                        exclusive=self._exclusive,
-                    )
-                except BrokerError as error:
-                    if connection.is_open and not (self._was_subscribed and _may_pass(error)):
-                        raise
-                    log.info("cannot consume from %s yet: %s", self.queue, error)
-                    await asyncio.sleep(pause)
-                    pause = min(pause * 2, _LONGEST_PAUSE)
-                    continue
+            if self._closed or self._subscription is not None:
+                return self._subscription
+            try:
+                async with asyncio.timeout(None) as self._patience:
+                    subscription = await self._subscribe()
+            except TimeoutError:
                 if self.closed:
-                    subscription.channel.abandon()
-                    break
-                self._subscription = subscription
-                self._retiring = retire_with(self, subscription)
-                self._was_subscribed = True
-            return None
+                    return None
+                raise
+            finally:
+                self._patience = None
+            if self.closed:
+                subscription.channel.abandon()
+                return None
+            self._subscription = subscription
+            self._retiring = retire_with(self, subscription)
+            self._was_subscribed = True
+            return subscription
+
+    async def _subscribe(self) -> Subscription:
+        pause = _FIRST_PAUSE
+        while True:
+            connection = await self._link.connection()
+            try:
+                return await Subscription.open(
+                    connection,
+                    self.queue,
+                    prefetch=self._prefetch,
+                    arguments=self._arguments,
+                    exclusive=self._exclusive,
+                )
+            except BrokerError as error:
+                if connection.is_open and not (self._was_subscribed and _may_pass(error)):
+                    raise
+                log.info("cannot consume from %s yet: %s", self.queue, error)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
 
     def _ended(self, subscription: Subscription, error: BideError) -> None:
         if self._closed or self._subscription is not subscription:

@@ -35,6 +35,9 @@ class _Inbox:
         if self._retired:
             self._channel.nack(delivery.delivery_tag)
             return
+        if self._error is not None:
+            # The channel is about to close, and it goes back then.
+            return
         self._deliveries.append((delivery, self._channel.connection.now()))
         self._news.set()
 
@@ -139,6 +142,11 @@ class Subscription:
         if self.channel.is_open:
             self._give_back()
         self._inbox.end(ClosedError("the consumer was stopped"))
+
+    async def close(self) -> None:
+        """Give back what is not settled, and tell those who wait that nothing will come, before anything more does."""
+        self._inbox.end(ClosedError("the consumer was closed"))
+        await self.channel.close()
 
     def _give_back(self) -> None:
         self.channel.cancel_nowait(self._tag)

@@ -14,12 +14,13 @@ from bide.amqp.url import BrokerUrl
 from bide.errors import (
     AccessRefusedError,
     BrokerUnreachableError,
+    ClosedError,
     ConnectionLostError,
     ConsumerCancelledError,
     DeliveryLostError,
     TargetNotFoundError,
 )
-from tests.broker.receiving import eventually, fresh, ready
+from tests.broker.receiving import eventually, fresh, ready, receive
 from tests.faults.proxy import CONSUME, Proxy
 from tests.support import Vhost
 
@@ -235,6 +236,71 @@ async def test_a_consumer_that_acknowledges_too_late_is_subscribed_again(vhost: 
         with pytest.raises(DeliveryLostError, match="unknown delivery tag 77"):
             await message.ack()
         await again.ack()
+
+
+@pytest.mark.parametrize("how", ["close", "stop", "client"])
+async def test_who_waits_for_a_broker_that_is_away_waits_no_longer_than_the_consumer_is_open(
+    vhost: Vhost, proxy: Proxy, how: str
+) -> None:
+    queue = await filled(vhost.url, 1)
+    client = await bide.connect(proxy.url)
+    messages = client.consume(queue)
+    await (await anext(messages)).ack()
+    proxy.refusing = True
+    proxy.cut()
+    waiting = [asyncio.create_task(anext(messages, None)) for _ in range(2)]
+    accepted = proxy.accepted
+
+    async def tried() -> bool:
+        return proxy.accepted > accepted
+
+    await eventually(tried)
+    assert not any(one.done() for one in waiting)
+    if how == "stop":
+        messages.stop()
+        # And once more, before any of them had a chance to notice.
+        messages.stop()
+    else:
+        await (messages if how == "close" else client).close()
+    async with asyncio.timeout(5):
+        assert await asyncio.gather(*waiting) == [None, None]
+    await client.close()
+
+
+async def test_what_comes_while_the_consumer_closes_is_for_others(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await filled(vhost.url, 1)
+    async with bide.connect(proxy.url) as client, bide.connect(vhost.url) as other, asyncio.timeout(20):
+        messages = client.consume(queue)
+        await (await anext(messages)).ack()
+        waiting = asyncio.create_task(anext(messages, None))
+        # While it waits for the broker to take the acknowledgement in, another message comes.
+        proxy.stall()
+        closing = asyncio.create_task(messages.close())
+        await other.publish("late", to=queue)
+        proxy.moving.set()
+        assert await waiting is None
+        await closing
+        assert [one.body for one in await receive(other, queue, 1)] == [b"late"]
+
+
+async def test_a_close_that_is_cancelled_leaves_nothing_open(vhost: Vhost, proxy: Proxy) -> None:
+    queue = await filled(vhost.url, 2)
+    client = await bide.connect(proxy.url)
+    messages = client.consume(queue)
+    first, second = await anext(messages), await anext(messages)
+    await first.ack()
+    assert second._subscription is not None
+    connections = [second._subscription.channel.connection, await client._publisher.connection()]
+    proxy.stall()
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(client.close(), 0.3)
+    assert asyncio.get_running_loop().time() - started < 2
+    assert [one.is_open for one in connections] == [False, False]
+    with pytest.raises(DeliveryLostError):
+        await second.ack()
+    with pytest.raises(ClosedError):
+        await client.release()
 
 
 @pytest.mark.parametrize("ending", ["consumer", "stopped consumer", "client"])

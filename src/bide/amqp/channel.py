@@ -101,8 +101,11 @@ class Channel:
 
     async def close(self) -> None:
         """Close it and wait for the broker to do so: what is unacknowledged is back in its queue then."""
-        await self.settle_up()
-        self.abandon()
+        try:
+            await self.settle_up()
+        finally:
+            # Also where somebody does not want to wait so long.
+            self.abandon()
         done, _ = await asyncio.wait({self._gone}, timeout=_CLOSE_GRACE)
         if not done:
             log.debug("the broker did not answer the closing of channel %s", self.number)
