@@ -88,6 +88,36 @@ async def test_the_second_host_answers(vhost: Vhost) -> None:
         assert await client.release() >= (3, 10)
 
 
+async def test_a_host_that_refuses_has_the_next_tried(vhost: Vhost, frail: Frail, proxy: Proxy) -> None:
+    """One that does not know us, and one that speaks something else; the first time, and when the connection broke."""
+
+    async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(8)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    (stranger, port), *_ = BrokerUrl.parse(frail.url()).hosts
+    async with await asyncio.start_server(web, "127.0.0.1", 0) as server:
+        refusing = f"{stranger}:{port},127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        (host, port) = BrokerUrl.parse(proxy.url).hosts[0]
+        async with bide.connect(proxy.url.replace(f"{host}:{port}", f"{refusing},{host}:{port}")) as client:
+            await client.declare(bide.Topology(queues=[bide.Queue("q")]))
+            proxy.cut()
+            await client.publish(b"", to="q")
+        said = await opening(f"amqp://bide:secret@{refusing}/{vhost.name}")
+    assert said.startswith("AuthenticationError ")
+    assert f"{stranger}:" in said
+    assert "; the connection to 127.0.0.1:" in said
+
+
+async def test_a_virtual_host_that_takes_no_more_connections(vhost: Vhost) -> None:
+    vhost.broker.management.call("PUT", "vhost-limits", vhost.name, "max-connections", body={"value": 0})
+    said = await opening(vhost.url)
+    assert said.startswith("BrokerError ")
+    assert "takes no more connections" in said
+    assert "raise the limit" in said
+
+
 async def test_wrong_password_and_unknown_user(vhost: Vhost) -> None:
     for user in ("bide", "nobody"):
         said = await opening(f"amqp://{user}:secret@{address(vhost)}/{vhost.name}")

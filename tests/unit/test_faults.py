@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 import pytest
 
 from bide.amqp import faults
@@ -9,11 +11,13 @@ from bide.errors import (
     AccessRefusedError,
     AuthenticationError,
     BrokerError,
+    BrokerUnreachableError,
     ConnectionLostError,
     DeclarationMismatchError,
     NotEmptyError,
     ProtocolError,
     TargetNotFoundError,
+    TlsError,
     UnsupportedBrokerError,
     VirtualHostError,
 )
@@ -199,8 +203,21 @@ def test_why_a_connection_was_closed(code: int, text: str, kind: type[BrokerErro
             320,
             "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'",
             ConnectionLostError,
-            "with reason 'shutdown' (320)",
+            "the broker at h:5672 closed the connection: broker forced connection closure with reason 'shutdown' (320)",
         ),
+        (
+            530,
+            "NOT_ALLOWED - access to vhost 'v' refused for user 'u': connection limit (2) is reached",
+            BrokerError,
+            "connection limit (2) is reached): close others, or raise the limit",
+        ),
+        (
+            530,
+            "NOT_ALLOWED - connection refused: node connection limit (10) is reached",
+            BrokerError,
+            "takes no more connections",
+        ),
+        (541, "INTERNAL_ERROR - vhost 'v' is down", ConnectionLostError, "h:5672 closed the connection: vhost 'v' is"),
     ],
 )
 def test_why_a_connection_was_not_opened(code: int, text: str, kind: type[BrokerError], message: str) -> None:
@@ -208,6 +225,42 @@ def test_why_a_connection_was_not_opened(code: int, text: str, kind: type[Broker
     assert type(error) is kind
     assert message in str(error)
     assert error.reply_code == code
+
+
+DOWN = BrokerUnreachableError("a is down")
+WEB = ProtocolError("b speaks HTTP")
+FORCED = ConnectionLostError("c is shutting down", reply_code=320)
+CLOSED = VirtualHostError("d is closed to u", reply_code=530)
+REFUSED = AuthenticationError("e refuses u", reply_code=403)
+
+
+@pytest.mark.parametrize(
+    ("failures", "kind", "message"),
+    [
+        ([DOWN, WEB], ProtocolError, "b speaks HTTP; a is down"),
+        ([WEB, FORCED, DOWN], ConnectionLostError, "c is shutting down; b speaks HTTP; a is down"),
+        ([FORCED, CLOSED], VirtualHostError, "d is closed to u; c is shutting down"),
+        ([CLOSED, REFUSED, DOWN], AuthenticationError, "e refuses u; d is closed to u; a is down"),
+        ([DOWN, BrokerUnreachableError("f too")], BrokerUnreachableError, "a is down; f too"),
+        ([DOWN, TlsError("g is not trusted")], TlsError, "g is not trusted; a is down"),
+    ],
+)
+def test_what_is_said_of_several_hosts(failures: list[BrokerError], kind: type[BrokerError], message: str) -> None:
+    error = faults.of_hosts(failures)
+    assert (type(error), str(error)) == (kind, message)
+    assert error.reply_code == next(one.reply_code for one in failures if type(one) is kind)
+
+
+def test_of_one_host_its_own_error_is_raised() -> None:
+    assert faults.of_hosts([CLOSED]) is CLOSED
+
+
+def test_a_certificate_that_is_not_trusted_counts_if_it_is_so_of_all_hosts() -> None:
+    untrusted = [TlsError(name) for name in ("a", "b")]
+    for one in untrusted:
+        one.__cause__ = ssl.SSLCertVerificationError()
+    assert isinstance(faults.of_hosts(untrusted).__cause__, ssl.SSLCertVerificationError)
+    assert not isinstance(faults.of_hosts([*untrusted, DOWN]).__cause__, ssl.SSLCertVerificationError)
 
 
 @pytest.mark.parametrize(

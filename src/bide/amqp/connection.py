@@ -76,10 +76,10 @@ class Connection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, url: BrokerUrl) -> Connection:
-        """Connect to the first host of the URL that answers.
+        """Connect to the first host of the URL that lets us in.
 
-        Raises:
-            BrokerUnreachableError: none does; TlsError where TLS was the reason.
+        Raises: where none does, what the most telling of them said.
+            BrokerUnreachableError: none answers; TlsError where TLS was the reason.
             AuthenticationError: wrong user or password.
             VirtualHostError: the virtual host is unknown or closed to this user.
             ProtocolError: the peer does not speak AMQP 0-9-1.
@@ -90,11 +90,10 @@ class Connection(asyncio.Protocol):
         for host, port in url.hosts:
             try:
                 return await cls._open_one(url, host, port)
-            except BrokerUnreachableError as error:
+            except BrokerError as error:
+                # Also a refusal: a node that shuts down, or is no member any more, says nothing about the others.
                 failures.append(error)
-        if len(failures) == 1:
-            raise failures[0]
-        raise BrokerUnreachableError("; ".join(str(one) for one in failures))
+        raise faults.of_hosts(failures)
 
     @classmethod
     async def _open_one(cls, url: BrokerUrl, host: str, port: int) -> Connection:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from bide.errors import (
     AccessRefusedError,
     AuthenticationError,
     BrokerError,
+    BrokerUnreachableError,
     ConnectionLostError,
     DeclarationMismatchError,
     NotEmptyError,
     NotModelledError,
     ProtocolError,
     TargetNotFoundError,
+    TlsError,
     UnsupportedBrokerError,
     VirtualHostError,
 )
@@ -41,6 +44,7 @@ _CUT_SHORT: Final = re.compile(
 
 _NOT_EMPTY: Final = re.compile(r"queue '(?P<name>.*)' in vhost '[^']*' (?:is )?not empty")
 _EXCHANGE: Final = re.compile(r"exchange '(?P<name>.*)' in vhost", re.DOTALL)
+_NO_ROOM: Final = re.compile(r"limit \(\d+\) is reached")
 _TOO_LARGE: Final = re.compile(r"message size (?P<size>\d+) is larger than configured max size (?P<limit>\d+)")
 
 
@@ -110,12 +114,12 @@ def _value(text: str) -> str:
     return quoted[1] if quoted else "(absent)" if text.strip() == "none" else text.strip()
 
 
-def connection_error(code: int, text: str) -> BrokerError:
+def connection_error(code: int, text: str, *, broker: str = "the broker") -> BrokerError:
     """The error for a connection that the broker closed while it was open."""
     reason = text.partition(" - ")[2] or text
     if 500 < code < 530:
-        return ProtocolError(f"the broker closed the connection: {text} ({code})", reply_code=code)
-    return ConnectionLostError(f"the broker closed the connection: {reason} ({code})", reply_code=code)
+        return ProtocolError(f"{broker} closed the connection: {text} ({code})", reply_code=code)
+    return ConnectionLostError(f"{broker} closed the connection: {reason} ({code})", reply_code=code)
 
 
 def handshake_error(
@@ -142,13 +146,45 @@ def handshake_error(
             f"the broker at {address} has no virtual host {vhost!r}: create it, or name another in the URL",
             reply_code=code,
         )
+    if code == NOT_ALLOWED and _NO_ROOM.search(text):
+        return BrokerError(
+            f"the broker at {address} takes no more connections ({text}): close others, or raise the limit",
+            reply_code=code,
+        )
     if code == NOT_ALLOWED:
         return VirtualHostError(
             f"the user {user!r} may not enter the virtual host {vhost!r} of the broker at {address} ({text}): "
             "grant the permission, or name another in the URL",
             reply_code=code,
         )
-    return connection_error(code, text)
+    return connection_error(code, text, broker=f"the broker at {address}")
+
+
+_TELLS: Final[dict[type[BrokerError], int]] = {
+    BrokerUnreachableError: 0,
+    ProtocolError: 1,
+    TlsError: 2,
+    BrokerError: 3,
+    VirtualHostError: 4,
+    AuthenticationError: 5,
+}
+"""How much the kinds of errors tell about how to get in."""
+
+
+def of_hosts(failures: Sequence[BrokerError]) -> BrokerError:
+    """The error for several hosts of which none let us in: of the kind of the most telling, which comes first."""
+    if len(failures) == 1:
+        return failures[0]
+    telling = max(failures, key=_tells)
+    others = [one for one in failures if one is not telling]
+    error = type(telling)("; ".join(map(str, (telling, *others))), reply_code=telling.reply_code)
+    # What ends the trying for good, as a certificate does, has to be so of all.
+    error.__cause__ = telling.__cause__ if all(type(one) is type(telling) for one in others) else telling
+    return error
+
+
+def _tells(failure: BrokerError) -> int:
+    return _TELLS.get(type(failure), _TELLS[BrokerError])
 
 
 def subject(text: str) -> str | None:

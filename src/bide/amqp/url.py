@@ -29,8 +29,8 @@ _NO_PASSWORD: Final = re.compile(r"(?:[^:\[]|\[[^\]]*\]|:\d{1,5}(?![^,/?]))*")
 class BrokerUrl:
     """A broker's address, read from ``amqp[s]://user:password@host:port/vhost?option=value``.
 
-    Several hosts, separated by commas, are tried in turn. User, password and virtual host are percent-encoded; an empty
-    virtual host means ``/``. Printing it never shows the password.
+    Several hosts, separated by commas, are tried in turn until one lets us in. User, password and virtual host are
+    percent-encoded; an empty virtual host means ``/``. Printing it never shows the password.
 
     Attributes:
         hosts: host and port, in the order given.

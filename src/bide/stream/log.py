@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from bide.amqp import faults
 from bide.amqp.url import BrokerUrl
 from bide.errors import (
     BrokerError,
@@ -68,20 +69,18 @@ class Address:
         return cls(url=parsed, port=port or (DEFAULT_TLS_PORT if parsed.tls else DEFAULT_PORT))
 
     def connect(self) -> StreamConnection:
-        """Connect to the first host that answers.
+        """Connect to the first host that lets us in.
 
         Raises:
-            BrokerError: none does, or it does not let us in.
+            BrokerError: none does, with what the most telling of them said.
         """
         failures: list[BrokerError] = []
         for host in dict.fromkeys(host for host, _ in self.url.hosts):
             try:
                 return StreamConnection(self.url, (host, self.port))
-            except BrokerUnreachableError as error:
+            except BrokerError as error:
                 failures.append(error)
-        if len(failures) == 1:
-            raise failures[0]
-        raise BrokerUnreachableError("; ".join(str(one) for one in failures))
+        raise faults.of_hosts(failures)
 
 
 class StreamLogs:
