@@ -8,7 +8,9 @@
 
 A request expires with its caller's patience, so that no server works for somebody who has gone. A reply that comes
 after that is dropped and counted, and is never taken for the reply to another request. When the caller's connection
-breaks, all calls under way fail at once, since the way back is gone; the next call makes a new one.
+breaks, all calls under way fail at once, since the way back is gone; the next call makes a new one. So it is where the
+broker refuses a request, as one over its size limit or to an exchange that this user may not write to: it closes the
+channel, and the replies to all others are lost. With ``ephemeral`` each call has a channel of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 from bide.admin.apply import exists
+from bide.amqp import faults
 from bide.amqp.channel import Channel
 from bide.amqp.content import Delivery
 from bide.client import Client
@@ -42,6 +45,7 @@ from bide.link import Link
 from bide.message import Message
 from bide.outgoing import Outgoing, new_message_id
 from bide.patterns.rpc import DIRECT_REPLY_TO
+from bide.session import too_large
 from bide.topology import Exchange, Queue, Topology
 
 log = logging.getLogger(__name__)
@@ -135,6 +139,7 @@ class Caller:
         self._current: _ReplyChannel | None = None
         self._opening = asyncio.Lock()
         self._late_before = 0
+        self._largest: int | None = None
         self._closed = False
 
     @property
@@ -182,7 +187,8 @@ class Caller:
             UnroutableError: there is no server's queue.
             TargetNotFoundError: there is no such exchange.
             ReplyTimeoutError: no reply came in time. Whether the work was done is not known.
-            ReplyLostError: the connection broke, and the way back with it. Whether the work was done is not known.
+            ReplyLostError: the connection broke, or the broker refused another call's request, and the way back is
+                gone. Whether the work was done is not known.
             RemoteError: the server failed.
             BrokerError: the broker cannot be reached, or refuses; nothing was sent.
         """
@@ -224,21 +230,28 @@ class Caller:
         return reply
 
     async def _exchange(self, request: Outgoing, correlation_id: str, sent: asyncio.Event) -> Delivery:
+        if self._largest is not None and len(request.body) > self._largest:
+            # It would take the way back of the others along.
+            raise too_large(request, self._largest)
         single = self._replies == "ephemeral"
-        way = await _ReplyChannel.open(self._link, "ephemeral") if single else await self._open()
-        try:
-            if isinstance(request.target, ExchangeTarget):
-                await _check_exchange(way, request.target.exchange)
-            await way.channel.connection.writable()
-            reply = way.expect(correlation_id)
-            sent.set()
-            await self._send(way.channel, request, way.reply_to)
-            return await reply
-        finally:
-            way.forget(correlation_id)
-            if single:
-                # The queue goes with its consumer.
-                way.channel.abandon()
+        while True:
+            way = await _ReplyChannel.open(self._link, "ephemeral") if single else await self._open()
+            try:
+                if isinstance(request.target, ExchangeTarget):
+                    await _check_exchange(way, request.target.exchange)
+                await way.channel.connection.writable()
+                if not way.channel.is_open:
+                    # The broker closed it for another request meanwhile, and this one was not sent.
+                    continue
+                reply = way.expect(correlation_id)
+                sent.set()
+                await self._send(way.channel, request, way.reply_to)
+                return await reply
+            finally:
+                way.forget(correlation_id)
+                if single:
+                    # The queue goes with its consumer.
+                    way.channel.abandon()
 
     async def _send(self, channel: Channel, request: Outgoing, reply_to: str) -> None:
         values = {**request.wire_values(None, datetime.now(UTC)), "reply_to": reply_to}
@@ -255,11 +268,25 @@ class Caller:
         except BideError as error:
             if channel.is_open:
                 raise
+            what = "the connection broke"
+            if channel.connection.is_open:
+                self._judge(channel, request, exchange, error)
+                what = "the broker closed the channel"
             raise ReplyLostError(
-                f"the connection broke before the request to {target} was confirmed ({error}): it is not known whether "
-                "the work is done",
+                f"{what} before the request to {target} was confirmed ({error}): it is not known whether the work is "
+                "done",
                 correlation_id=str(values["correlation_id"]),
             ) from error
+
+    def _judge(self, channel: Channel, request: Outgoing, exchange: str, error: BideError) -> None:
+        """Raise what the broker closed the channel with, if that was for this request."""
+        size = faults.size_limit(channel.close_text)
+        if size is not None:
+            _, self._largest = size
+            if len(request.body) > self._largest:
+                raise too_large(request, self._largest) from error
+        elif channel.close_text and (channel.confirms.failed == 1 or faults.subject(channel.close_text) == exchange):
+            raise error
 
     async def _open(self) -> _ReplyChannel:
         async with self._opening:

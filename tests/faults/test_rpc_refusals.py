@@ -1,0 +1,96 @@
+"""The broker refuses a request: its caller gets to know that, and those of the others that their replies are lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+import bide
+from bide.errors import AccessRefusedError, MessageTooLargeError, ReplyLostError
+from bide.patterns.rpc import rpc
+from bide.rpc import Caller, Replies
+from bide.rpc.server import serve
+from tests.broker.receiving import fresh
+from tests.faults.conftest import BODY_LIMIT, Frail
+from tests.support import Vhost
+
+
+class Server:
+    """Answers at once, but for requests that say ``wait``: these it keeps until it ends."""
+
+    def __init__(self) -> None:
+        self.has_one = asyncio.Event()
+
+    async def __call__(self, request: bide.Message) -> bytes:
+        if request.body == b"wait":
+            self.has_one.set()
+            await asyncio.Event().wait()
+        return request.body
+
+    @asynccontextmanager
+    async def serving(self, client: bide.Client) -> AsyncIterator[str]:
+        queue = fresh("requests")
+        await client.declare(rpc(queue))
+        task = asyncio.create_task(serve(client, queue, self))
+        try:
+            yield queue
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+@pytest.mark.parametrize("replies", ["direct", "instance", "ephemeral"])
+async def test_a_request_over_the_brokers_limit(frail: Frail, replies: Replies) -> None:
+    server = Server()
+    async with (
+        bide.connect(frail.url()) as client,
+        server.serving(client) as queue,
+        Caller(client, replies=replies, timeout="20s") as caller,
+    ):
+        waiting = asyncio.create_task(caller.call("wait", to=queue))
+        await asyncio.wait_for(server.has_one.wait(), 20)
+        with pytest.raises(MessageTooLargeError, match=f"has {BODY_LIMIT + 1} bytes, the broker's limit is"):
+            await caller.call(b"x" * (BODY_LIMIT + 1), to=queue)
+        if replies == "ephemeral":
+            assert not waiting.done()
+            waiting.cancel()
+        else:
+            with pytest.raises(ReplyLostError, match=r"way back for the reply is gone .*larger than"):
+                await waiting
+        await asyncio.wait({waiting})
+        # Now that the limit is known, another does no harm any more.
+        again = asyncio.create_task(caller.call("wait", to=queue))
+        with pytest.raises(MessageTooLargeError, match="the broker's limit is"):
+            await caller.call(b"x" * (BODY_LIMIT + 1), to=queue)
+        assert (await caller.call(b"x" * BODY_LIMIT, to=queue)).body == b"x" * BODY_LIMIT
+        assert not again.done()
+        again.cancel()
+        await asyncio.wait({again})
+
+
+async def test_many_at_once_of_which_one_is_refused(vhost: Vhost) -> None:
+    vhost.broker.add_user("caller", "secret")
+    vhost.broker.set_permissions(vhost.name, "caller", configure="^$", write=r"^amq\.default$", read=".*")
+    url = vhost.broker.vhost_url(vhost.name, user="caller", password="secret")
+    try:
+        async with (
+            bide.connect(vhost.url) as client,
+            Server().serving(client) as queue,
+            bide.connect(url) as limited,
+            Caller(limited, timeout="20s") as caller,
+        ):
+            await client.declare(bide.Topology([bide.Exchange("closed", "fanout")]))
+            calls = [
+                caller.call(str(number), exchange="closed") if number == 10 else caller.call(str(number), to=queue)
+                for number in range(20)
+            ]
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            assert isinstance(refused := outcomes.pop(10), AccessRefusedError)
+            assert "'closed' in vhost" in str(refused)
+            assert {type(one) for one in outcomes} <= {bide.Message, ReplyLostError}
+            assert (await caller.call("after", to=queue)).body == b"after"
+    finally:
+        vhost.broker.delete_user("caller")
