@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bide.admin.apply import Applied, Removed, apply, destroy, exists
 from bide.amqp.url import BrokerUrl
@@ -18,6 +18,7 @@ from bide.consumer import Consumer
 from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.duration import DelayLike, DueTimeLike, parse_delay
+from bide.errors import BrokerUnreachableError
 from bide.letter import Letter
 from bide.link import Link
 from bide.outgoing import Outgoing
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 Stamp = Callable[[Outgoing], AbstractContextManager[Mapping[str, Any]]]
 """Entered before a message is sent, and left when the broker has it, or with the error. It gives headers to add; the
 message's own of the same names win."""
+
+_Result = TypeVar("_Result")
 
 
 class Client:
@@ -83,12 +86,20 @@ class Client:
         return self.url.network.now()
 
     async def release(self) -> tuple[int, ...]:
-        """The broker's release, such as ``(4, 3, 6)``."""
-        return (await self._publisher.connection()).release
+        """The broker's release, such as ``(4, 3, 6)``.
+
+        Raises:
+            BrokerError: the broker cannot be reached.
+        """
+        return (await self._in_time(self._publisher.connection())).release
 
     async def infrastructure(self) -> DelayInfrastructure:
-        """The delay infrastructure as it is used on this broker."""
-        return await self._publisher.infrastructure()
+        """The delay infrastructure as it is used on this broker.
+
+        Raises:
+            BrokerError: the broker cannot be reached.
+        """
+        return await self._in_time(self._publisher.infrastructure())
 
     async def publish(
         self,
@@ -242,8 +253,15 @@ class Client:
             NotAppliedError: the infrastructure is missing and may not be declared.
             BrokerError: the broker cannot be reached, or refuses.
         """
-        infrastructure = await self._publisher.infrastructure()
-        await self._publisher.prepare(Outgoing.make(b"", to=queue, delay=infrastructure.resolution))
+        infrastructure = await self.infrastructure()
+        message = Outgoing.make(b"", to=queue, delay=infrastructure.resolution)
+        try:
+            await self._publisher.prepare(message)
+        except TimeoutError as error:
+            raise BrokerUnreachableError(
+                f"the broker at {self.url} did not bind {queue!r} in time: see that it is up and what it is busy with, "
+                "and try again"
+            ) from error
 
     async def exists(self, queue: str) -> bool:
         """Whether a queue of this name exists.
@@ -251,7 +269,7 @@ class Client:
         Raises:
             BrokerError: the broker cannot be reached, or this user may not see it.
         """
-        return await exists(await self._publisher.connection(), Topology(queues=[Queue(queue)]))
+        return await exists(await self._in_time(self._publisher.connection()), Topology(queues=[Queue(queue)]))
 
     def consume(
         self,
@@ -285,8 +303,10 @@ class Client:
             InvalidTopologyError: the topology contradicts itself; nothing was declared.
             DeclarationMismatchError: something exists with other properties.
             UnsupportedBrokerError: the broker lacks an exchange type.
+            BrokerError: the broker cannot be reached, or refuses.
         """
-        return await apply(await self._publisher.connection(), topology, external=external)
+        connection = await self._in_time(self._publisher.connection())
+        return await apply(connection, topology, external=external)
 
     async def destroy(self, topology: Topology, *, force: bool = False, external: Iterable[str] = ()) -> Removed:
         """Delete the exchanges and queues of a topology; what is gone already is no error.
@@ -297,8 +317,25 @@ class Client:
 
         Raises:
             NotEmptyError: queues hold messages and ``force`` is off; nothing was deleted that was not made again.
+            BrokerError: the broker cannot be reached, or refuses.
         """
-        return await destroy(await self._publisher.connection(), topology, force=force, external=external)
+        connection = await self._in_time(self._publisher.connection())
+        return await destroy(connection, topology, force=force, external=external)
+
+    async def _in_time(self, reaching: Awaitable[_Result]) -> _Result:
+        """Wait for a connection that is opened again, but not for ever."""
+        try:
+            async with asyncio.timeout(self._publisher.timeout.total_seconds()):
+                return await reaching
+        except TimeoutError as error:
+            raise self._unreached() from error
+
+    def _unreached(self) -> BrokerUnreachableError:
+        seconds = self._publisher.timeout.total_seconds()
+        return BrokerUnreachableError(
+            f"the connection to {self.url} broke and was not back within {seconds:g} s: see that the broker is up and "
+            "can be reached, or connect with a longer timeout"
+        )
 
 
 class Connecting:
@@ -335,7 +372,7 @@ def connect(
         url: of the broker; None takes ``BIDE_URL``, or RabbitMQ's default on this machine.
         infrastructure: how delays are made; ``Clock()`` if None.
         declare: put the delay infrastructure on the broker at the first delayed message where it is missing.
-        timeout: for one publish, reconnecting and repeating included.
+        timeout: for one publish, reconnecting and repeating included; of other calls, for reconnecting.
         on_lost: what to do with a message whose confirm was lost with the connection: ``"repeat"`` sends it again
             with the same message id, so that it arrives at least once; ``"raise"`` reports it as in doubt.
         max_in_flight: messages sent and not yet confirmed; further publishes wait.

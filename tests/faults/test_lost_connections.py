@@ -105,6 +105,31 @@ async def test_a_broker_that_stays_away_ends_the_publish_in_time(vhost: Vhost, p
         await client.publish(b"fourth", to=queue)
 
 
+async def test_a_broker_that_stays_away_ends_other_calls_in_time(vhost: Vhost, proxy: Proxy) -> None:
+    topology = bide.Topology(queues=[bide.Queue("q")])
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="500ms") as client:
+        await client.declare(topology)
+        lost = (await client._publisher.connection()).lost
+        proxy.refusing = True
+        proxy.cut()
+        await lost
+        calls = [
+            client.declare(topology),
+            client.destroy(topology),
+            client.exists("q"),
+            client.bind("q"),
+            client.release(),
+            client.infrastructure(),
+        ]
+        async with asyncio.timeout(5):
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(one) for one in outcomes] == [BrokerUnreachableError] * len(calls)
+        assert "was not back within 0.5 s: see that the broker is up" in str(outcomes[0])
+        assert vhost.broker.password not in str(outcomes[0])
+        proxy.refusing = False
+        assert await client.exists("q")
+
+
 @pytest.mark.parametrize("on_lost", ["repeat", "raise"])
 async def test_cuts_at_random_bytes(vhost: Vhost, proxy: Proxy, on_lost: Any) -> None:
     """Every message is confirmed and there, or reported as in doubt; duplicates only among what was sent again."""
