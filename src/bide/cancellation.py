@@ -47,15 +47,21 @@ async def outcome_apart(
 ) -> tuple[_Result, None] | tuple[None, Exception]:
     """The same of a handler that has a task of its own: cancels it that task, that is a failure like any other.
 
-    If the current task is cancelled, so is the handler's, and this ends when that has ended.
+    If the current task is cancelled, so is the handler's, as often as that is; and this ends when that has ended.
     """
     task = asyncio.create_task(outcome_of(handler, given, what=what))
-    try:
-        await asyncio.wait({task})
-    except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait({task})
-        raise
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+            task.cancel()
+    if cancelled is not None:
+        if not task.cancelled():
+            # Looked at, or it is logged when the task is collected. What ends a process was raised there already.
+            task.exception()
+        raise cancelled
     try:
         return task.result()
     except asyncio.CancelledError as error:

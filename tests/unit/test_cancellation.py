@@ -1,0 +1,64 @@
+"""A handler that has a task of its own, and what ends that."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+
+import pytest
+
+from bide.cancellation import outcome_apart
+
+
+async def test_a_handler_is_never_left_to_itself() -> None:
+    """However often the one who waits for it is cancelled while it cleans up."""
+    begun, cleaning = asyncio.Event(), asyncio.Event()
+    steps: list[str] = []
+
+    async def handler(_: object) -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            cleaning.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0.01)
+                steps.append("ended")
+
+    waiting = asyncio.create_task(outcome_apart(handler, None))
+    await begun.wait()
+    waiting.cancel()
+    await cleaning.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert steps == ["ended"]
+
+
+@pytest.mark.parametrize("when", ["at once", "when it is cancelled"])
+def test_a_handler_that_ends_the_process_is_no_error_that_nobody_took(
+    caplog: pytest.LogCaptureFixture, when: str
+) -> None:
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        async def handler(_: object) -> None:
+            try:
+                begun.set()
+                await asyncio.sleep(0 if when == "at once" else 60)
+            finally:
+                sys.exit(3)
+
+        waiting = asyncio.create_task(outcome_apart(handler, None))
+        await begun.wait()
+        if when == "when it is cancelled":
+            waiting.cancel()
+        await waiting
+
+    with pytest.raises(SystemExit):
+        asyncio.run(main())
+    gc.collect()
+    assert [one.getMessage() for one in caplog.records] == []
