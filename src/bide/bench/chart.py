@@ -125,9 +125,10 @@ class Chart:
         high = max(one.high for one in spreads)
         if not self.logarithmic:
             return _Axis(left, 0.0, high, _linear_ticks(high), logarithmic=False)
-        low = 10.0 ** floor(log10(min(one.low for one in spreads if one.low > 0)))
+        over_zero = (value for one in spreads for value in (one.low, one.median, one.high) if value > 0)
+        low = 10.0 ** floor(log10(min(over_zero)))
         ticks = [10.0**power for power in range(round(log10(low)), ceil(log10(high)) + 1)]
-        return _Axis(left, low, max(high, ticks[-1]), ticks, logarithmic=True)
+        return _Axis(left, low, max(high, ticks[-1], low * 10), ticks, logarithmic=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,12 +38,15 @@ def write(folder: Path, results: Sequence[Results], measurements: Sequence[Measu
     Returns:
         The page.
     """
-    (folder / PLOTS).mkdir(parents=True, exist_ok=True)
+    page = folder / PAGE
+    # All of it first: half a page is worse than none.
+    written = {page: text(results, measurements)}
     for measurement in measurements:
         for name, chart in plots(results[0], measurement.name):
-            (folder / PLOTS / f"{name}.svg").write_text(chart.svg(), encoding="utf-8")
-    page = folder / PAGE
-    page.write_text(text(results, measurements), encoding="utf-8")
+            written[folder / PLOTS / f"{name}.svg"] = chart.svg()
+    (folder / PLOTS).mkdir(parents=True, exist_ok=True)
+    for file, content in written.items():
+        file.write_text(content, encoding="utf-8")
     return page
 
 

@@ -87,7 +87,7 @@ def _plain(
 ) -> Iterator[tuple[str, Chart]]:
     """A group for each row, a series for each quantity."""
     groups = [Group(_label(row), [row.spread(one) for one in quantities]) for row in rows if row.values]
-    if groups:
+    if _can_be_drawn(groups):
         first = QUANTITIES[quantities[0]]
         series = [QUANTITIES[one].title.partition(",")[0] for one in quantities]
         yield (
@@ -111,5 +111,9 @@ def _by_setting(name: str, heading: str, rows: Sequence[Row], quantity: str) -> 
         Group(case, [by_place.get((case, setting)) for setting in settings])
         for case in dict.fromkeys(row.case for row in rows if row.values)
     ]
-    if groups:
+    if _can_be_drawn(groups):
         yield name, Chart(heading=heading, series=settings, groups=groups, digits=QUANTITIES[quantity].digits)
+
+
+def _can_be_drawn(groups: Sequence[Group]) -> bool:
+    return any(spread is not None and spread.high > 0 for group in groups for spread in group.spreads)

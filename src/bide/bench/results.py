@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
+from bide.bench import shape
 from bide.bench.job import Answer
 from bide.errors import InvalidInputError
 
@@ -199,7 +200,7 @@ class Results:
         """
         try:
             return cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, RecursionError, TypeError, ValueError) as error:
             raise InvalidInputError(f"{file} holds no results of the benchmark: {error}") from error
 
     @classmethod
@@ -213,6 +214,7 @@ class Results:
             raise InvalidInputError(
                 f"these are no results of the benchmark in format {FORMAT}, but {data.get('format')!r}: run it anew"
             )
+        shape.check(data)
         kept = {name: value for name, value in data.items() if name not in ("format", "rows")}
         return cls(**kept, rows=[Row.from_dict(row) for row in data["rows"]])
 
