@@ -188,9 +188,10 @@ async def test_many_rounds(client: bide.Client, vhost: Vhost) -> None:
         (message,) = await receive(client, "orders", 1)
         assert message.lateness is not None
         assert message.lateness >= timedelta(0)
-        # A relay that is late at one turn makes up for it, and goes round less often.
+        # A relay that is late at one turn makes up for it: it goes round less often, or needs no level at the end.
         assert 1 <= relay.done.rounds <= 11
-        assert relay.done.delayed == 1
+        assert relay.done.delayed <= 1
+        assert (relay.done.delivered, relay.done.refused) == (1, 0)
 
 
 async def test_a_client_of_others(client: bide.Client, vhost: Vhost, connection: Connection) -> None:
