@@ -80,9 +80,8 @@ def broken(spark: SparkSession) -> DataFrame:
     )
 
 
-@pytest.mark.usefixtures("spark")
 def test_headers_that_are_no_text(
-    broken: DataFrame, clock_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, broken: DataFrame, clock_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They are found before the first row is sent; what goes into a JSON body is made text."""
     queue, source = new_queue(clock_url), tmp_path / "rows.parquet"
@@ -94,6 +93,8 @@ def test_headers_that_are_no_text(
     assert schedule(*where, "--rejects", tmp_path / "rejects") == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["sent"], told["rejected"], told["bad_headers"]) == (2, 1, 1)
+    (rejected,) = spark.read.parquet(str(tmp_path / "rejects")).collect()
+    assert rejected["reject_reason"] == "the column headers holds what cannot be sent: text that is not UTF-8"
     found = drain(clock_url, queue, 2)
     assert sorted(json.loads(one.body)["note"] for one in found) == ["caf\ufffd", "x"]
     assert [one.headers["city"] for one in found] == ["é", "é"]
