@@ -46,7 +46,7 @@ def check_source_and_sink(found: Mapping[str, Any], vhost: Vhost) -> None:
 
 def check_pipelines(spark: Elsewhere, settings: Mapping[str, str], vhost: Vhost, folder: Path) -> None:
     """Run every command of ``bide pipeline`` that works on messages, on those of one campaign."""
-    url, port, audit = vhost.url, str(stream_port(vhost.broker)), str(folder / "audit")
+    url, port, audit = vhost.url, str(stream_port(vhost.broker)), str(folder / "[eu]" / "audit")
     stream = bide.Queue(EVENTS, arguments={"x-queue-type": "stream"})
     with bide.connect_sync(url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum("orders"), stream]))

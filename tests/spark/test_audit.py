@@ -27,7 +27,7 @@ from bide.lifecycle import ErrorQueue, Selection
 from bide.pipelines.audit import Round, run
 from bide.pipelines.audit_folder import Folder, Note
 from bide.pipelines.audit_sources import candidates, find_sources
-from bide.pipelines.formats import AS_NAMED
+from bide.pipelines.formats import to_read
 from bide.topology import Binding, Queue, Topology
 from tests.broker import celery_app
 from tests.broker.conftest import SMALL_CLOCK
@@ -65,7 +65,7 @@ class Audited:
         return run(self.spark, self.sources, self.folder)
 
     def table(self, name: str) -> DataFrame:
-        return self.spark.read.options(**AS_NAMED).parquet(str(self.place / name))
+        return self.spark.read.parquet(to_read(str(self.place / name)))
 
     def messages(self) -> list[Any]:
         return self.table("messages").orderBy("message_id").collect()

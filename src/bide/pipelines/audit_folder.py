@@ -34,7 +34,7 @@ from pyarrow import fs
 
 from bide.errors import InvalidInputError
 from bide.pipelines.folder_lock import LOCK, hold
-from bide.pipelines.formats import AS_NAMED, for_spark
+from bide.pipelines.formats import for_spark, to_read
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
@@ -219,7 +219,7 @@ class Folder:
             days: only of these; no other files are looked at.
         """
         names = [table] if days is None else [posixpath.join(table, f"day={day}") for day in sorted(days)]
-        there = [self.location(name) for name in names if self._exists(self._path(name))]
+        there = [to_read(self.location(name)) for name in names if self._exists(self._path(name))]
         if not there:
             return spark.createDataFrame([], schema)
         found = _reader(spark, schema, self.location(table)).parquet(*there)
@@ -232,7 +232,7 @@ class Folder:
         from pyspark.sql.types import LongType, StructField, StructType
 
         whole = StructType([*schema, StructField("batch", LongType())])
-        there = [self.location(*_parts(table, one)) for one in sorted(batches) if self.has(table, one)]
+        there = [to_read(self.location(*_parts(table, one))) for one in sorted(batches) if self.has(table, one)]
         if not there:
             return spark.createDataFrame([], whole)
         found = _reader(spark, whole, self.location(table)).parquet(*there)
@@ -385,7 +385,7 @@ class Folder:
 
 
 def _reader(spark: SparkSession, schema: StructType, table: str) -> DataFrameReader:
-    return spark.read.schema(schema).options(**AS_NAMED).option("basePath", table)
+    return spark.read.schema(schema).option("basePath", table)
 
 
 def _parts(table: str, batch: Batch) -> tuple[str, str, str]:

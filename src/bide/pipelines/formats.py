@@ -13,12 +13,10 @@ from typing import Final
 
 from bide.errors import InvalidInputError
 
-AS_NAMED: Final = {"__globPaths__": "false"}
-"""Options to read a folder of ours with. Spark writes to a path as it is, and reads ``[eu]`` in it as a pattern."""
-
 FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
 _SUFFIXES: Final = {"jsonl": "json", "ndjson": "json", "gz": "", "zst": "", "bz2": ""}
 _PATTERN: Final = re.compile(r"[*?\[{]")
+_SIGNS: Final = re.compile(r"[]\\[{}*?]")
 # Hadoop writes file:/data and hdfs:/data with one slash itself, and takes what is before a colon for a scheme.
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
@@ -51,6 +49,11 @@ def for_spark(folder: str, *parts: str) -> str:
     """
     place = folder if "://" in folder else f"file://{Path(folder).absolute()}"
     return "/".join((place.rstrip("/"), *parts))
+
+
+def to_read(place: str) -> str:
+    """A folder of ours for Spark to read: it writes to a path as it is, and reads ``[eu]`` in it as a pattern."""
+    return _SIGNS.sub(r"\\\g<0>", place)
 
 
 def refuse_missing(source: str, format: str | None, *, reads_here: bool) -> None:

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from bide.errors import InvalidInputError, NotFoundError
 from bide.pipelines import audit_facts as facts
 from bide.pipelines.audit_folder import Folder
-from bide.pipelines.formats import AS_NAMED, for_spark
+from bide.pipelines.formats import for_spark, to_read
 from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.replay import choose, keep, spread
 from bide.pipelines.replay_taps import Wanted, Way, held_offsets, send_back
@@ -262,7 +262,7 @@ class Choices:
         folders = [for_spark(self.ledger(number + 1).folder, "chosen") for number in range(self.count())]
         if not folders:
             return failures
-        earlier = failures.sparkSession.read.options(**AS_NAMED).parquet(*folders).select(*_KEY)
+        earlier = failures.sparkSession.read.parquet(*map(to_read, folders)).select(*_KEY)
         return failures.join(earlier, list(_KEY), "left_anti")
 
     def make(
@@ -296,7 +296,7 @@ class Choices:
 
 def chosen_of(spark: SparkSession, ledger: Ledger) -> DataFrame:
     """The messages of a choice, with their due times, ``deliver_at``, and their parts."""
-    return spark.read.options(**AS_NAMED).parquet(for_spark(ledger.folder, "chosen"))
+    return spark.read.parquet(to_read(for_spark(ledger.folder, "chosen")))
 
 
 def left_of(spark: SparkSession, ledger: Ledger) -> DataFrame:

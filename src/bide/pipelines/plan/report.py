@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
-from bide.pipelines.formats import AS_NAMED
+from bide.pipelines.formats import to_read
 from bide.pipelines.plan.capacity import Capacity, Judgement, judge
 from bide.pipelines.plan.stays import ALL, Timeline
 
@@ -104,7 +104,7 @@ def report(timeline: Timeline, capacity: Capacity, *, out: str | None = None) ->
         spark = levels.sparkSession
         levels.write.mode("overwrite").parquet(f"{out}/levels")
         queues.write.mode("overwrite").parquet(f"{out}/queues")
-        levels, queues = (spark.read.options(**AS_NAMED).parquet(f"{out}/{name}") for name in ("levels", "queues"))
+        levels, queues = (spark.read.parquet(to_read(f"{out}/{name}")) for name in ("levels", "queues"))
     else:
         levels = levels.persist()
     by_level = {row["level"]: row for row in _by_level(levels).collect()}

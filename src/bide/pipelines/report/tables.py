@@ -9,7 +9,7 @@ from pyarrow import ArrowInvalid, fs
 from pyspark.sql import functions
 
 from bide.errors import InvalidColumnError, InvalidInputError
-from bide.pipelines.formats import AS_NAMED, for_spark
+from bide.pipelines.formats import for_spark, to_read
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -82,7 +82,7 @@ def _read(spark: SparkSession, folder: str, name: str) -> DataFrame | None:
     place = for_spark(folder, name)
     if not _has_files(folder, name):
         return None
-    rows = spark.read.options(**AS_NAMED).parquet(place)
+    rows = spark.read.parquet(to_read(place))
     columns = COLUMNS[name]
     missing = [column for column in columns if column not in rows.columns]
     if missing:
