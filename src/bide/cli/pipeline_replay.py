@@ -168,6 +168,7 @@ def _replay_queue(
 
 def _send(messages: DataFrame, source: FailedIn, details: dict[str, Any], *, as_json: bool) -> int:
     from bide.pipelines.replay import send
+    from bide.pipelines.session import spark_errors
 
     given = {name: value for name, value in details.items() if value is not None}
     total = messages.count()
@@ -178,7 +179,7 @@ def _send(messages: DataFrame, source: FailedIn, details: dict[str, Any], *, as_
         done = number
 
     started = time.monotonic()
-    with progress("replaying", total=total, done=lambda: done):
+    with progress("replaying", total=total, done=lambda: done), spark_errors(sending=True):
         found = send(messages, source, details=given, progress=count).collect()
     seconds = time.monotonic() - started
     sent = {row["queue"]: row["messages"] for row in found if row["outcome"] == "sent"}

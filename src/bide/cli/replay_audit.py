@@ -182,6 +182,7 @@ def _send(
 ) -> None:
     from bide.pipelines.replay_audit import run_of, send
     from bide.pipelines.replay_taps import Way
+    from bide.pipelines.session import spark_errors
 
     sent = rejected = before = 0
     started = time.monotonic()
@@ -190,7 +191,7 @@ def _send(
         assert head is not None
         before = _done(ledger)
         way = Way(url=given.url, infrastructure=given.infrastructure, declare=given.declare, run=run_of(ledger))
-        with progress("replaying", total=head.rows, done=lambda: _done(ledger)):
+        with progress("replaying", total=head.rows, done=lambda: _done(ledger)), spark_errors(sending=True):
             rows = send(spark, ledger, way, to=given.to, skip_missing=given.skip_missing).collect()
         sent, rejected = sum(row["sent"] for row in rows), sum(row["rejected"] for row in rows)
     seconds = time.monotonic() - started
