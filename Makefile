@@ -23,7 +23,7 @@ demo: setup ## watch delayed messages arrive on time, on a RabbitMQ that bide st
 test: lint rabbitmq java browser ## lint, type-check, and run the tests on the installed RabbitMQ (a quarter of an hour)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m "not long"
 
-test-long: setup rabbitmq java browser ## the tests that `test` leaves out: a night, whole clusters, more kills (six minutes)
+test-long: setup rabbitmq java browser ## the tests that `test` leaves out: a night, whole clusters, more kills (seven minutes)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m long
 
 test-brokers: setup java browser ## run the broker tests on RabbitMQ 4.0 and 4.3 too (Linux, as root: each needs 520 MB)

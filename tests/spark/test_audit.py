@@ -279,6 +279,7 @@ def test_one_row_wherever_a_message_comes_from_and_goes(spark: SparkSession, vho
 # -- Kills
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_is_interrupted_between_facts_and_note(audited: Audited, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch comes again, and takes the place of the first attempt."""
@@ -307,6 +308,7 @@ def test_what_is_interrupted_between_facts_and_note(audited: Audited, monkeypatc
     assert len(audited.messages()) == 250
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_run_that_is_killed_goes_on(audited: Audited, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,7 @@ class Audit:
         self._capsys.readouterr()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("spark")

@@ -180,6 +180,7 @@ tables = st.lists(
 ticks = st.sampled_from([(21_600, 1.0), (3_600, 60.0), (43_200, 0.25)])
 
 
+@pytest.mark.long
 @SPARKING
 @given(rows=tables, spans=ticks)
 def test_a_table_against_each_message_by_itself(spark: SparkSession, rows: list[Any], spans: tuple[int, float]) -> None:

@@ -53,6 +53,7 @@ class OfNoQueues(Timeline):
         return super().queues().withColumn("released", F.raise_error(F.lit("cut off")).cast("double"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_new_levels_do_not_stand_beside_old_queues(spark: SparkSession, tmp_path: Path) -> None:
     out = tmp_path / "[eu]"

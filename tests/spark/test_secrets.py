@@ -50,6 +50,7 @@ def pages(spark: SparkSession) -> list[str]:
     return [found.apply(number).physicalPlanDescription() for number in range(found.size())]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_password_is_said_nowhere(
     spark: SparkSession,
