@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 import bide
-from bide.errors import AccessRefusedError, MessageTooLargeError, ReplyLostError
+from bide.errors import AccessRefusedError, BrokerError, MessageTooLargeError, ReplyLostError
+from bide.outgoing import Outgoing
 from bide.patterns.rpc import rpc
 from bide.rpc import Caller, Replies
 from bide.rpc.server import serve
@@ -69,6 +71,28 @@ async def test_a_request_over_the_brokers_limit(frail: Frail, replies: Replies) 
         assert not again.done()
         again.cancel()
         await asyncio.wait({again})
+
+
+async def test_a_refusal_that_names_nothing_is_for_the_only_request(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what a caller can give, the broker has nothing to refuse so: the user's name is put there by hand."""
+    values_of = Outgoing.wire_values
+
+    def of_another(self: Outgoing, *given: Any) -> dict[str, Any]:
+        others = {"user_id": "another"} if self.body == b"x" else {}
+        return {**values_of(self, *given), **others}
+
+    monkeypatch.setattr(Outgoing, "wire_values", of_another)
+    async with (
+        bide.connect(vhost.url) as client,
+        Server().serving(client) as queue,
+        Caller(client, timeout="20s") as caller,
+    ):
+        with pytest.raises(BrokerError, match="user_id") as refused:
+            await caller.call("x", to=queue)
+        assert not isinstance(refused.value, ReplyLostError)
+        assert (await caller.call("after", to=queue)).body == b"after"
 
 
 async def test_many_at_once_of_which_one_is_refused(vhost: Vhost) -> None:

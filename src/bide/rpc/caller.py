@@ -285,8 +285,10 @@ class Caller:
             _, self._largest = size
             if len(request.body) > self._largest:
                 raise too_large(request, self._largest) from error
-        elif channel.close_text and (channel.confirms.failed == 1 or faults.subject(channel.close_text) == exchange):
-            raise error
+        elif channel.close_text:
+            was_alone = channel.confirms.failed.total() == 1
+            if was_alone or faults.subject(channel.close_text) == exchange:
+                raise error
 
     async def _open(self) -> _ReplyChannel:
         async with self._opening:
