@@ -43,13 +43,13 @@ async def outcome_of(
 
 
 async def outcome_apart(
-    handler: Callable[[_Given], Awaitable[_Result]], given: _Given, *, what: str = "the handler"
+    handler: Callable[[_Given], Awaitable[_Result]], given: _Given
 ) -> tuple[_Result, None] | tuple[None, Exception]:
     """The same of a handler that has a task of its own: cancels it that task, that is a failure like any other.
 
     If the current task is cancelled, so is the handler's, as often as that is; and this ends when that has ended.
     """
-    task = asyncio.create_task(outcome_of(handler, given, what=what))
+    task = asyncio.create_task(outcome_of(handler, given))
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -65,4 +65,4 @@ async def outcome_apart(
     try:
         return task.result()
     except asyncio.CancelledError as error:
-        return None, from_within(what, error)
+        return None, from_within("the handler", error)

@@ -37,7 +37,7 @@ from bide.pipelines.folder_lock import LOCK, hold
 from bide.pipelines.formats import for_spark, to_read
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 VERSION: Final = 2
@@ -222,7 +222,7 @@ class Folder:
         there = [to_read(self.location(name)) for name in names if self._exists(self._path(name))]
         if not there:
             return spark.createDataFrame([], schema)
-        found = _reader(spark, schema, self.location(table)).parquet(*there)
+        found = spark.read.schema(schema).option("basePath", self.location(table)).parquet(*there)
         return found.select(*schema.names)
 
     def read_batches(
@@ -235,7 +235,7 @@ class Folder:
         there = [to_read(self.location(*_parts(table, one))) for one in sorted(batches) if self.has(table, one)]
         if not there:
             return spark.createDataFrame([], whole)
-        found = _reader(spark, whole, self.location(table)).parquet(*there)
+        found = spark.read.schema(whole).option("basePath", self.location(table)).parquet(*there)
         return found.select(*whole.names)
 
     def replace(self, rows: DataFrame, table: str, batches: Collection[Batch]) -> None:
@@ -382,10 +382,6 @@ class Folder:
         with self._files.open_output_stream(new) as file:
             file.write(json.dumps(told, sort_keys=True).encode())
         self._files.move(new, path)
-
-
-def _reader(spark: SparkSession, schema: StructType, table: str) -> DataFrameReader:
-    return spark.read.schema(schema).option("basePath", table)
 
 
 def _parts(table: str, batch: Batch) -> tuple[str, str, str]:
