@@ -50,7 +50,7 @@ bench: setup ## compare bide, other clients, and the limits of the broker (hours
 	@.venv/bin/bide bench --keep benchmarks/results $(BENCH)
 
 bench-docs: setup ## draw docs/benchmarks.md from the newest results of each release
-	@.venv/bin/bide bench $(foreach file,$(shell scripts/newest-results.sh),--from $(file)) --page docs >/dev/null
+	@.venv/bin/bide bench $(foreach file,$(wildcard benchmarks/results/*.json),--from $(file)) --page docs >/dev/null
 
 doc-pictures: setup java ## run a campaign of two minutes, and draw it for the pages of the pipelines (PICTURES="--from FILE" only draws)
 	@env -u BIDE_URL scripts/install-rabbitmq.sh

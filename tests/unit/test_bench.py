@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import subprocess
 from dataclasses import replace
 from datetime import timedelta
 from io import StringIO
@@ -28,7 +27,7 @@ from bide.bench.measurement import Measurement, Plan
 from bide.bench.percentiles import lateness, percentile
 from bide.bench.plots import highest_rates, plots
 from bide.bench.quantities import QUANTITIES
-from bide.bench.results import Results, Row, Run, Spread
+from bide.bench.results import Results, Row, Run, Spread, newest
 from bide.delay.infrastructure import ExchangeTarget, QueueTarget
 from bide.errors import InvalidInputError, UnsupportedTargetError
 
@@ -36,9 +35,9 @@ ROOT = Path(__file__).parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def results(*rows: Row, release: str = "4.3.6", scale: float = 1.0) -> Results:
+def results(*rows: Row, release: str = "4.3.6", scale: float = 1.0, day: int = 21) -> Results:
     return Results(
-        date="2026-11-21T08:00:00+00:00",
+        date=f"2026-11-{day}T08:00:00+00:00",
         scale=scale,
         rounds=3,
         machine={"processor": "a processor", "cores": "4", "memory": "24 GB", "kernel": "Linux", "python": "CPython"},
@@ -233,6 +232,19 @@ class TestResults:
         failed.keep(tmp_path)
         assert Results.load(file).failures == ["store, a: boom", "burst, b: bang"]
 
+    def test_the_newest_are_those_of_each_release_and_measurement(self) -> None:
+        old = results(row("burst", "a", rate=[1]), row("store", "a", lost=[0]), row("startup", "a", seconds=[1]))
+        old.failures += ["burst, b: boom", "store, b: boom"]
+        failed = results(row("burst", "a", rate=[2]), row("startup", "a"), day=22)
+        failed.failures.append("startup, a: boom")
+        elsewhere, long_ago = (
+            results(row("burst", "a", rate=[3]), release=one, day=23) for one in ("4.3.10", "3.10.8")
+        )
+        superseded = results(row("burst", "a", rate=[0]), day=20)
+        found = newest([long_ago, superseded, old, elsewhere, failed])
+        assert found == [elsewhere, failed, replace(old, rows=old.rows[1:], failures=["store, b: boom"]), long_ago]
+        assert len(old.rows) == 3, "what was read is left as it was"
+
 
 class TestBars:
     def test_ratios_of_medians_decide(self) -> None:
@@ -396,13 +408,25 @@ class TestPage:
         kept.row("publish", "pika").values["rate"] = [1]
         assert "| publish | 1 to 3 | 2026-11-21 08:05 UTC |" in page.text([kept], MEASUREMENTS)
 
+    def test_runs_of_several_days_are_told_apart(self, tmp_path: Path) -> None:
+        sustained = results(row("sustained", "Clock", rate=[4]), release="3.10.8")
+        before = results(row("publish", "bide", rate=[1]), row("consume", "bide", rate=[2]))
+        later = replace(results(row("publish", "bide", rate=[3]), day=22), machine={**EXAMPLE.machine, "cores": "8"})
+        runs = [sustained, before, later]
+        text = page.write(tmp_path, runs, MEASUREMENTS).read_text()
+        heads = ["RabbitMQ 4.3.6, 2026-11-22", "RabbitMQ 4.3.6, 2026-11-21", "RabbitMQ 3.10.8, 2026-11-21"]
+        assert re.findall(r"^## (RabbitMQ.*)$", text, re.MULTILINE) == heads
+        assert re.findall(r"^(RabbitMQ.*):$", text, re.MULTILINE) == heads
+        assert re.findall(r"(\d) cores", text) == ["8", "4", "4"]
+        assert [rate in text for rate in ("| bide | 3 |", "| bide | 2 |", "| bide | 1 |")] == [True, True, False]
+        assert {file.stem for file in (tmp_path / "benchmarks").iterdir()} == {"publish", "consume", "sustained"}
+
     def test_a_small_run_is_called_preliminary(self) -> None:
-        assert "**Preliminary: 0.1 of the full size" in page.text([results(scale=0.1)], MEASUREMENTS)
+        assert "**Preliminary: 0.1 of the full size" in page.text([replace(EXAMPLE, scale=0.1)], MEASUREMENTS)
 
     def test_the_documentation_shows_the_newest_results(self, tmp_path: Path) -> None:
         """``make bench-docs`` was run after the last change."""
-        listed = subprocess.run([ROOT / "scripts/newest-results.sh"], check=True, capture_output=True, text=True).stdout
-        kept = [Results.load(ROOT / name) for name in listed.split()]
+        kept = [Results.load(file) for file in (ROOT / "benchmarks/results").glob("*.json")]
         assert (ROOT / "docs/benchmarks.md").read_text() == page.write(tmp_path, kept, MEASUREMENTS).read_text()
         shown, drawn = (
             {file.name: file.read_text() for file in (folder / "benchmarks").iterdir()}

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from bide.bench.bars import verdicts
+from bide.bench.chart import Chart
 from bide.bench.measurement import Measurement
 from bide.bench.plots import plots
-from bide.bench.results import Results, Row
+from bide.bench.results import Results, Row, newest
 from bide.bench.table import cell, columns
 
 PAGE: Final = "benchmarks.md"
@@ -23,9 +24,9 @@ clients, and what the broker itself can do, side by side: every case in a proces
 turns (A B C, A B C). `bide bench publish --scale 0.1` is a look at one part; `bide bench --help` has the rest. Absolute
 numbers are those of one machine, with clients and broker on it; compare within a table. A number is the median of the
 rounds, with the lowest and the highest in brackets; a ratio is that of two medians, with the lowest and the highest of
-the rounds taken by themselves. Each measurement is one run; where the tables do not say when, and of which commit, that
-was not written down yet. This page is made of the files in `benchmarks/results` by
-`make bench-docs`.
+the rounds taken by themselves. Each measurement is one run, the newest of each release of RabbitMQ; where the tables do
+not say when, and of which commit, that was not written down yet. This page is made of the files in `benchmarks/results`
+by `make bench-docs`.
 """
 
 
@@ -33,7 +34,8 @@ def write(folder: Path, results: Sequence[Results], measurements: Sequence[Measu
     """Write the page and its plots into a folder.
 
     Args:
-        results: of one run for each release of RabbitMQ; plots are drawn of the first.
+        results: of any number of runs. The newest of each release of RabbitMQ is shown for each measurement; plots are
+            drawn of the newest release that has it.
 
     Returns:
         The page.
@@ -41,8 +43,9 @@ def write(folder: Path, results: Sequence[Results], measurements: Sequence[Measu
     page = folder / PAGE
     # All of it first: half a page is worse than none.
     written = {page: text(results, measurements)}
+    shown = newest(results)
     for measurement in measurements:
-        for name, chart in plots(results[0], measurement.name):
+        for name, chart in _plots(shown, measurement):
             written[folder / PLOTS / f"{name}.svg"] = chart.svg()
     (folder / PLOTS).mkdir(parents=True, exist_ok=True)
     for file, content in written.items():
@@ -52,7 +55,7 @@ def write(folder: Path, results: Sequence[Results], measurements: Sequence[Measu
 
 def text(results: Sequence[Results], measurements: Sequence[Measurement]) -> str:
     """The page in Markdown."""
-    return "\n".join(_lines(results, measurements))
+    return "\n".join(_lines(newest(results), measurements))
 
 
 def _lines(results: Sequence[Results], measurements: Sequence[Measurement]) -> Iterator[str]:
@@ -65,16 +68,28 @@ def _lines(results: Sequence[Results], measurements: Sequence[Measurement]) -> I
             continue
         yield f"## {measurement.title}\n"
         yield f"{measurement.about}\n"
-        for name, chart in plots(results[0], measurement.name):
+        for name, chart in _plots(results, measurement):
             yield f"![{chart.title}]({PLOTS}/{name}.svg)\n"
         for one in shown:
             if len(results) > 1:
-                yield f"RabbitMQ {one.releases['RabbitMQ']}:\n"
+                yield f"{_name(one)}:\n"
             yield from _table(one.of(measurement.name))
 
 
+def _plots(results: Sequence[Results], measurement: Measurement) -> Iterator[tuple[str, Chart]]:
+    """Of the first that has the measurement."""
+    for one in results:
+        if one.of(measurement.name):
+            yield from plots(one, measurement.name)
+            return
+
+
+def _name(results: Results) -> str:
+    return f"RabbitMQ {results.releases['RabbitMQ']}, {results.date[:10]}"
+
+
 def _run(results: Results) -> Iterator[str]:
-    yield f"## RabbitMQ {results.releases['RabbitMQ']}, {results.date[:10]}\n"
+    yield f"## {_name(results)}\n"
     if results.scale < 1:
         yield f"**Preliminary: {results.scale:g} of the full size.** Good for a look, not for conclusions.\n"
     machine = results.machine

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
 from bide.bench import shape
 from bide.bench.job import Answer
+from bide.broker.installation import numbers
 from bide.errors import InvalidInputError
 
 FORMAT: Final = 1
@@ -142,6 +143,12 @@ class Results:
         """The names of what was measured."""
         yield from dict.fromkeys(row.measurement for row in self.rows)
 
+    def without(self, measurements: Container[str]) -> Self:
+        """The same, but for some measurements."""
+        rows = [row for row in self.rows if row.measurement not in measurements]
+        failures = [one for one in self.failures if _subject(one).partition(", ")[0] not in measurements]
+        return replace(self, rows=rows, failures=failures)
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {"format": FORMAT, **asdict(self)}
@@ -217,6 +224,20 @@ class Results:
         shape.check(data)
         kept = {name: value for name, value in data.items() if name not in ("format", "rows")}
         return cls(**kept, rows=[Row.from_dict(row) for row in data["rows"]])
+
+
+def newest(kept: Iterable[Results]) -> list[Results]:
+    """Of each release of RabbitMQ the newest run of each measurement; the newest release first, then the newest run."""
+    found: list[Results] = []
+    seen: dict[str, set[str]] = {}
+    # ISO 8601 in UTC: the order of the texts is that of the times.
+    for one in sorted(kept, key=lambda one: (numbers(one.releases["RabbitMQ"]), one.date), reverse=True):
+        measured = seen.setdefault(one.releases["RabbitMQ"], set())
+        if (left := one.without(measured)).rows:
+            found.append(left)
+        # Where nothing could be measured, what was measured before is still the newest.
+        measured.update(row.measurement for row in one.rows if row.values)
+    return found
 
 
 def _subject(failure: str) -> str:
