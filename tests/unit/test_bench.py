@@ -400,11 +400,11 @@ class TestPage:
 
     def test_it_says_how_and_when_each_was_measured(self) -> None:
         kept = results(row("publish", "bide", rate=[1]), row("burst", "Clock, 1 lane", seconds=[1]))
-        assert "\n| publish | 1 |  |  |  |\n| burst | 1 |  |  |  |\n" in page.text([kept], MEASUREMENTS)
-        for minute, busy in ((7, 0.25), (5, 0.5)):
-            run = Run(begun=f"2026-11-21T08:0{minute}:30+00:00", source="0123456789", busy=busy)
+        assert "\n| publish | 1 |  |  |  |  |\n| burst | 1 |  |  |  |  |\n" in page.text([kept], MEASUREMENTS)
+        for minute, busy, stolen in ((7, 0.25, 0.125), (5, 0.5, None)):
+            run = Run(begun=f"2026-11-21T08:0{minute}:30+00:00", source="0123456789", busy=busy, stolen=stolen)
             kept.row("publish", "bide").add(Answer(values={"rate": 2}), run)
-        assert "| publish | 3 | 2026-11-21 08:05 UTC | 0123456789 | 0.50 |" in page.text([kept], MEASUREMENTS)
+        assert "| publish | 3 | 2026-11-21 08:05 UTC | 0123456789 | 0.50 | 0.12 |" in page.text([kept], MEASUREMENTS)
         kept.row("publish", "pika").values["rate"] = [1]
         assert "| publish | 1 to 3 | 2026-11-21 08:05 UTC |" in page.text([kept], MEASUREMENTS)
 

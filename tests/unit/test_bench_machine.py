@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from bide.bench.machine import busy_cores, source
+from bide.bench.machine import busy_cores, source, stolen_seconds
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -47,3 +48,12 @@ def test_cores_in_use() -> None:
             assert 0.3 < busy_cores() <= (os.cpu_count() or 1) + 0.5
         finally:
             process.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+def test_time_that_was_stolen() -> None:
+    """Of all cores: the sum of what the kernel says of each."""
+    before = stolen_seconds()
+    lines = Path("/proc/stat").read_text().splitlines()
+    each = sum(int(line.split()[8]) for line in lines if re.match(r"cpu\d", line)) / os.sysconf("SC_CLK_TCK")
+    assert before - 0.1 <= each <= stolen_seconds() + 0.1

@@ -76,6 +76,7 @@ RUN = (*ROW, "runs", 0)
         (changed(*ROW, "notes", to="slow"), "'notes' of row 1 is not a list of texts"),
         (changed(*ROW, "colour", to="red"), "colour"),
         (changed(*RUN, "busy", to=...), "a run of row 1 has no 'busy'"),
+        (changed(*RUN, "stolen", to="much"), "'stolen' of a run of row 1 is not a number or null"),
         (changed(*RUN, "colour", to="red"), "colour"),
         (changed("failures", to=[{}]), "'failures' of it is not a list of texts"),
         (changed("colour", to="red"), "colour"),

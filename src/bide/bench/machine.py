@@ -16,6 +16,9 @@ _GLANCE: Final = 0.5
 _IDLE: Final = slice(3, 5)
 """Of the times in /proc/stat: with nothing to do, or nothing but to wait for a disk."""
 
+_STOLEN: Final = 7
+"""Of the times in /proc/stat: ready to run, while the host of a virtual machine runs others."""
+
 
 def describe() -> dict[str, str]:
     """Processor, memory, kernel, Python."""
@@ -81,8 +84,18 @@ def busy_cores() -> float:
     return (_busy_seconds() - before) / (time.perf_counter() - start)
 
 
+def stolen_seconds() -> float:
+    """Processor time, of all cores, that a virtual machine's host has given to others since it was started."""
+    return _times()[_STOLEN]
+
+
 def _busy_seconds() -> float:
+    times = _times()
+    return sum(times) - sum(times[_IDLE])
+
+
+def _times() -> list[float]:
+    """Seconds of all cores since the machine was started, by what they did."""
     first = Path("/proc/stat").read_text().partition("\n")[0]
     # What guests have used is part of user and nice.
-    times = [int(field) for field in first.split()[1:9]]
-    return (sum(times) - sum(times[_IDLE])) / os.sysconf("SC_CLK_TCK")
+    return [int(field) / os.sysconf("SC_CLK_TCK") for field in first.split()[1:9]]

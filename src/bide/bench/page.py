@@ -24,9 +24,11 @@ clients, and what the broker itself can do, side by side: every case in a proces
 turns (A B C, A B C). `bide bench publish --scale 0.1` is a look at one part; `bide bench --help` has the rest. Absolute
 numbers are those of one machine, with clients and broker on it; compare within a table. A number is the median of the
 rounds, with the lowest and the highest in brackets; a ratio is that of two medians, with the lowest and the highest of
-the rounds taken by themselves. Each measurement is one run, the newest of each release of RabbitMQ; where the tables do
-not say when, and of which commit, that was not written down yet. This page is made of the files in `benchmarks/results`
-by `make bench-docs`.
+the rounds taken by themselves. Each measurement is one run, the newest of each release of RabbitMQ. How quiet the
+machine was is said by two numbers, each the highest of all cases: cores in use by whatever just before one, and cores
+that the host of this virtual machine gave to others while it was measured, on average. Where the tables do not say
+something of it, that was not written down yet. This page is made of the files in `benchmarks/results` by
+`make bench-docs`.
 """
 
 
@@ -98,7 +100,7 @@ def _run(results: Results) -> Iterator[str]:
         f"{machine['python']}; " + ", ".join(f"{name} {release}" for name, release in results.releases.items()) + ".\n"
     )
     yield from _markdown(
-        ["measured", "rounds", "begun", "bide at commit", "cores in use before a case, at most"],
+        ["measured", "rounds", "begun", "bide at commit", "cores in use before", "cores taken by the host meanwhile"],
         [_origin(name, results.of(name)) for name in results.measurements()],
     )
     if found := verdicts(results):
@@ -119,8 +121,14 @@ def _origin(name: str, rows: Sequence[Row]) -> list[str]:
         str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}",
         f"{min(run.begun for run in runs)[:16].replace('T', ' ')} UTC" if runs else "",
         ", ".join(sorted({run.source for run in runs})),
-        f"{max(run.busy for run in runs):.2f}" if runs else "",
+        _most(run.busy for run in runs),
+        _most(run.stolen for run in runs),
     ]
+
+
+def _most(cores: Iterable[float | None]) -> str:
+    known = [one for one in cores if one is not None]
+    return f"{max(known):.2f}" if known else ""
 
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:

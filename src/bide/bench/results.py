@@ -39,11 +39,14 @@ class Run:
         begun: when, ISO 8601.
         source: the commit of bide, with a plus where its files were changed; empty where it is not known.
         busy: cores that the machine was using just before, for whatever.
+        stolen: cores that the host of a virtual machine gave to others meanwhile, on average. None of rounds that were
+            kept before this was written down.
     """
 
     begun: str
     source: str
     busy: float
+    stolen: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatch
@@ -87,14 +88,15 @@ def _run(
     elif case.unless_failed is not None and _failed_before(results, measurement, case):
         row.note(said := f"not tried: not sustained at {case.unless_failed}")
     else:
-        begun, source = _now(), machine.source()
+        begun, source, stolen, start = _now(), machine.source(), machine.stolen_seconds(), time.monotonic()
         try:
             answer, busy = _measured(host, root, measurement, case, results)
         except BenchmarkError as error:
             row.note(said := f"failed: {error}")
             results.failures.append(f"{row.name}: {error}")
         else:
-            row.add(answer, Run(begun=begun, source=source, busy=round(busy, 2)))
+            stolen = (machine.stolen_seconds() - stolen) / (time.monotonic() - start)
+            row.add(answer, Run(begun=begun, source=source, busy=round(busy, 2), stolen=round(stolen, 2)))
             said = _in_short(answer)
     listener(row, said)
 

@@ -10,7 +10,7 @@ from bide.errors import InvalidInputError
 
 _Holds = Callable[[Any], bool]
 
-_OPTIONAL: Final = frozenset({"failures", "setting", "values", "runs", "notes"})
+_OPTIONAL: Final = frozenset({"failures", "setting", "values", "runs", "notes", "stolen"})
 _MACHINE: Final = ("processor", "cores", "memory", "kernel", "python")
 
 
@@ -80,4 +80,9 @@ _ROW: Final[Mapping[str, tuple[str, _Holds]]] = {
     "runs": _OBJECTS,
     "notes": _TEXTS,
 }
-_RUN: Final[Mapping[str, tuple[str, _Holds]]] = {"begun": _TEXT, "source": _TEXT, "busy": _NUMBER}
+_RUN: Final[Mapping[str, tuple[str, _Holds]]] = {
+    "begun": _TEXT,
+    "source": _TEXT,
+    "busy": _NUMBER,
+    "stolen": ("a number or null", lambda value: value is None or _is_number(value)),
+}
