@@ -48,32 +48,51 @@ class Message:
 
     Attributes:
         body: the bytes.
-        exchange: the exchange that it was sent to; empty for one sent to a queue.
-        routing_key: the routing key that it was sent with.
-        headers: the sender's headers.
-        due: when it was due, or None if it was not delayed by bide.
         received_at: when this process got it.
         redelivered: whether the queue delivered it before.
         raw: the delivery with all properties and headers, as the broker sent it.
     """
 
-    __slots__ = ("_history", "_sent_at", "_subscription", "_values", "body", "due", "exchange", "headers", "raw",
-                 "received_at", "redelivered", "routing_key")  # fmt: skip
+    __slots__ = ("_arrival", "_history", "_subscription", "body", "raw", "received_at", "redelivered")
 
     def __init__(self, delivery: Delivery, subscription: Subscription | None, received_at: datetime) -> None:
-        arrival = restore(delivery.exchange, delivery.routing_key, delivery.values)
         self.raw = delivery
         self.body = delivery.body
-        self.exchange = arrival.exchange
-        self.routing_key = arrival.routing_key
-        self.due = arrival.due
         self.received_at = received_at
-        self._sent_at = arrival.sent_at
-        self._history: History | None = None
         self.redelivered = delivery.redelivered
-        self._values = arrival.values
-        self.headers: Mapping[str, Any] = arrival.values.get("headers") or {}
+        self._arrival: Arrival | None = None
+        self._history: History | None = None
         self._subscription = subscription
+
+    def _restored(self) -> Arrival:
+        """What it was when it was sent: worked out once, for who asks."""
+        if self._arrival is None:
+            self._arrival = restore(self.raw.exchange, self.raw.routing_key, self.raw.values)
+        return self._arrival
+
+    @property
+    def _values(self) -> Mapping[str, Any]:
+        return self._restored().values
+
+    @property
+    def exchange(self) -> str:
+        """The exchange that it was sent to; empty for one sent to a queue."""
+        return self._restored().exchange
+
+    @property
+    def routing_key(self) -> str:
+        """The routing key that it was sent with."""
+        return self._restored().routing_key
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """The sender's headers."""
+        return self._values.get("headers") or {}
+
+    @property
+    def due(self) -> datetime | None:
+        """When it was due, or None if it was not delayed by bide."""
+        return self._restored().due
 
     @property
     def sent_at(self) -> datetime | None:
@@ -81,7 +100,8 @@ class Message:
 
         bide tells it to the millisecond, NServiceBus to the microsecond, a ``timestamp`` to the second.
         """
-        return self._sent_at or read_nservicebus_time(self.headers.get(NSERVICEBUS_SENT)) or self.timestamp
+        sent = self._restored().sent_at
+        return sent or read_nservicebus_time(self.headers.get(NSERVICEBUS_SENT)) or self.timestamp
 
     @property
     def history(self) -> History:

@@ -325,6 +325,37 @@ async def test_what_cannot_be_sent_the_second_time_may_have_been_taken_the_first
     await connection.close()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_message_alone_on_its_way_to_an_exchange_that_is_gone_is_not_in_doubt(vhost: Vhost, count: int) -> None:
+    """Of several the exchange may have taken some before it was deleted."""
+    queue, exchange = fresh("q"), fresh("x")
+    async with bide.connect(vhost.url, infrastructure=CLOCK) as client:
+        await client.declare(
+            bide.Topology(
+                [bide.Exchange(exchange, "fanout")], [bide.Queue.quorum(queue)], [bide.Binding(exchange, queue)]
+            )
+        )
+        await client.publish(b"", exchange=exchange)
+        connection = await Connection.open(BrokerUrl.parse(vhost.url))
+        async with await connection.channel() as channel:
+            await channel.delete_exchange(exchange)
+        await connection.close()
+        letters = [Letter(b"", exchange=exchange, message_id=f"m{number}") for number in range(count)]
+        known, error = await told(client.publish_many(letters))
+        assert error is None
+        assert len(known) == count
+        for one in known.values():
+            if count == 1:
+                assert one.status == "failed"
+                assert isinstance(one.error, TargetNotFoundError)
+            else:
+                assert one.status == "in doubt"
+                assert one.error is not None
+                assert isinstance(one.error.__cause__, TargetNotFoundError)
+        # The others fare as before.
+        await client.publish(b"", to=queue)
+
+
 async def test_what_nobody_thought_of_leaves_nothing_unnamed(vhost: Vhost) -> None:
     """An error in bide: of those that are known, none is left."""
     queue = await declared(vhost.url)

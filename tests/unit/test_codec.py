@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import struct
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import IntEnum, StrEnum
+from threading import Barrier
 from typing import Any
 
 import pamqp.frame
@@ -18,7 +21,9 @@ from pamqp.base import Frame
 from pamqp.header import ContentHeader
 
 from bide.amqp import codec, decoding
+from bide.amqp.content import Assembly, Delivery
 from bide.errors import InvalidInputError
+from bide.message import Message
 
 SHORT_TEXTS = (
     *("content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id"),
@@ -364,3 +369,62 @@ def test_headers_that_are_nested_without_end_can_be_read_and_sent_on(kind: bytes
     encoded = struct.pack(">HI", 1 << 13, len(raw)) + raw
     values = decoding.properties(header_of(encoded))
     assert len(codec.properties(values)) == len(encoded)
+
+
+# -- properties that are decoded when they are asked for
+
+
+@given(given_values=property_values)
+def test_properties_on_demand_are_those_of_the_frame(given_values: dict[str, Any]) -> None:
+    found = decoding.Properties(header_of(codec.properties(given_values)))
+    assert found == given_values
+    assert {**found} == dict(found) == given_values
+    assert len(found) == len(given_values)
+    assert found.get("no such property") is None
+    assert repr(found) == repr(decoding.properties(header_of(codec.properties(given_values))))
+
+
+def test_properties_are_decoded_once_and_not_before_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[bytes] = []
+    whole = decoding.properties
+
+    def counted(frame: bytes) -> dict[str, Any]:
+        decoded.append(frame)
+        return whole(frame)
+
+    monkeypatch.setattr(decoding, "properties", counted)
+    frame = header_of(codec.properties({"message_id": "a", "headers": {"b": 1}}))
+    delivery = Delivery(exchange="", routing_key="q", redelivered=False, delivery_tag=1)
+    assembly = Assembly(delivery)
+    assert assembly.header(0, decoding.Properties(frame))
+    message = Message(delivery, None, datetime.now(UTC))
+    assert (message.body, message.redelivered, decoded) == (b"", False, [])
+    assert (message.message_id, message.headers, message.exchange, message.due) == ("a", {"b": 1}, "", None)
+    assert decoded == [frame]
+
+
+def test_properties_that_cannot_be_decoded_are_none_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    broken = header_of(struct.pack(">HI", 1 << 13, 3) + b"\x01a?")
+    found = decoding.Properties(broken)
+    assert not caplog.records
+    assert [found.get("headers"), len(found), list(found)] == [None, 0, []]
+    (record,) = caplog.records
+    assert "cannot be decoded (the content header holds a value of the unknown type b'?')" in record.getMessage()
+
+
+def test_properties_may_be_asked_for_by_several_threads_at_once() -> None:
+    frame = header_of(codec.properties({"headers": {f"h{number}": "x" * 50 for number in range(50)}}))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            for _ in range(100):
+                found, start = decoding.Properties(frame), Barrier(8)
+
+                def read(found: decoding.Properties = found, start: Barrier = start) -> int:
+                    start.wait(timeout=30)
+                    return len(found["headers"])
+
+                assert [one.result() for one in [threads.submit(read) for _ in range(8)]] == [50] * 8
+    finally:
+        sys.setswitchinterval(interval)

@@ -282,8 +282,12 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes came in."""
         self._received_at = self.loop.time()
-        buffer = self._buffer
-        buffer += data
+        # What is whole when it comes, as nearly everything is, is not copied before it is read.
+        kept = self._buffer
+        buffer: bytes | bytearray = data
+        if kept:
+            kept += data
+            buffer = kept
         place, end = 0, len(buffer)
         try:
             while end - place >= codec.FRAME_OVERHEAD:
@@ -304,7 +308,10 @@ class Connection(asyncio.Protocol):
         except ValueError as error:
             self.abort(f"it sent something that cannot be read ({error})")
         finally:
-            del buffer[:place]
+            if kept:
+                del kept[:place]
+            elif place < end:
+                kept += data[place:]
 
     def _on_frame(self, kind: int, number: int, frame: bytes) -> None:
         if kind == codec.HEARTBEAT:
@@ -320,7 +327,7 @@ class Connection(asyncio.Protocol):
             channel.on_body(frame[7:-1])
         elif kind == codec.HEADER:
             (size,) = struct.unpack_from(">Q", frame, 11)
-            channel.on_header(size, _properties(frame))
+            channel.on_header(size, decoding.Properties(frame))
         elif (index := frame[7:11]) == _ACK or index == _NACK:
             tag, flags = _TAG_AND_BITS.unpack_from(frame, 11)
             channel.confirms.settle(tag, multiple=bool(flags & 1), refused=index == _NACK)
@@ -436,12 +443,3 @@ def _method(frame: bytes) -> Frame:
     if not isinstance(method, Frame):
         raise ValueError("a frame that is no method")
     return method
-
-
-def _properties(frame: bytes) -> Mapping[str, Any]:
-    try:
-        return decoding.properties(frame)
-    except ValueError as error:
-        # What some sender wrote wrongly must not end the connection, again and again.
-        log.warning("the properties of a message cannot be decoded (%s): it is delivered without them", error)
-        return {}

@@ -7,14 +7,18 @@ frame, and reads negative decimals as positive ones.
 
 from __future__ import annotations
 
+import logging
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Final
 
 from bide.amqp.codec import PROPERTY_FLAGS
 from bide.amqp.content import Delivery, Return
+
+log = logging.getLogger(__name__)
 
 _METHOD_AT: Final = 7
 _ARGUMENTS_AT: Final = 11
@@ -28,9 +32,13 @@ _LAST_SECOND: Final = 253_402_300_799
 _DEEPEST: Final = 50
 """Tables and lists that are nested deeper are left as their bytes. A frame has room for more than Python's stack."""
 
+_TEXT: Final = ord("S")
+_SIGNED: Final = ord("l")
+
 _SHORT: Final = struct.Struct(">H")
 _LONG: Final = struct.Struct(">I")
 _LONGLONG: Final = struct.Struct(">Q")
+_SIGNED_LONGLONG: Final = struct.Struct(">q")
 _DECIMAL: Final = struct.Struct(">Bi")
 _TAG_AND_FLAG: Final = struct.Struct(">QB")
 
@@ -42,8 +50,8 @@ _NUMBERS: Final[Mapping[int, struct.Struct]] = {
     ord("u"): struct.Struct(">H"),
     ord("I"): struct.Struct(">i"),
     ord("i"): struct.Struct(">I"),
-    ord("l"): struct.Struct(">q"),
-    ord("L"): struct.Struct(">q"),
+    _SIGNED: _SIGNED_LONGLONG,
+    ord("L"): _SIGNED_LONGLONG,
     ord("f"): struct.Struct(">f"),
     ord("d"): struct.Struct(">d"),
 }
@@ -117,9 +125,7 @@ def properties(frame: bytes) -> dict[str, Any]:
         (flags,) = _SHORT.unpack_from(frame, _FLAGS_AT)
         place = _FLAGS_AT + 2
         values: dict[str, Any] = {}
-        for name, flag in PROPERTY_FLAGS:
-            if not flags & flag:
-                continue
+        for name in _names(flags):
             if name == "headers":
                 values[name], place = _table(frame, place, 1)
             elif name in ("delivery_mode", "priority"):
@@ -131,6 +137,45 @@ def properties(frame: bytes) -> dict[str, Any]:
     except (struct.error, IndexError) as error:
         raise ValueError(f"the content header ends too soon ({error})") from error
     return values
+
+
+class Properties(Mapping[str, Any]):
+    """The properties in a content header frame, decoded when somebody asks for one of them.
+
+    Where a consumer looks at the body only, the two dozen headers of a delayed message cost nothing. What some sender
+    wrote wrongly must not end the connection, again and again: the log says so, and there are no properties.
+    """
+
+    __slots__ = ("_frame", "_values")
+
+    def __init__(self, frame: bytes) -> None:
+        self._frame = frame
+        self._values: dict[str, Any] | None = None
+
+    def _decoded(self) -> dict[str, Any]:
+        # In this order: another thread may be at it, and the frame goes when the values are there.
+        frame, values = self._frame, self._values
+        if values is None:
+            try:
+                values = properties(frame)
+            except ValueError as error:
+                log.warning("the properties of a message cannot be decoded (%s): it is taken without them", error)
+                values = {}
+            self._values = values
+            self._frame = b""
+        return values
+
+    def __getitem__(self, name: str) -> Any:
+        return self._decoded()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._decoded())
+
+    def __len__(self) -> int:
+        return len(self._decoded())
+
+    def __repr__(self) -> str:
+        return repr(self._decoded())
 
 
 def table(raw: bytes, place: int) -> tuple[dict[str, Any], int]:
@@ -145,27 +190,57 @@ def table(raw: bytes, place: int) -> tuple[dict[str, Any], int]:
         raise ValueError(f"the table ends too soon ({error})") from error
 
 
-def _slice(raw: bytes, place: int, size: int) -> bytes:
-    part = raw[place : place + size]
-    if len(part) != size:
-        raise IndexError(f"{size} bytes announced, {len(part)} there")
-    return part
+@lru_cache(maxsize=256)
+def _names(flags: int) -> tuple[str, ...]:
+    """The properties that are there."""
+    return tuple(name for name, flag in PROPERTY_FLAGS if flags & flag)
+
+
+def _text(part: bytes) -> str:
+    try:
+        return part.decode()
+    except UnicodeDecodeError:
+        # Shown rather than lost, in a form that can be sent on.
+        return part.decode(errors="backslashreplace")
 
 
 def _short_string(raw: bytes, place: int) -> tuple[str, int]:
-    size = raw[place]
-    # Bytes that are no UTF-8 are shown rather than lost, in a form that can be sent on.
-    return _slice(raw, place + 1, size).decode(errors="backslashreplace"), place + 1 + size
+    start = place + 1
+    end = start + raw[place]
+    if end > len(raw):
+        raise IndexError(f"{end - start} bytes announced, {len(raw) - start} there")
+    return _text(raw[start:end]), end
 
 
 def _table(raw: bytes, place: int, depth: int) -> tuple[dict[str, Any], int]:
+    # A delayed message has two dozen values in its headers, most of them texts: without a call for each of them, and
+    # for each of their names, it is received in two thirds of the time.
     (size,) = _LONG.unpack_from(raw, place)
     place += 4
     end = place + size
     items: dict[str, Any] = {}
     while place < end:
-        name, place = _short_string(raw, place)
-        items[name], place = _value(raw, place, depth)
+        start = place + 1
+        place = start + raw[place]
+        try:
+            name = raw[start:place].decode()
+        except UnicodeDecodeError:
+            name = _text(raw[start:place])
+        kind = raw[place]
+        if kind == _TEXT:
+            start = place + 5
+            place = start + _LONG.unpack_from(raw, place + 1)[0]
+            try:
+                items[name] = raw[start:place].decode()
+            except UnicodeDecodeError:
+                items[name] = raw[start:place]
+            if place > len(raw):
+                raise IndexError(f"{place - start} bytes announced, {len(raw) - start} there")
+        elif kind == _SIGNED:
+            items[name] = _SIGNED_LONGLONG.unpack_from(raw, place + 1)[0]
+            place += 9
+        else:
+            items[name], place = _value(raw, place, depth)
     return items, end
 
 
@@ -195,8 +270,11 @@ def _value(raw: bytes, place: int, depth: int) -> tuple[Any, int]:
 
 
 def _bytes(raw: bytes, place: int) -> tuple[bytes, int]:
-    (size,) = _LONG.unpack_from(raw, place)
-    return _slice(raw, place + 4, size), place + 4 + size
+    start = place + 4
+    end = start + _LONG.unpack_from(raw, place)[0]
+    if end > len(raw):
+        raise IndexError(f"{end - start} bytes announced, {len(raw) - start} there")
+    return raw[start:end], end
 
 
 def _long_string(raw: bytes, place: int) -> tuple[str | bytes, int]:
@@ -224,10 +302,15 @@ def _timestamp(raw: bytes, place: int) -> tuple[datetime | int, int]:
     """A moment; what no calendar holds stays a number."""
     (seconds,) = _LONGLONG.unpack_from(raw, place)
     try:
-        since = timedelta(seconds=seconds) if seconds <= _LAST_SECOND else timedelta(milliseconds=seconds)
-        return _EPOCH + since, place + 8
+        return _moment(seconds), place + 8
     except OverflowError:
         return seconds, place + 8
+
+
+@lru_cache(maxsize=256)
+def _moment(seconds: int) -> datetime:
+    """Many messages died in the same second."""
+    return _EPOCH + (timedelta(seconds=seconds) if seconds <= _LAST_SECOND else timedelta(milliseconds=seconds))
 
 
 _OTHERS: Final[Mapping[int, Callable[[bytes, int], tuple[Any, int]]]] = {

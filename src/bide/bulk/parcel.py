@@ -20,12 +20,13 @@ class Parcel(Unconfirmed):
     Attributes:
         message: what the letter stands for; None if it cannot be read.
         attempts: how often it was sent.
+        refusals: how many of these the broker certainly did not take.
         was_lost: whether the connection broke after it was sent.
         error: why it is not on the broker, once that is known.
         prepared_in: the session in which everything was found to be there that it needs.
     """
 
-    __slots__ = ("attempts", "error", "letter", "message", "position", "prepared_in", "run", "was_lost")
+    __slots__ = ("attempts", "error", "letter", "message", "position", "prepared_in", "refusals", "run", "was_lost")
 
     def __init__(self, run: Run, letter: Any, position: int, message: Outgoing | None) -> None:
         self.run = run
@@ -33,9 +34,15 @@ class Parcel(Unconfirmed):
         self.position = position
         self.message = message
         self.attempts = 0
+        self.refusals = 0
         self.was_lost = False
         self.error: BideError | None = None
         self.prepared_in: Session | None = None
+
+    @property
+    def may_be_there(self) -> bool:
+        """Whether the broker may have it from a sending that was not confirmed."""
+        return self.attempts > self.refusals
 
     def settle(self, error: BideError | None) -> None:
         """Tell the run what became of it."""

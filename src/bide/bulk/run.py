@@ -144,7 +144,8 @@ class Run:
             if error is None:
                 self._known.append(parcel)
             else:
-                self._denied(parcel, error, was_sent=parcel.attempts > 1)
+                parcel.refusals += 1
+                self._denied(parcel, error)
         else:
             self._lost.append(parcel)
 
@@ -280,7 +281,7 @@ class Run:
                 message = parcel.message = message.starting(now)
                 encoded = encoder.encode(message, now, channel=channel.number, mandatory=parcel.letter.mandatory)
             except Exception as error:  # noqa: BLE001 (whatever is wrong with one letter is no harm to the others)
-                self._denied(parcel, unsendable(parcel.position, error), was_sent=parcel.attempts > 0)
+                self._denied(parcel, unsendable(parcel.position, error))
                 continue
             Unconfirmed.__init__(parcel, encoded.exchange, encoded.routing_key, message.message_id, message.body)
             channel.post(encoded.frames, parcel)
@@ -311,10 +312,10 @@ class Run:
         parcel.error = error
         self._known.append(parcel)
 
-    def _denied(self, parcel: Parcel, error: BideError, *, was_sent: bool) -> None:
+    def _denied(self, parcel: Parcel, error: BideError) -> None:
         """The broker does not take it now; it may have done so when it was sent before, and the confirm was lost."""
         assert parcel.message is not None
-        if was_sent and not isinstance(error, MessageTooLargeError):
+        if parcel.may_be_there and not isinstance(error, MessageTooLargeError):
             error = denied(parcel.message.message_id, error)
         self._failed(parcel, error)
 
@@ -326,7 +327,7 @@ class Run:
         if asyncio.get_running_loop().time() >= until:
             del self._hopeless[message.kind]
             return False
-        self._denied(parcel, error, was_sent=parcel.attempts > 0)
+        self._denied(parcel, error)
         return True
 
     async def _prepare(self, session: Session, parcel: Parcel) -> None:
@@ -338,7 +339,7 @@ class Run:
             if isinstance(error, BrokerError) and not session.connection.is_open:
                 raise
             self._again.remove(parcel)
-            self._denied(parcel, error, was_sent=parcel.attempts > 0)
+            self._denied(parcel, error)
             if isinstance(error, NotAppliedError | UnsupportedBrokerError):
                 # The next message would fare no better.
                 self._end = error
@@ -387,17 +388,22 @@ class Run:
                 assert one.message is not None
                 self._failed(one, too_large(one.message, limit))
         elif blamed and isinstance(error, TargetNotFoundError):
-            # The exchange was there before, and may have taken some of them. It is looked for once more, or put there.
+            # The exchange was there before, and may have taken some of them, if there are several. It is looked for
+            # once more, or put there.
             for one in blamed:
                 one.prepared_in = None
+                if len(lost) == 1:
+                    one.refusals += 1
             blamed = [one for one in blamed if one.attempts > 1]
             for one in blamed:
-                self._denied(one, error, was_sent=True)
+                self._denied(one, error)
         else:
             blamed = blamed or (lost if len(lost) == 1 else [])
             for one in blamed:
-                # Whether an exchange may be written to, the broker asks for the first message of a channel to it.
-                self._denied(one, error, was_sent=one.was_lost)
+                # Whether an exchange may be written to, the broker asks for the first message of a channel to it; and
+                # what it refuses now, it refused before, where that is not what a broken connection left open.
+                one.refusals = 0 if one.was_lost else one.attempts
+                self._denied(one, error)
         is_known = is_known or bool(blamed)
         self._has_moved = self._has_moved or is_known
         self._limit = self._window if is_known else max(1, len(lost) // 4)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 
 from bide.delay.cascade import original_key
@@ -132,8 +133,12 @@ def _clean(headers: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_ours(exchange: Any, queue: Any) -> bool:
     """Whether a message that came from this exchange, and died in this queue, was only being delayed."""
-    if not isinstance(exchange, str) or not isinstance(queue, str):
-        return False
+    return isinstance(exchange, str) and isinstance(queue, str) and _was_delayed(exchange, queue)
+
+
+@lru_cache(maxsize=4096)
+def _was_delayed(exchange: str, queue: str) -> bool:
+    # A delayed message asks this four times, and all of an infrastructure's messages for the same few hundred names.
     if _CASCADE_QUEUE.fullmatch(queue):
         return True
     # Only both names together tell our queues from a queue of the user's called "orders.v1.release.eu".
