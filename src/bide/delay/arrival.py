@@ -27,12 +27,11 @@ from bide.delay.infrastructure import (
 )
 from bide.duration import from_milliseconds
 
-DEATH_HEADERS: Final = frozenset(
-    {
-        "x-death",
-        *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")),
-    }
+_ENDS: Final = tuple(
+    (f"x-{which}-death-exchange", f"x-{which}-death-queue", f"x-{which}-death-reason") for which in ("first", "last")
 )
+
+DEATH_HEADERS: Final = frozenset({"x-death", *(name for names in _ENDS for name in names)})
 """What RabbitMQ adds when it dead-letters."""
 
 OWN_PREFIX: Final = "bide-"
@@ -120,14 +119,14 @@ def _clean(headers: Mapping[str, Any]) -> dict[str, Any]:
         kept["x-death"] = [
             death
             for death in deaths
-            if not (isinstance(death, Mapping) and _is_ours(death.get("exchange"), death.get("queue")))
+            if not (isinstance(death, dict) and _is_ours(death.get("exchange"), death.get("queue")))
         ]
         if not kept["x-death"]:
             del kept["x-death"]
-    for which in ("first", "last"):
-        if _is_ours(kept.get(f"x-{which}-death-exchange"), kept.get(f"x-{which}-death-queue")):
-            for what in ("exchange", "queue", "reason"):
-                kept.pop(f"x-{which}-death-{what}", None)
+    for exchange, queue, reason in _ENDS:
+        if _is_ours(kept.get(exchange), kept.get(queue)):
+            for name in (exchange, queue, reason):
+                kept.pop(name, None)
     return kept
 
 
