@@ -28,7 +28,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.bench.burst import PATIENCE, PREFETCH, infrastructure_of, send
 from bide.bench.job import Job
-from bide.bench.machine import busy_cores, describe, source
+from bide.bench.machine import busy_cores, describe, source, stolen_seconds
 from bide.bench.processor import processor_seconds
 from bide.bench.stage import TARGET, prepare
 from bide.broker import LocalBroker
@@ -110,7 +110,8 @@ class Burst:
 
     Attributes:
         rate: messages per second from the due time to the last.
-        machine: cores that were in use, for whatever; *node* and *client* those of the broker and of this process.
+        machine: cores that were in use, for whatever; *node* and *client* those of the broker and of this process, *stolen*
+            those that the host of a virtual machine gave to others, all the time until the last had come.
         schedulers: of the node, busy; *files*: its threads for files, busy.
     """
 
@@ -118,6 +119,7 @@ class Burst:
     machine: float
     node: float
     client: float
+    stolen: float
     schedulers: float
     files: float
     kinds: Mapping[str, Kind]
@@ -134,12 +136,14 @@ async def measured(broker: LocalBroker, job: Job, *, consumed: bool) -> Burst:
         watching = asyncio.create_task(_watch(broker, due))
         arriving = _consumed(client, messages) if consumed else _counted(job.url, messages)
         node, own, start = processor_seconds(broker.pid), time.process_time(), time.time()
+        stolen = stolen_seconds()
         async with asyncio.timeout(due - start + PATIENCE):
             await arriving
         end = time.time()
         # From the due time on: before it, nothing is done.
         seconds = end - due
         node, own = processor_seconds(broker.pid) - node, time.process_time() - own
+        stolen = stolen_seconds() - stolen
         said, machine = await watching
     numbers = {name: float(value) for name, value in re.findall(r"^(schedulers|dirty_io) (\S+)$", said, re.M)}
     return Burst(
@@ -147,6 +151,7 @@ async def measured(broker: LocalBroker, job: Job, *, consumed: bool) -> Burst:
         machine=machine,
         node=node / seconds,
         client=own / seconds,
+        stolen=stolen / (end - start),
         schedulers=numbers["schedulers"],
         files=numbers["dirty_io"],
         kinds={
@@ -217,6 +222,7 @@ def shown(bursts: Mapping[str, Burst]) -> str:
         "cores in use": [f"{one.machine:.2f}" for one in bursts.values()],
         "of these, the node": [f"{one.node:.2f}" for one in bursts.values()],
         "of these, the client": [f"{one.client:.2f}" for one in bursts.values()],
+        "taken by the host of the machine": [f"{one.stolen:.2f}" for one in bursts.values()],
         "schedulers busy": [f"{one.schedulers:.2f}" for one in bursts.values()],
         "threads for files busy": [f"{one.files:.2f}" for one in bursts.values()],
         **{
