@@ -110,8 +110,8 @@ class Burst:
 
     Attributes:
         rate: messages per second from the due time to the last.
-        machine: cores that were in use, for whatever; *node* and *client* those of the broker and of this process, *stolen*
-            those that the host of a virtual machine gave to others, all the time until the last had come.
+        machine: cores that were in use, for whatever; *node* and *client* those of the broker and of this process.
+        stolen: cores that the host of a virtual machine gave to others, on average until the last had come.
         schedulers: of the node, busy; *files*: its threads for files, busy.
     """
 

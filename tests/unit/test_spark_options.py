@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bide.errors import InvalidOptionError
@@ -79,6 +79,7 @@ def test_times_without_a_zone_or_beyond_the_calendar(text: str) -> None:
 
 
 @given(st.text(max_size=30))
+@example("0\x1f")
 def test_any_text_is_read_or_refused_by_name(text: str) -> None:
     options = Options({"x": text})
     for read in (options.count, options.time, options.text):

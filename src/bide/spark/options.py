@@ -92,11 +92,13 @@ class Options:
         text = self.text(name)
         if text is None:
             return None
-        if not re.fullmatch(r"\s*[0-9]{1,19}\s*", text) or not lowest <= int(text) <= highest:
+        # What a strip takes away is more than what int() forgives.
+        digits = text.strip()
+        if not re.fullmatch(r"[0-9]{1,19}", digits) or not lowest <= int(digits) <= highest:
             raise InvalidOptionError(
                 f"the option {name} is {text!r}: give a whole number from {lowest:,} to {highest:,}"
             )
-        return int(text)
+        return int(digits)
 
     def time(self, name: str) -> datetime | None:
         """A point in time, in milliseconds since 1970 as Kafka's or ISO 8601 with a zone; None if it was not given.

@@ -26,8 +26,8 @@ RELEASES: Final[Mapping[int, Mapping[str, float]]] = {
 """Messages per second that leave one queue, by ``dead_letter_worker_consumer_prefetch`` and release.
 
 30,000 messages of 200 bytes that leave it in the same moment, and are consumed: the table of docs/delays.md (3.10.8 and
-4.3.6). The benchmark's 200,000 through one queue of 4.3.6 (``burst``, "Clock, 1 lane") were no slower, 5,905 and 11,656
-in their slowest rounds; of two figures the lower one is taken, since a plan that says "fits" should be right.
+4.3.6). The benchmark's 200,000 through one queue of 4.3.6 (``burst``, "Clock, 1 lane") were no slower, with medians of
+6,105 and 9,940; of two figures the lower one is taken, since a plan that says "fits" should be right.
 """
 
 DISK: Final[Mapping[str, int]] = {"clock": 420, "nservicebus": 870}
