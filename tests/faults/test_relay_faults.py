@@ -44,7 +44,7 @@ async def test_a_relay_can_be_stopped_while_the_broker_takes_no_publishes(frail:
         try:
             async with relaying(broker.url) as relay:
                 # Longer than it takes to raise the alarm.
-                await client.publish_many(bide.Letter(f"{n}", to="relayed", delay="1.5s") for n in range(50))
+                await client.publish_many(bide.Letter(f"{n}", to="relayed", delay="8s") for n in range(50))
 
                 async def in_the_levels() -> bool:
                     return relay.done.delayed == 50

@@ -245,6 +245,15 @@ class TestResults:
         assert found == [elsewhere, failed, replace(old, rows=old.rows[1:], failures=["store, b: boom"]), long_ago]
         assert len(old.rows) == 3, "what was read is left as it was"
 
+    def test_some_cases_do_not_take_the_place_of_all(self, tmp_path: Path) -> None:
+        whole = results(row("burst", "a", seconds=[1]), row("burst", "b", seconds=[2]))
+        some = results(row("burst", "b", rate=[3]), day=22)
+        failed = results(row("burst", "a"), day=23)
+        assert newest([whole, some, failed]) == [failed, some, whole]
+        assert newest([whole, replace(whole, date=some.date)]) == [replace(whole, date=some.date)]
+        page.write(tmp_path, [failed, whole], MEASUREMENTS)
+        assert (tmp_path / "benchmarks/burst.svg").exists()
+
 
 class TestBars:
     def test_ratios_of_medians_decide(self) -> None:

@@ -7,7 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact, localcontext
 from enum import IntEnum, StrEnum
 from threading import Barrier
 from typing import Any
@@ -428,3 +428,10 @@ def test_properties_may_be_asked_for_by_several_threads_at_once() -> None:
                 assert [one.result() for one in [threads.submit(read) for _ in range(8)]] == [50] * 8
     finally:
         sys.setswitchinterval(interval)
+
+
+def test_decimals_are_read_whatever_the_thread_does_with_decimals() -> None:
+    number = Decimal("-21474836.48")
+    found = decoding.Properties(header_of(codec.properties({"headers": {"price": number}})))
+    with localcontext(Context(prec=4, traps=[Inexact])):
+        assert found["headers"] == {"price": number}

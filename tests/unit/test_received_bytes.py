@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.amqp import codec
+from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 
@@ -55,3 +56,14 @@ def test_what_is_not_whole_waits_for_the_rest(frames: list[bytes], kept: bytes) 
         return [*counts, len(connection.frames)]
 
     assert asyncio.run(received()) == [len(frames), len(frames) + 1]
+
+
+@given(short=st.binary(max_size=11))
+def test_a_header_that_is_too_short_ends_the_connection_and_says_why(short: bytes) -> None:
+    async def said() -> str:
+        connection = Connection(BrokerUrl.parse("amqp://localhost"), "localhost")
+        connection._channels[1] = Channel(connection, 1)
+        connection.data_received(codec.frame(codec.HEADER, 1, short))
+        return str(connection.lost.result() if connection.lost.done() else "")
+
+    assert "cannot be read" in asyncio.run(said())

@@ -305,7 +305,7 @@ class Connection(asyncio.Protocol):
                 place = stop
                 if self.lost.done():
                     return
-        except ValueError as error:
+        except (ValueError, struct.error) as error:
             self.abort(f"it sent something that cannot be read ({error})")
         finally:
             if kept:

@@ -11,7 +11,7 @@ import logging
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal
 from functools import lru_cache
 from typing import Any, Final
 
@@ -28,6 +28,9 @@ _FLAGS_AT: Final = 19
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_SECOND: Final = 253_402_300_799
 """The end of the year 9999. Senders that stamp milliseconds, against the specification, are beyond it since 1978."""
+
+_EXACT: Final = Context(prec=10, traps=[])
+"""Not that of the thread, which may round: a decimal on the wire has ten digits at most."""
 
 _DEEPEST: Final = 50
 """Tables and lists that are nested deeper are left as their bytes. A frame has room for more than Python's stack."""
@@ -295,7 +298,7 @@ def _void(raw: bytes, place: int) -> tuple[None, int]:
 
 def _decimal(raw: bytes, place: int) -> tuple[Decimal, int]:
     scale, unscaled = _DECIMAL.unpack_from(raw, place)
-    return Decimal(unscaled).scaleb(-scale), place + _DECIMAL.size
+    return Decimal(unscaled).scaleb(-scale, _EXACT), place + _DECIMAL.size
 
 
 def _timestamp(raw: bytes, place: int) -> tuple[datetime | int, int]:

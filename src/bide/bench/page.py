@@ -79,9 +79,9 @@ def _lines(results: Sequence[Results], measurements: Sequence[Measurement]) -> I
 
 
 def _plots(results: Sequence[Results], measurement: Measurement) -> Iterator[tuple[str, Chart]]:
-    """Of the first that has the measurement."""
+    """Of the first that has numbers of the measurement."""
     for one in results:
-        if one.of(measurement.name):
+        if any(row.values for row in one.of(measurement.name)):
             yield from plots(one, measurement.name)
             return
 

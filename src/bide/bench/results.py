@@ -230,16 +230,19 @@ class Results:
 
 
 def newest(kept: Iterable[Results]) -> list[Results]:
-    """Of each release of RabbitMQ the newest run of each measurement; the newest release first, then the newest run."""
+    """Of each release of RabbitMQ the newest run of each measurement; the newest release first, then the newest run.
+
+    A run that has some of a measurement's cases only, or could measure none, does not take the place of a whole one.
+    """
     found: list[Results] = []
     seen: dict[str, set[str]] = {}
     # ISO 8601 in UTC: the order of the texts is that of the times.
     for one in sorted(kept, key=lambda one: (numbers(one.releases["RabbitMQ"]), one.date), reverse=True):
         measured = seen.setdefault(one.releases["RabbitMQ"], set())
-        if (left := one.without(measured)).rows:
+        own = {name: {row.name for row in one.of(name) if row.values} for name in one.measurements()}
+        if (left := one.without([name for name, rows in own.items() if rows and rows <= measured])).rows:
             found.append(left)
-        # Where nothing could be measured, what was measured before is still the newest.
-        measured.update(row.measurement for row in one.rows if row.values)
+        measured.update(*own.values())
     return found
 
 
