@@ -11,6 +11,7 @@ from pathlib import Path
 from bide.bench.job import Answer, Job
 from bide.broker import LocalBroker
 from bide.broker.processes import FOLDER_MARK
+from bide.errors import BenchmarkError
 
 
 def answer(job: Job) -> Answer:
@@ -34,3 +35,13 @@ def hang(job: Job) -> Answer:
     Path(job.options["file"]).write_text(str(process.pid))
     time.sleep(600)
     return Answer(values={})
+
+
+def turn(job: Job) -> Answer:
+    """How often this was asked for, which a file remembers; the first so many times it fails."""
+    file = Path(job.options["file"])
+    turns = int(file.read_text()) + 1 if file.exists() else 1
+    file.write_text(str(turns))
+    if turns <= job.options["values"].get("fails", 0):
+        raise BenchmarkError("a disturbance")
+    return Answer(values={"rate": float(turns)})

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
+from bide.bench import machine
 from bide.bench.measurement import Case, Measurement, Plan
 from bide.bench.results import Results
 from bide.bench.runner import run
@@ -27,6 +29,12 @@ def in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
+@pytest.fixture(autouse=True)
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the host of this machine does meanwhile."""
+    monkeypatch.setattr(machine, "stolen_seconds", lambda: 0.0)
+
+
 def case(name: str, *, setting: str = "", work: str = "answer", **more: Any) -> Case:
     options = {"values": more.pop("values", {"rate": 1.0}), "file": more.pop("file", "")}
     return Case(name=name, setting=setting, work=f"{WORK}:{work}", options=options, **more)
@@ -36,6 +44,7 @@ def measure(
     cases: Sequence[Case],
     *,
     rounds: int = 1,
+    scale: float = 1.0,
     most_rounds: int | None = None,
     broker: Literal["fresh", "own"] = "own",
     **more: Any,
@@ -44,7 +53,7 @@ def measure(
     measurement = Measurement(
         name="example", title="Example", about="", cases=lambda _: cases, broker=broker, most_rounds=most_rounds
     )
-    return run([measurement], Plan(rounds=rounds), **more)
+    return run([measurement], Plan(rounds=rounds, scale=scale), **more)
 
 
 def test_cases_take_turns() -> None:
@@ -105,6 +114,51 @@ def test_a_fresh_broker_has_the_prefetch_of_the_case(rabbitmq: Rabbitmq, monkeyp
     (row,) = results.rows
     assert row.values == {"prefetch": [48]}, results.failures
     assert results.releases["Erlang"]
+
+
+@pytest.mark.parametrize(
+    ("taken", "counts"),
+    [
+        ((0.0,), 1),
+        ((1e6, 0.0), 2),
+        ((2e6, 1e6, 0.0), 3),
+        ((2e6, 1e6, 3e6), 2),
+    ],
+    ids=["calm", "calm the second time", "calm at last", "never calm"],
+)
+def test_what_the_host_of_the_machine_disturbed_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, taken: tuple[float, ...], counts: int
+) -> None:
+    """No test can make the host take something: the clock of what it took is another."""
+    clock = iter(accumulate(chain.from_iterable((0.0, seconds) for seconds in taken)))
+    monkeypatch.setattr(machine, "stolen_seconds", lambda: next(clock))
+    told: list[str] = []
+    results = measure(
+        [case("a", work="turn", file=str(tmp_path / "turns"))], listener=lambda row, said: told.append(said)
+    )
+    (row,) = results.rows
+    assert row.values == {"rate": [float(counts)]}
+    assert [said.partition(":")[0] for said in told] == ["again"] * (len(taken) - 1) + [f"messages/s {counts}"]
+    assert next(clock, None) is None
+    (run_of_it,) = row.runs
+    assert run_of_it.stolen is not None
+    assert (run_of_it.stolen > 0) == (min(taken) > 0)
+
+
+def test_a_look_is_not_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = iter((0.0, 1e6))
+    monkeypatch.setattr(machine, "stolen_seconds", lambda: next(clock))
+    results = measure([case("a", work="turn", file=str(tmp_path / "turns"))], scale=0.5)
+    assert results.rows[0].values == {"rate": [1.0]}
+
+
+def test_a_failure_that_the_host_of_the_machine_may_have_caused_is_none_yet(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = iter((0.0, 1e6, 1e6, 1e6))
+    monkeypatch.setattr(machine, "stolen_seconds", lambda: next(clock))
+    results = measure([case("a", work="turn", file=str(tmp_path / "turns"), values={"fails": 1.0})])
+    assert (results.failures, results.rows[0].values) == ([], {"rate": [2.0]})
 
 
 def test_who_fails_is_named_and_the_others_go_on() -> None:

@@ -207,11 +207,15 @@ def _text(part: bytes) -> str:
         return part.decode(errors="backslashreplace")
 
 
+def _cut_short(raw: bytes, start: int, end: int) -> IndexError:
+    return IndexError(f"{end - start} bytes announced, {len(raw) - start} there")
+
+
 def _short_string(raw: bytes, place: int) -> tuple[str, int]:
     start = place + 1
     end = start + raw[place]
     if end > len(raw):
-        raise IndexError(f"{end - start} bytes announced, {len(raw) - start} there")
+        raise _cut_short(raw, start, end)
     return _text(raw[start:end]), end
 
 
@@ -238,7 +242,7 @@ def _table(raw: bytes, place: int, depth: int) -> tuple[dict[str, Any], int]:
             except UnicodeDecodeError:
                 items[name] = raw[start:place]
             if place > len(raw):
-                raise IndexError(f"{place - start} bytes announced, {len(raw) - start} there")
+                raise _cut_short(raw, start, place)
         elif kind == _SIGNED:
             items[name] = _SIGNED_LONGLONG.unpack_from(raw, place + 1)[0]
             place += 9
@@ -276,7 +280,7 @@ def _bytes(raw: bytes, place: int) -> tuple[bytes, int]:
     start = place + 4
     end = start + _LONG.unpack_from(raw, place)[0]
     if end > len(raw):
-        raise IndexError(f"{end - start} bytes announced, {len(raw) - start} there")
+        raise _cut_short(raw, start, end)
     return raw[start:end], end
 
 

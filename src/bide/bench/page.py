@@ -26,9 +26,10 @@ numbers are those of one machine, with clients and broker on it; compare within 
 rounds, with the lowest and the highest in brackets; a ratio is that of two medians, with the lowest and the highest of
 the rounds taken by themselves. Each measurement is one run, the newest of each release of RabbitMQ. How quiet the
 machine was is said by two numbers, each the highest of all cases: cores in use by whatever just before one, and cores
-that the host of this virtual machine gave to others while it was measured, on average. Where the tables do not say
-something of it, that was not written down yet. This page is made of the files in `benchmarks/results` by
-`make bench-docs`.
+that the host of this virtual machine gave to others while it was measured, on average. Since 2026-11-22, a case of
+which it took more than a tenth of the machine is measured again, up to twice, and the calmest of these counts. Where
+the tables do not say something of it, that was not written down yet. This page is made of the files in
+`benchmarks/results` by `make bench-docs`.
 """
 
 
