@@ -25,6 +25,7 @@ _ISO: Final = re.compile(
     re.ASCII,
 )
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
 _WAY_OUT: Final = "give a timedelta, text such as '1h30m', '90s' or '250ms', or ISO 8601 such as 'PT1H30M'"
 
 DelayLike = timedelta | str
@@ -136,7 +137,7 @@ def sending_time(now: datetime | None = None) -> datetime:
 
 def to_milliseconds(moment: datetime) -> int:
     """Milliseconds since the Unix epoch, rounded up: a due time is never stamped too early."""
-    return -(-(moment - _EPOCH) // timedelta(milliseconds=1))
+    return -(-(moment - _EPOCH) // _MILLISECOND)
 
 
 def from_milliseconds(value: int) -> datetime | None:

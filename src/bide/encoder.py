@@ -136,7 +136,7 @@ class _Direct:
         frames = self._stencil.frames(
             channel,
             self._starts[mandatory],
-            headers=_first_headers(now, values["headers"]),
+            headers=_first_headers(now, values.get("headers")),
             message_id=message.message_id,
             body=message.body,
             correlation_id=values.get("correlation_id"),
@@ -202,7 +202,7 @@ class _Delayed:
             starts[mandatory],
             headers=b"".join(
                 (
-                    _first_headers(now, values["headers"]),
+                    _first_headers(now, values.get("headers")),
                     self._carrier,
                     _LENGTH.pack(len(array)),
                     array,
@@ -231,7 +231,7 @@ def _keys(padding: str, lane: int) -> tuple[tuple[bytes, ...], ...]:
     )
 
 
-def _first_headers(now: datetime, own: Mapping[str, Any]) -> bytes:
+def _first_headers(now: datetime, own: Mapping[str, Any] | None) -> bytes:
     """What every message begins its headers with: the sender's own, and when it was sent."""
     sent = _SENT + _TIME.pack(to_milliseconds(now))
     return codec.table_items(own) + sent if own else sent

@@ -120,7 +120,8 @@ def _alike(letter: Letter, kind: Kind) -> Outgoing | None:
     elif letter.deliver_at is not None:
         due = parse_due_time(letter.deliver_at)
     values = kind.values.copy()
-    values["headers"] = checked_headers(letter.headers, delayed=kind.is_delayed) if letter.headers else {}
+    if letter.headers:
+        values["headers"] = checked_headers(letter.headers, delayed=kind.is_delayed)
     for name, value in (("message_id", letter.message_id), ("correlation_id", letter.correlation_id)):
         if value is not None:
             if value.__class__ is not str:

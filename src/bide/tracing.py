@@ -66,7 +66,7 @@ class Tracing(Observer):
         links to that.
         """
         target = message.target
-        own = _sender(propagate.extract(message.values["headers"], contexts.Context(), getter=_HEADERS))
+        own = _sender(propagate.extract(message.headers, contexts.Context(), getter=_HEADERS))
         exchange, routing_key = _address(target)
         attributes = _attributes(
             {

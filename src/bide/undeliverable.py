@@ -87,6 +87,4 @@ def _again(message: Message) -> Outgoing:
     checked = Outgoing.make(message.body, **address, **properties, headers=headers, deliver_at=message.due)
     raw: Mapping[str, Any] = message.raw.values.get("headers") or {}
     kept = {header: value for header, value in raw.items() if header.startswith(OWN_PREFIX) and header not in _RENEWED}
-    return replace(
-        checked, values={**checked.values, "headers": {**checked.values["headers"], **kept}}, kind=None, is_copy=True
-    )
+    return replace(checked, values={**checked.values, "headers": {**checked.headers, **kept}}, kind=None, is_copy=True)

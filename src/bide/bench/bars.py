@@ -144,6 +144,7 @@ def bars(release: str) -> Iterator[Bar]:
     for case, setting in (
         (burst.ONE_MOMENT, burst.LOW),
         (burst.FOUR_LANES, burst.LOW),
+        (burst.ONE_MOMENT, burst.HIGH),
         (burst.ONE_LANE, burst.HIGH),
         (burst.FOUR_LANES, burst.HIGH),
     ):

@@ -94,7 +94,7 @@ def edited(
     for name in sorted(without - message.headers.keys()):
         raise InvalidInputError(f"the message has no header {name!r} that could be taken away")
     copy = back(message, to=to)
-    kept = {name: value for name, value in copy.values["headers"].items() if name not in without}
+    kept = {name: value for name, value in copy.headers.items() if name not in without}
     kept |= headers
     kept[HEADER_EDIT_OF] = message.message_id or message.id
     message_id = new_message_id()

@@ -121,7 +121,7 @@ class Rows:
                 raise
             # What is too long is called the delay there, which is no column of this table.
             raise InvalidRowError(f"the column deliver_at: {error}") from error
-        for name, value in message.values["headers"].items():
+        for name, value in message.headers.items():
             try:
                 # Else it would be found out as the message is sent, after others.
                 field_value(value, name)
