@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import tracemalloc
 from collections import Counter
@@ -142,6 +143,7 @@ async def test_every_fate_is_told_of_exactly_the_right_message(client: bide.Clie
         (None, "invalid", InvalidInputError),
         (Letter(b"", to=queue, delay="20s"), "confirmed", None),
         (Letter(b"", to=queue, headers={"x": object()}), "invalid", InvalidInputError),
+        (Letter(b"", to=queue, headers={"x": math.nan}), "invalid", InvalidInputError),
         (Letter(b"", to=queue, headers={"x": "y" * 200_000}), "invalid", InvalidInputError),
         (Letter(b"", to=queue, headers={"x": [memoryview(b"x")]}), "invalid", InvalidInputError),
         (Letter(b"", to=queue, delay=["1s"]), "invalid", InvalidInputError),  # type: ignore[arg-type]

@@ -95,6 +95,31 @@ def test_another_file_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize(
+    "options",
+    [["--scale", "1"], ["--rounds", "3"], ["--only", "a"], ["--root", "/"], ["--keep", "kept"]],
+    ids=lambda options: options[0],
+)
+def test_what_is_for_measuring_is_refused_where_nothing_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    file = tmp_path / "kept.json"
+    file.write_text(json.dumps(WHOLE))
+    assert run(["bench", "--from", str(file), *options]) == BAD_USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{options[0]} is for measuring, and --from measures nothing" in line
+
+
+@pytest.mark.parametrize("option", ["--keep", "--page"])
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    (tmp_path / "file").touch()
+    assert run(["bench", option, str(tmp_path / "file" / "folder")]) == BAD_USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot be made (Not a directory): name another" in line
+
+
+@pytest.mark.parametrize(
     "values",
     [
         {"p50": [10.0], "p99": [10]},

@@ -196,3 +196,9 @@ def test_lanes_that_cannot_be(lanes: Any) -> None:
 def test_the_carrier_by_release() -> None:
     releases = ((3, 10, 8), (3, 13, 7), (4, 0, 0), (4, 0, 5), (4, 3, 6), (5, 0, 0))
     assert [carrier_for(release) for release in releases] == ["CC", "CC", "BCC", "BCC", "BCC", "BCC"]
+
+
+@pytest.mark.parametrize("setting", ["max_delay", "resolution"])
+def test_spans_of_time_are_timedeltas(setting: str) -> None:
+    with pytest.raises(InvalidDelayError, match=f"the {setting} '59s' is of type str: give a timedelta"):
+        Clock(**{setting: "59s"})  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +50,7 @@ values = st.recursive(
         st.booleans(),
         st.integers(-INT64, INT64 - 1),
         st.integers(-5, 5).map(lambda offset: INT32 + offset),
-        st.floats(allow_nan=False),
+        st.floats(allow_nan=False, allow_infinity=False),
         st.none(),
         st.binary(max_size=20).map(bytearray),
         moments,
@@ -151,6 +152,8 @@ def test_values_byte_by_byte(value: Any, encoded: bytes) -> None:
     ("value", "message"),
     [
         (INT64, "'name' is 9223372036854775808, which takes more than 64 bits: send it as text"),
+        (math.nan, "'name' is nan, which RabbitMQ does not take: send it as text"),
+        ([{"inner": -math.inf}], "'inner' is -inf, which RabbitMQ does not take: send it as text"),
         (-INT64 - 1, "more than 64 bits"),
         (object(), "'name' is of type object, which AMQP cannot carry"),
         ({1}, "of type set"),
@@ -369,6 +372,14 @@ def test_headers_that_are_nested_without_end_can_be_read_and_sent_on(kind: bytes
     encoded = struct.pack(">HI", 1 << 13, len(raw)) + raw
     values = decoding.properties(header_of(encoded))
     assert len(codec.properties(values)) == len(encoded)
+
+
+@pytest.mark.parametrize("kind", ["table", "list"])
+def test_headers_that_contain_themselves_are_refused(kind: str) -> None:
+    table: dict[str, Any] = {}
+    table["itself"] = table if kind == "table" else [table]
+    with pytest.raises(InvalidInputError, match="nested without end"):
+        codec.properties({"headers": table})
 
 
 # -- properties that are decoded when they are asked for

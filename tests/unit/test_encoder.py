@@ -46,7 +46,13 @@ times: st.SearchStrategy[dict[str, Any]] = st.one_of(
 )
 headers = st.dictionaries(
     st.text(alphabet="xyzé", min_size=1, max_size=8),
-    st.one_of(words, st.integers(-(1 << 40), 1 << 40), st.booleans(), st.none(), st.floats(allow_nan=False)),
+    st.one_of(
+        words,
+        st.integers(-(1 << 40), 1 << 40),
+        st.booleans(),
+        st.none(),
+        st.floats(allow_nan=False, allow_infinity=False),
+    ),
     max_size=4,
 )
 bodies: st.SearchStrategy[dict[str, Any]] = st.one_of(

@@ -424,7 +424,13 @@ def test_a_forked_process_makes_other_ids() -> None:
 texts = st.text(alphabet=st.characters(codec="utf-8"), max_size=20)
 header_names = texts.filter(lambda name: name and not name.startswith(("bide-", "x-")) and name not in ("CC", "BCC"))
 header_values = st.recursive(
-    st.one_of(texts, st.booleans(), st.integers(-(1 << 63), (1 << 63) - 1), st.floats(allow_nan=False), st.none()),
+    st.one_of(
+        texts,
+        st.booleans(),
+        st.integers(-(1 << 63), (1 << 63) - 1),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.none(),
+    ),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=6,
 )

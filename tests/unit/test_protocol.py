@@ -31,7 +31,7 @@ values = st.recursive(
         st.text(max_size=20),
         st.booleans(),
         st.integers(-(1 << 63), (1 << 63) - 1),
-        st.floats(allow_nan=False),
+        st.floats(allow_nan=False, allow_infinity=False),
         st.none(),
         st.datetimes(min_value=datetime(1970, 1, 2), max_value=datetime(2100, 1, 1), timezones=st.just(UTC)).map(  # noqa: DTZ001
             lambda moment: moment.replace(microsecond=0)

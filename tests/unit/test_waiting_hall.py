@@ -200,6 +200,7 @@ def test_names_hold_what_they_depend_on() -> None:
         ({"levels": 0}, InvalidInputError, "0 levels: give 1 to 28"),
         ({"levels": 29}, InvalidInputError, "29 levels"),
         ({"resolution": timedelta(microseconds=10_500)}, InvalidDelayError, "whole number of milliseconds"),
+        ({"resolution": "1s"}, InvalidDelayError, "'1s' is of type str: give a timedelta"),
         ({"resolution": timedelta(milliseconds=9)}, InvalidDelayError, "10 at least"),
         ({"resolution": timedelta(days=1), "levels": 13}, InvalidDelayError, "longer delays go round"),
         ({"prefix": ""}, InvalidNameError, "prefix name is empty"),

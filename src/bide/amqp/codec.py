@@ -11,6 +11,7 @@ import struct
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
+from math import isfinite
 from typing import Any, Final
 
 from bide.errors import InvalidInputError
@@ -103,7 +104,11 @@ def table_items(items: Mapping[str, Any]) -> bytes:
     Raises:
         InvalidInputError: a name is too long, or a value has no AMQP type.
     """
-    return b"".join([short_string(name) + field_value(value, name) for name, value in items.items()])
+    try:
+        return b"".join([short_string(name) + field_value(value, name) for name, value in items.items()])
+    except RecursionError:
+        # Without the chain of a thousand calls.
+        raise InvalidInputError("a header holds tables or lists that are nested without end: send it as JSON") from None
 
 
 def field_value(value: Any, name: str = "") -> bytes:
@@ -127,6 +132,9 @@ def field_value(value: Any, name: str = "") -> bytes:
                 return _INT64.pack(b"l", value)
             raise InvalidInputError(f"{name!r} is {value}, which takes more than 64 bits: send it as text")
         case float():
+            if not isfinite(value):
+                # The broker cannot read it: it closes the connection, with everything that is on its way there.
+                raise InvalidInputError(f"{name!r} is {value}, which RabbitMQ does not take: send it as text")
             return _DOUBLE.pack(b"d", value)
         case None:
             return b"V"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+from click.core import ParameterSource
 
 from bide.cli.output import print_json
 from bide.cli.running import ended_by_signals
@@ -84,8 +86,11 @@ def bench(
     wanted, plan = chosen(measurements), Plan(scale=scale, rounds=rounds)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if files:
-        shown = [Results.load(file) for file in files]
-    else:
+        _refuse_what_measures()
+    shown = [Results.load(file) for file in files]
+    for folder in filter(None, (keep, page)):
+        _make(folder)
+    if not files:
         with ended_by_signals():
             done = run(
                 wanted,
@@ -111,6 +116,23 @@ def bench(
             output.print(tables(one, wanted))
             output.print(bars_table(one))
     return 1 if any(one.failures for one in shown) else 0
+
+
+def _refuse_what_measures() -> None:
+    context = click.get_current_context()
+    for name in ("scale", "rounds", "only", "root", "keep"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name} is for measuring, and --from measures nothing: leave one of them out")
+
+
+def _make(folder: Path) -> None:
+    """Before hours are spent on what goes into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.UsageError(f"the folder {folder} cannot be made ({error.strerror}): name another") from error
+    if not os.access(folder, os.W_OK):
+        raise click.UsageError(f"the folder {folder} cannot be written to: name another")
 
 
 def _say(console: Console, row: Row, said: str) -> None:

@@ -35,6 +35,7 @@ from bide.delay.infrastructure import (
     Target,
     address_of,
     check_name,
+    check_span,
     existing,
     round_up,
 )
@@ -94,6 +95,8 @@ class Clock:
         check_name("prefix", self.prefix, limit=100)
         if self.prefix.startswith("amq."):
             raise InvalidNameError(f"the prefix {self.prefix!r} starts with 'amq.', which RabbitMQ keeps for itself")
+        for what, value in (("max_delay", self.max_delay), ("resolution", self.resolution)):
+            check_span(what, value)
         if not RESOLUTION <= self.max_delay <= MAX_DELAY:
             raise InvalidDelayError(
                 f"max_delay {format_delay(self.max_delay)} must be from {format_delay(RESOLUTION)} "

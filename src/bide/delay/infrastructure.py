@@ -228,6 +228,16 @@ def round_up(delay: timedelta, resolution: timedelta, *, maximum: timedelta) -> 
     return units
 
 
+def check_span(what: str, value: object) -> None:
+    """Check that a setting is a span of time.
+
+    Raises:
+        InvalidDelayError: it is something else.
+    """
+    if not isinstance(value, timedelta):
+        raise InvalidDelayError(f"the {what} {value!r} is of type {type(value).__name__}: give a timedelta")
+
+
 def check_name(kind: str, name: object, *, limit: int = MAX_NAME_BYTES, empty: bool = False) -> None:
     """Check that a name fits into an AMQP short string.
 

@@ -32,6 +32,7 @@ from bide.delay.infrastructure import (
     Target,
     address_of,
     check_name,
+    check_span,
     existing,
     round_up,
 )
@@ -98,6 +99,7 @@ class WaitingHall:
             raise InvalidNameError(f"the prefix {self.prefix!r} starts with 'amq.', which RabbitMQ keeps for itself")
         if not 1 <= self.levels <= MAX_LEVELS:
             raise InvalidInputError(f"{self.levels} levels: give 1 to {MAX_LEVELS}")
+        check_span("resolution", self.resolution)
         if self.resolution < timedelta(milliseconds=10) or self.resolution % _MILLISECOND:
             raise InvalidDelayError(
                 f"the resolution {format_delay(self.resolution)} must be a whole number of milliseconds, 10 at least: "
