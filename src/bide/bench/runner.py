@@ -34,10 +34,10 @@ _ATTEMPTS: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempt:
-    run: Run
+    """One try of a case: the values and where they come from, or why there are none."""
+
     stolen: float
-    answer: Answer | None = None
-    failure: str = ""
+    outcome: tuple[Answer, Run] | BenchmarkError
 
 
 def run(
@@ -104,17 +104,17 @@ def _run(
     elif case.unless_failed is not None and _failed_before(results, measurement, case):
         row.note(said := f"not tried: not sustained at {case.unless_failed}")
     else:
-        attempt = _calmest(
+        outcome = _calmest(
             lambda: _attempt(host, root, measurement, case, results),
             lambda text: listener(row, text),
             attempts=_ATTEMPTS if results.scale >= 1 else 1,
-        )
-        if attempt.answer is None:
-            row.note(said := f"failed: {attempt.failure}")
-            results.failures.append(f"{row.name}: {attempt.failure}")
+        ).outcome
+        if isinstance(outcome, BenchmarkError):
+            row.note(said := f"failed: {outcome}")
+            results.failures.append(f"{row.name}: {outcome}")
         else:
-            row.add(attempt.answer, attempt.run)
-            said = _in_short(attempt.answer)
+            row.add(*outcome)
+            said = _in_short(outcome[0])
     listener(row, said)
 
 
@@ -129,15 +129,18 @@ def _calmest(measure: Callable[[], _Attempt], tell: Callable[[str], None], *, at
 
 
 def _attempt(host: Host, root: Path | None, measurement: Measurement, case: Case, results: Results) -> _Attempt:
-    begun, source, stolen, start = _now(), machine.source(), machine.stolen_seconds(), time.monotonic()
-    busy, answer, failure = 0.0, None, ""
+    begun, source, before, start = _now(), machine.source(), machine.stolen_seconds(), time.monotonic()
+    measured: tuple[Answer, float] | BenchmarkError
     try:
-        answer, busy = _measured(host, root, measurement, case, results)
+        measured = _measured(host, root, measurement, case, results)
     except BenchmarkError as error:
-        failure = str(error)
-    stolen = (machine.stolen_seconds() - stolen) / (time.monotonic() - start)
+        measured = error
+    stolen = (machine.stolen_seconds() - before) / (time.monotonic() - start)
+    if isinstance(measured, BenchmarkError):
+        return _Attempt(stolen=stolen, outcome=measured)
+    answer, busy = measured
     run = Run(begun=begun, source=source, busy=round(busy, 2), stolen=round(stolen, 2))
-    return _Attempt(run=run, stolen=stolen, answer=answer, failure=failure)
+    return _Attempt(stolen=stolen, outcome=(answer, run))
 
 
 def _measured(
