@@ -80,11 +80,13 @@ class _Sending:
         reason: why it is not confirmed yet.
         suspect: whether it may be the one for which the broker closed a channel.
         blamed: whether it certainly is.
+        seconds: how long it may take as it looks now.
     """
 
     message: Outgoing
     mandatory: bool
     reason: str
+    seconds: float
     attempts: int = 0
     was_lost: bool = False
     suspect: bool = False
@@ -102,9 +104,9 @@ class _Sending:
             return self.attempts > 1
         return self.was_lost and not isinstance(error, MessageTooLargeError)
 
-    def out_of_time(self, seconds: float, blocked_by: str | None) -> PublishError:
+    def out_of_time(self, blocked_by: str | None) -> PublishError:
         """The error for a message whose time is up."""
-        reason = self.reason
+        reason, seconds = self.reason, self.seconds
         if blocked_by is not None:
             reason = f"the broker takes no publishes at the moment: {blocked_by}"
         if self.attempts:
@@ -120,7 +122,8 @@ class Publisher:
 
     Args:
         declare: put the delay infrastructure on the broker where it is missing; else its absence is an error.
-        timeout: for one message, reconnecting and repeating included.
+        timeout: for one message, reconnecting and repeating included, but not the putting of a whole infrastructure
+            on the broker, for which there are ``TIME_TO_APPLY`` seconds at least.
         on_lost: see ``OnLost``.
         max_in_flight: messages sent and not yet confirmed; further publishes wait.
 
@@ -190,13 +193,15 @@ class Publisher:
             MessageTooLargeError: the body is over the broker's limit.
             BrokerError: the broker cannot be reached, or refuses.
         """
-        sending = _Sending(message, mandatory, f"{self.max_in_flight} messages before it are not confirmed yet")
+        seconds = self.timeout.total_seconds()
+        reason = f"{self.max_in_flight} messages before it are not confirmed yet"
+        sending = _Sending(message, mandatory, reason, seconds)
         try:
-            async with asyncio.timeout(self.timeout.total_seconds()), self._window:
+            async with asyncio.timeout(seconds) as limit, self._window:
                 sending.reason = "the broker was not reached"
                 while True:
                     session = await self._session_for(sending)
-                    if await self._round(session, sending):
+                    if await self._round(session, sending, limit):
                         return Receipt(
                             message_id=message.message_id,
                             due=sending.message.due,
@@ -207,7 +212,7 @@ class Publisher:
         except TimeoutError as error:
             connection = self._session.connection if self._session is not None else None
             blocked_by = connection.blocked_by if connection is not None and connection.is_open else None
-            raise sending.out_of_time(self.timeout.total_seconds(), blocked_by) from error
+            raise sending.out_of_time(blocked_by) from error
 
     async def _session_for(self, sending: _Sending) -> Session:
         try:
@@ -217,13 +222,13 @@ class Publisher:
                 raise
             raise denied(sending.message.message_id, error) from error
 
-    async def _round(self, session: Session, sending: _Sending) -> bool:
+    async def _round(self, session: Session, sending: _Sending, limit: asyncio.Timeout) -> bool:
         """Try to send a message once, and tell whether it was confirmed; False if it is worth another try."""
         before = sending.attempts
         try:
             sending.reason = "what it needs on its way was not there yet"
             if not session.is_prepared(sending.message):
-                await session.prepare(sending.message)
+                await self._prepare(session, sending, limit)
             if not sending.suspect:
                 await self._send(session, await session.channel(), sending)
                 return True
@@ -253,6 +258,22 @@ class Publisher:
             else:
                 sending.was_lost = sending.was_lost or not session.connection.is_open
             return False
+
+    async def _prepare(self, session: Session, sending: _Sending, limit: asyncio.Timeout) -> None:
+        if not session.would_apply(sending.message):
+            await session.prepare(sending.message)
+            return
+        begun, end = session.connection.loop.time(), limit.when()
+        assert end is not None
+        sending.seconds = max(self.timeout.total_seconds(), TIME_TO_APPLY)
+        limit.reschedule(max(end, begun + TIME_TO_APPLY))
+        try:
+            await session.prepare(sending.message)
+        finally:
+            if not limit.expired():
+                # What that took does not count.
+                limit.reschedule(end + session.connection.loop.time() - begun)
+                sending.seconds = self.timeout.total_seconds()
 
     async def _send(self, session: Session, channel: Channel, sending: _Sending) -> None:
         # The delay counts from here: a first sending waits all of it, a repeated one the rest.

@@ -83,11 +83,11 @@ class Session:
         """Whether :meth:`prepare` would find everything as it should be, known without asking anybody."""
         if self._largest is not None and len(message.body) > self._largest:
             return False
-        if message.kind is None:
-            return False
-        due = message.due
-        waits = bool(message.delay) if due is None else due > sending_time(self.connection.now())
-        return self._is_known(self._kinds, (message.kind, waits))
+        return message.kind is not None and self._is_known(self._kinds, (message.kind, self._waits(message)))
+
+    def would_apply(self, message: Outgoing) -> bool:
+        """Whether :meth:`prepare` would wait until the whole infrastructure is on the broker, or is found there."""
+        return not self._applied and self._waits(message)
 
     async def prepare(self, message: Outgoing) -> None:
         """See to it that everything stands that this message needs on its way.
@@ -128,6 +128,10 @@ class Session:
             self._requirements.clear()
         self._targets.clear()
         self._kinds.clear()
+
+    def _waits(self, message: Outgoing) -> bool:
+        due = message.due
+        return bool(message.delay) if due is None else due > sending_time(self.connection.now())
 
     async def _ensure_applied(self) -> None:
         async with self._declaring:

@@ -341,6 +341,37 @@ async def test_a_broker_that_stays_away_ends_the_publish_in_time(vhost: Vhost, p
         assert [one.body for one in await receive(client, queue, 2)] == [b"first", b"third"]
 
 
+async def test_an_infrastructure_may_take_longer_than_a_publish(vhost: Vhost, proxy: Proxy) -> None:
+    queue = fresh("q")
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="2s") as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        before = proxy.sent
+        proxy.rate = 4_000
+        receipts = await asyncio.gather(*(client.publish(b"", to=queue, delay="1s") for _ in range(3)))
+        assert {one.attempts for one in receipts} == {1}
+        # So long did it take at least.
+        assert (proxy.sent - before) / proxy.rate > 2
+        # That was for the infrastructure alone.
+        proxy.on_method[PUBLISH] = "deaf"
+        with pytest.raises(PublishInDoubtError, match="no confirm within 2 s"):
+            await client.publish(b"", to=queue, delay="1s")
+        proxy.rate = None
+
+
+async def test_an_infrastructure_that_takes_too_long(
+    vhost: Vhost, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bide.publisher.TIME_TO_APPLY", 0.7)
+    queue = await declared(vhost.url)
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="500ms") as client:
+        proxy.on_method[QUEUE_DECLARE] = "deaf"
+        with pytest.raises(
+            PublishError, match=r"not sent within 0\.7 s: what it needs on its way was not there yet"
+        ) as caught:
+            await client.publish(b"", to=queue, delay="1s")
+        assert not isinstance(caught.value, PublishInDoubtError)
+
+
 async def test_closing_the_client_ends_what_waits_for_the_broker(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="60s") as client:
