@@ -16,6 +16,8 @@ from select import select
 from time import monotonic
 from typing import Any, Final
 
+from tests.patience import PATIENCE
+
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _QUIET: Final = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--mute-audio"),
@@ -32,7 +34,6 @@ os.execv(sys.argv[3], sys.argv[3:])
 _ABOVE: Final = 10
 """Files from here on are in nobody's way."""
 
-_PATIENCE: Final = 60.0
 """Seconds for an answer: a browser on a busy machine takes a while to start."""
 
 
@@ -71,7 +72,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self._loaded = False
         self.call("Page.navigate", url=page.absolute().as_uri())
-        deadline = monotonic() + _PATIENCE
+        deadline = monotonic() + PATIENCE
         while not self._loaded:
             self._handle(self._next(deadline))
 
@@ -93,7 +94,7 @@ class Browser:
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._send, json.dumps(message).encode() + b"\0")
-        deadline = monotonic() + _PATIENCE
+        deadline = monotonic() + PATIENCE
         while True:
             answer = self._next(deadline)
             if answer.get("id") == self._number:

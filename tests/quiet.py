@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from tests.patience import PATIENCE
+
 
 @asynccontextmanager
 async def quiet_loop() -> AsyncIterator[None]:
@@ -19,7 +21,7 @@ async def quiet_loop() -> AsyncIterator[None]:
     loop.set_exception_handler(lambda _, context: complaints.append(context))
     try:
         yield
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE
         # A task that is cancelled, or a socket that is closed, takes a few turns of the loop to be gone.
         while (left := _tasks() - before) and time.monotonic() < deadline:  # noqa: ASYNC110 (no event tells)
             await asyncio.sleep(0.01)

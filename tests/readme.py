@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from bide.broker.installation import HOME_VARIABLE
+from tests.patience import PATIENCE
 from tests.support import Rabbitmq
 
 ROOT: Final = Path(__file__).parents[1]
@@ -81,7 +82,7 @@ class Shell:
             ) as process,
         ):
             try:
-                code = process.wait(timeout=200)
+                code = process.wait(timeout=PATIENCE)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)

@@ -13,10 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tests.patience import PATIENCE
 from tests.support import Vhost
-
-PATIENCE = 20.0
-"""Seconds for it to start, and to end."""
 
 
 class Process:

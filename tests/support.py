@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from bide.broker import LocalBroker
 from bide.broker.configuration import PLUGINS
+from tests.patience import PATIENCE
 
 SOAK = os.environ.get("BIDE_SOAK", "") not in ("", "0")
 """Whether the tests that repeat a fault should do so for minutes."""
@@ -21,6 +23,11 @@ class Vhost:
     name: str
     url: str
     broker: LocalBroker
+
+    @property
+    def idle_url(self) -> str:
+        """For a client that hears no heartbeats while a test is busy with something else."""
+        return f"{self.url}?heartbeat=0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +62,7 @@ class Rabbitmq:
             plugins=plugins,
             extra_config=extra_config,
             environment=environment,
+            timeout=timedelta(seconds=PATIENCE),
         )
 
     @property

@@ -15,6 +15,7 @@ from uuid import uuid4
 import pytest
 
 from bide.broker.installation import HOME_VARIABLE
+from tests.patience import PATIENCE
 from tests.support import Rabbitmq
 
 
@@ -26,7 +27,7 @@ def bench(rabbitmq: Rabbitmq, *arguments: str, **environment: str) -> subprocess
         capture_output=True,
         text=True,
         env={**os.environ, **home, **environment},
-        timeout=100,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -80,17 +81,17 @@ def test_ended_by_a_signal_it_leaves_no_process(rabbitmq: Rabbitmq) -> None:
     command = [sys.executable, "-m", "bide", "bench", "sustained", "--rounds", "1", "--only", "Clock", *root]
     marked = dict([mark.split("=")])
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **home, **marked}) as process:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not any("-m bide.bench" in one for one in commands_of(mark)):
             assert process.poll() is None, "it ended before it could be told to"
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.terminate()
-        _, complaints = process.communicate(timeout=60)
+        _, complaints = process.communicate(timeout=PATIENCE)
         assert process.returncode == 128 + signal.SIGTERM, complaints
     assert "Traceback" not in complaints
     # What a killed process has started may need a moment to notice.
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while left := commands_of(mark):
         assert time.monotonic() < deadline, left
         time.sleep(0.05)

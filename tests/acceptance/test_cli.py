@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -17,6 +16,7 @@ import pytest
 
 import bide
 from bide.cli.app import cli
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -41,7 +41,7 @@ class Program:
             input=stdin,
             capture_output=True,
             env={**self.environment, **environment},
-            timeout=90,
+            timeout=PATIENCE,
             check=False,
         )
 
@@ -90,7 +90,7 @@ def test_send_and_receive(program: Program) -> None:
     assert (second["exchange"], second["routing_key"], second["body"]) == ("shop", "order.created", "stdin")
     assert second["message_id"] == receipt["message_id"]
     assert second["due"].startswith(receipt["due"][:19].replace(" ", "T"))
-    assert 0 <= first["lateness_ms"] < 10_000
+    assert 0 <= first["lateness_ms"] < 30_000
     assert program.fails(1, "receive", "orders", "--count", "1", "--timeout", "1s").startswith("bide: 0 of 1 messages")
 
 
@@ -120,12 +120,12 @@ def test_an_interrupted_receive_loses_nothing(program: Program, end: signal.Sign
     assert process.stdout is not None
     head = [process.stdout.readline() for _ in range(20)]
     process.send_signal(end)
-    rest, said = process.communicate(timeout=30)
+    rest, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == (130 if end is signal.SIGINT else 128 + end)
     assert b"Traceback" not in said
     printed = [one["body"] for one in lines(b"".join((*head, rest)).decode())]
     left: list[str] = []
-    with bide.connect_sync(program.environment["BIDE_URL"]) as client, client.consume("q", timeout="2s") as messages:
+    with bide.connect_sync(program.environment["BIDE_URL"]) as client, client.consume("q", timeout="5s") as messages:
         for message in messages:
             left.append(message.body.decode())
             message.ack()
@@ -232,6 +232,9 @@ def test_everything_has_a_help_text(name: str, command: click.Command) -> None:
 
 
 def test_the_program_starts_quickly(program: Program) -> None:
-    started = time.monotonic()
     program.ok("--help")
-    assert time.monotonic() - started < 5
+    # Processor time: on a machine whose cores others have, the clock tells of them.
+    begun = os.times()
+    program.ok("--help")
+    ended = os.times()
+    assert (ended.children_user + ended.children_system) - (begun.children_user + begun.children_system) < 2

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from tests.acceptance.test_cli import Program
+from tests.patience import PATIENCE
 from tests.support import Vhost, stream_port
 
 if TYPE_CHECKING:
@@ -55,15 +56,14 @@ def demo(vhost: Vhost, tmp_path: Path) -> Demo:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_demonstration_and_its_report_on_a_broker_of_ones_own(demo: Demo) -> None:
     process = demo.start("--messages", "300", "--longest", "2s", "--json")
-    said, progress = process.communicate(timeout=240)
+    said, progress = process.communicate(timeout=600)
     assert process.returncode == 0, progress
     figures = json.loads(said)
     assert (figures["published"], figures["lost"], figures["early"], figures["misrouted"]) == (300, 0, 0, 0)
     assert figures["delivered"] == figures["expected"] > 300
-    assert 0 <= figures["lateness_ms"]["p50"] < 5000
+    assert 0 <= figures["lateness_ms"]["p50"] < 30_000
 
     shop, report = figures["shop"], figures["report"]
     assert (shop["orders"], shop["pending"], shop["wrong"]) == (15, 38, 0)
@@ -91,7 +91,7 @@ def test_the_demonstration_and_its_report_on_a_broker_of_ones_own(demo: Demo) ->
 def test_without_java_it_ends_after_the_first_part(demo: Demo, tmp_path: Path) -> None:
     elsewhere = {"JAVA_HOME": str(tmp_path), "PATH": str(Path(sys.executable).parent)}
     process = demo.start("--messages", "50", "--longest", "500ms", environment=elsewhere)
-    said, complaints = process.communicate(timeout=60)
+    said, complaints = process.communicate(timeout=PATIENCE)
     assert (process.returncode, complaints) == (0, "")
     assert "  no report: Spark needs a Java 17 or later, and there is none" in said
     assert "  published   50 messages, each confirmed" in said
@@ -106,7 +106,7 @@ def test_a_report_that_fails_does_not_take_the_figures_with_it(demo: Demo) -> No
         *("--messages", "50", "--longest", "500ms"),
         environment={"PYSPARK_SUBMIT_ARGS": "--master nowhere pyspark-shell"},
     )
-    said, complaints = process.communicate(timeout=100)
+    said, complaints = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1, complaints
     assert "  no report: Spark: [JAVA_GATEWAY_EXITED]" in said
     assert "  all well: nothing lost, nothing early" in said
@@ -116,16 +116,15 @@ def test_a_report_that_fails_does_not_take_the_figures_with_it(demo: Demo) -> No
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_ended_in_the_middle_of_the_audit_it_leaves_nothing_on_the_broker(demo: Demo) -> None:
     process = demo.start("--messages", "50", "--longest", "500ms")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while not (demo.into / "tables" / "_checkpoint").exists():
         assert process.poll() is None, "it ended before it could be told to"
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGTERM)
-    said, complaints = process.communicate(timeout=90)
+    said, complaints = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGTERM, complaints
     assert "Traceback" not in complaints
     assert "queues and" in said

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ import pytest
 
 import bide
 from tests.broker.receiving import receive
+from tests.patience import PATIENCE
 from tests.support import Vhost
 
 PROGRAM = """
@@ -53,7 +53,7 @@ async def serving(vhost: Vhost) -> AsyncIterator[Process]:
 async def said(process: Process) -> str:
     """The next line that the program prints."""
     assert process.stdout is not None
-    return (await asyncio.wait_for(process.stdout.readline(), 30)).decode().strip()
+    return (await asyncio.wait_for(process.stdout.readline(), PATIENCE)).decode().strip()
 
 
 async def test_the_first_signal_drains(vhost: Vhost) -> None:
@@ -65,7 +65,7 @@ async def test_the_first_signal_drains(vhost: Vhost) -> None:
             assert [await said(process), await said(process)] == ["inside", "inside"]
             process.send_signal(signal.SIGTERM)
             assert [await said(process), await said(process), await said(process)] == ["handled", "handled", "drained"]
-            assert await asyncio.wait_for(process.wait(), 10) == 0
+            assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
         # What was fetched ahead is back at once, and what was handled is not.
         assert len(await receive(client, "orders", 18)) == 18
 
@@ -83,9 +83,7 @@ async def test_the_second_signal_ends_the_process_though_a_handler_blocks(
             process.send_signal(first)
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(process.wait(), 1)
-            sent = time.monotonic()
             process.send_signal(second)
-            assert await asyncio.wait_for(process.wait(), 10) == -second
-            assert time.monotonic() - sent < 5
+            assert await asyncio.wait_for(process.wait(), PATIENCE) == -second
         (message,) = await receive(client, "orders", 1)
         assert message.message_id == "one"

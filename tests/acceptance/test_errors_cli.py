@@ -20,6 +20,7 @@ from tests.acceptance.test_cli import Program, lines
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import receive
 from tests.broker.test_lifecycle import park
+from tests.patience import PATIENCE
 from tests.support import Vhost
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def ready(vhost: Vhost, queue: str) -> int:
 
 async def kill_half_way(vhost: Vhost, process: subprocess.Popen[bytes]) -> None:
     """Kill a program that fills the queue ``orders`` with what it takes out of ``error``."""
-    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client, asyncio.timeout(60):
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client, asyncio.timeout(PATIENCE):
         connection = await client._publisher.connection()
         async with await connection.channel() as channel:
             # As quickly as the broker answers: it takes less than a second.
@@ -71,7 +72,7 @@ def ids_in(vhost: Vhost, queue: str, number: int) -> list[str]:
 
     async def work() -> list[str]:
         async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
-            return [str(one.message_id) for one in await receive(client, queue, number, seconds=60)]
+            return [str(one.message_id) for one in await receive(client, queue, number)]
 
     return asyncio.run(work())
 

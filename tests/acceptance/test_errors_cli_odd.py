@@ -16,6 +16,7 @@ import pytest
 
 from tests.acceptance.test_cli import Program, lines
 from tests.acceptance.test_errors_cli import fill, ready
+from tests.patience import PATIENCE
 from tests.support import Vhost
 
 EVIL = "\x1b[31mred\nFORGED\u202e\x07"
@@ -56,7 +57,7 @@ def evil(vhost: Vhost) -> None:
     properties = pika.BasicProperties(
         message_id=EVIL, type=EVIL, app_id=EVIL, headers={**headers, EVIL: EVIL, "x-death": [death]}
     )
-    with pika.BlockingConnection(pika.URLParameters(vhost.url)) as connection:
+    with pika.BlockingConnection(pika.URLParameters(vhost.idle_url)) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         channel.queue_declare("error", durable=True)
@@ -88,7 +89,9 @@ def test_every_look_as_json_is_an_object_a_line(program: Program, vhost: Vhost) 
 def test_a_reader_that_stops_reading(program: Program, vhost: Vhost) -> None:
     fill(vhost, 300)
     command = f"{sys.executable} -m bide errors list | head -n 1"
-    done = subprocess.run(command, shell=True, capture_output=True, env=program.environment, timeout=60, check=False)
+    done = subprocess.run(
+        command, shell=True, capture_output=True, env=program.environment, timeout=PATIENCE, check=False
+    )
     assert done.stdout.count(b"\n") == 1
     assert done.stderr == b""
     assert ready(vhost, "error") == 300
@@ -127,12 +130,12 @@ def test_an_interrupted_retry_loses_and_repeats_nothing(program: Program, vhost:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while not ready(vhost, "orders"):
         assert time.monotonic() < deadline
         assert process.poll() is None
     process.send_signal(number)
-    said = process.communicate(timeout=30)[1].decode()
+    said = process.communicate(timeout=PATIENCE)[1].decode()
     assert process.returncode == (130 if number == signal.SIGINT else 128 + number)
     assert "Traceback" not in said
     sent = ready(vhost, "orders")

@@ -15,6 +15,7 @@ import pytest
 import bide
 from bide.broker import LocalBroker
 from tests.acceptance.test_cli import Program
+from tests.patience import PATIENCE
 from tests.readme import INSTALL, README, ROOT, Shell, blocks, shape
 from tests.spark.killing import Counter, wait_until
 
@@ -32,7 +33,7 @@ def shell(tmp_path: Path, rabbitmq: Rabbitmq) -> Iterator[Shell]:
 def test_what_it_says_of_the_installation() -> None:
     assert f"```sh\n{INSTALL}" in README
     targets = INSTALL.partition(" &&")[0].split()[1:]
-    subprocess.run(["make", "--dry-run", *targets], cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=30)
+    subprocess.run(["make", "--dry-run", *targets], cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE)
     extras = re.findall(r"`pip install 'bide\[(.*?)\]'`", README)
     known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert len(extras) == 1
@@ -46,7 +47,12 @@ def test_the_programs(vhost: Vhost) -> None:
 
     def printed(program: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -14,7 +14,8 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.topology import Queue, Topology
 from tests.broker.receiving import eventually, ready, receive
-from tests.relay_process import PATIENCE, Process, relay
+from tests.patience import PATIENCE
+from tests.relay_process import Process, relay
 from tests.support import Vhost
 
 QUICK = bide.WaitingHall(levels=4, resolution=timedelta(milliseconds=100))
@@ -117,7 +118,7 @@ async def test_three_relays_at_full_speed_of_which_one_is_killed_again_and_again
                 _send(client, (bide.Letter(f"{n}", to="orders", delay=f"{300 + n % 2300}ms") for n in range(count)))
             )
             killing = asyncio.create_task(kill())
-            async with asyncio.timeout(60), client.consume("orders", prefetch=1000) as messages:
+            async with asyncio.timeout(PATIENCE), client.consume("orders", prefetch=1000) as messages:
                 async for message in messages:
                     await message.ack()
                     assert message.lateness is not None

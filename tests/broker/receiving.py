@@ -12,6 +12,7 @@ from itertools import count
 import bide
 from bide.amqp.connection import Connection
 from bide.topology import Queue
+from tests.patience import PATIENCE
 
 _names = count(1)
 
@@ -26,7 +27,7 @@ def stack_of(record: logging.LogRecord) -> str:
     return "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
 
 
-async def receive(client: bide.Client, queue: str, number: int, *, seconds: float = 20) -> list[bide.Message]:
+async def receive(client: bide.Client, queue: str, number: int, *, seconds: float = PATIENCE) -> list[bide.Message]:
     """Exactly so many messages, acknowledged; fewer within the time are an error."""
     received: list[bide.Message] = []
     async with asyncio.timeout(seconds), client.consume(queue) as messages:
@@ -46,7 +47,7 @@ async def ready(connection: Connection, queue: str) -> int:
     return int(reply.message_count)
 
 
-async def eventually(what: Callable[[], Awaitable[bool]], *, seconds: float = 20, step: float = 0.05) -> None:
+async def eventually(what: Callable[[], Awaitable[bool]], *, seconds: float = PATIENCE, step: float = 0.05) -> None:
     """Wait until something holds; that it does not is an error."""
     deadline = time.monotonic() + seconds
     while not await what():

@@ -16,6 +16,7 @@ from bide.bench.measurement import Case, Plan
 from bide.bench.quantities import QUANTITIES
 from bide.broker import LocalBroker
 from bide.broker.installation import HOME_VARIABLE
+from tests.patience import PATIENCE
 from tests.support import Rabbitmq, Vhost
 
 PLAN = Plan(scale=0.002)
@@ -47,7 +48,7 @@ def answered(job: Job, **environment: str) -> Values:
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
-        timeout=100,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ from bide.bench.results import Results
 from bide.bench.runner import run
 from bide.broker.installation import HOME_VARIABLE
 from bide.errors import InvalidInputError
+from tests.patience import PATIENCE
 from tests.support import Rabbitmq
 
 WORK = "tests.broker.bench_work"
@@ -175,7 +176,7 @@ def test_who_hangs_is_ended_with_whatever_he_started(tmp_path: Path) -> None:
     results = measure([case("a", work="hang", file=str(file), timeout=5.0)])
     assert results.failures == ["example, a: it was not done after 5 s"]
     # One that was killed goes on until it has its turn, and there is no event for that in one that is no child.
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while is_at_work(int(file.read_text())):
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -35,6 +35,7 @@ from bide.letter import Letter
 from bide.outcome import Outcome, Report
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, fresh, receive
+from tests.patience import ON_TIME
 from tests.quiet import quiet_loop
 from tests.support import Vhost
 
@@ -201,7 +202,7 @@ async def test_delayed_messages_are_on_time(client: bide.Client, queue: str) -> 
         assert message.due is not None
         assert timedelta(0) <= message.due - one.due < timedelta(milliseconds=1)
         assert message.lateness is not None
-        assert timedelta(0) <= message.lateness < timedelta(seconds=5)
+        assert timedelta(0) <= message.lateness < ON_TIME
         if one.position < 150:
             assert one.due - started >= delays[one.position]
         else:
@@ -357,22 +358,22 @@ async def test_neither_a_slow_input_nor_a_slow_caller_is_the_brokers_fault(clock
 
     async def slow() -> AsyncIterator[Letter]:
         for _ in range(2):
-            await asyncio.sleep(0.4)  # longer than the time limit
+            await asyncio.sleep(1.4)  # longer than the time limit
             yield Letter(b"", to=queue)
 
     def blocking() -> Iterator[Letter]:
         for _ in range(2):
             yield Letter(b"", to=queue)
-            time.sleep(0.4)
+            time.sleep(1.4)
 
-    async with bide.connect(clock_url, timeout="300ms") as client:
+    async with bide.connect(clock_url, timeout="1s") as client:
         assert (await client.publish_many(slow())).confirmed == 2
         assert (await client.publish_many(blocking())).confirmed == 2
         seen = 0
         async for one in client.publish_many(Letter(b"", to=queue) for _ in range(600)):
             assert one.status == "confirmed"
             if seen % 300 == 0:
-                await asyncio.sleep(0.4)  # longer than the time limit
+                await asyncio.sleep(1.4)  # longer than the time limit
             seen += 1
     assert seen == 600
 

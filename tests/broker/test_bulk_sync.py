@@ -15,6 +15,7 @@ from bide.errors import BulkInDoubtError, BulkPublishError, ClosedError, Invalid
 from bide.letter import Letter
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import fresh
+from tests.patience import PATIENCE
 from tests.support import Vhost
 
 
@@ -29,7 +30,7 @@ def queue(clock_url: str) -> str:
 def received(url: str, queue: str, number: int) -> list[bide.Message]:
     """Exactly so many messages."""
     found = []
-    with bide.connect_sync(url) as client, client.consume(queue, timeout="10s", prefetch=2_000) as messages:
+    with bide.connect_sync(url) as client, client.consume(queue, timeout="60s", prefetch=2_000) as messages:
         for message in messages:
             found.append(message._message)
             message.ack()
@@ -160,7 +161,7 @@ else:
 
 def test_a_forked_process_is_told_to_make_its_own(clock_url: str, queue: str) -> None:
     command = [sys.executable, "-c", FORK, clock_url, queue]
-    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout
     told = "this publisher was made before a fork: make it after that"
     assert output.splitlines() == [told, told, "1500 confirmed"]
     assert len(received(clock_url, queue, 1_500)) == 1_500

@@ -51,7 +51,7 @@ async def redelivered(url: str, carrier: str) -> int:
         return await ready(connection, "target") == MESSAGES
 
     try:
-        await eventually(arrived, seconds=6)
+        await eventually(arrived, seconds=10)
     except AssertionError:
         return await ready(connection, "target")
     finally:

@@ -18,6 +18,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.topology import Queue
 from tests.broker.receiving import eventually
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from bide.amqp.channel import Channel
@@ -68,7 +69,7 @@ async def running(folder: Path, url: str, *arguments: str, **options: Any) -> As
 
 async def output(folder: Path, url: str, program: str) -> str:
     """What a program prints that ends by itself."""
-    async with asyncio.timeout(30), running(folder, url, program, stdout=asyncio.subprocess.PIPE) as process:
+    async with asyncio.timeout(PATIENCE), running(folder, url, program, stdout=asyncio.subprocess.PIPE) as process:
         printed, _ = await process.communicate()
         assert process.returncode == 0, f"{program} failed"
         return printed.decode()
@@ -94,10 +95,10 @@ async def test_a_worker_runs_what_the_senders_delay(folder: Path, vhost_url: str
             async def logged(text: str, times: int = 1) -> bool:
                 return log.read_text().count(text) >= times
 
-            await eventually(lambda: logged(" ready."), seconds=30)
+            await eventually(lambda: logged(" ready."))
             senders = ("send.py", "send_signature.py")
             printed = await asyncio.gather(*(output(folder, vhost_url, name) for name in senders))
-            await eventually(lambda: logged(" succeeded in ", 2), seconds=30)
+            await eventually(lambda: logged(" succeeded in ", 2))
 
     assert [shape(one) for one in printed] == [shape(others[name][0]) for name in senders]
     lines = [shape(line) for line in log.read_text().splitlines()]
@@ -123,7 +124,7 @@ async def test_the_receiver_gets_what_celery_delays(folder: Path, vhost_url: str
         return bool((await channel.declare_queue(orders, passive=True)).consumer_count)
 
     receiver = running(folder, vhost_url, "receive.py", stdout=asyncio.subprocess.PIPE)
-    async with asyncio.timeout(60), receiver as process:
+    async with asyncio.timeout(PATIENCE), receiver as process:
         await eventually(consuming)
         assert await output(folder, vhost_url, "order.py") == "sent\n"
         assert process.stdout is not None

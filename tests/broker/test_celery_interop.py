@@ -32,6 +32,7 @@ from bide.topology.rendering import from_definitions
 from tests.broker import celery_app
 from tests.broker.celery_app import EXCHANGE, PLAIN, REPORTS, ROUTING_KEY, TASK, WORK
 from tests.broker.receiving import receive
+from tests.patience import ON_TIME, PATIENCE
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -42,7 +43,6 @@ dumps: Any = serialization.dumps
 KombuConnection: Any = vars(kombu)["Connection"]
 
 PROJECT = Path(__file__).parents[2]
-ON_TIME = timedelta(seconds=5)
 """Less than a hop too many would add to the longest way in these tests, far more than a loaded machine adds."""
 
 DELAY = 3
@@ -71,7 +71,7 @@ class Worker:
         self._reports = reports
         self._log = log
 
-    async def report(self, *, seconds: float = 30) -> Report:
+    async def report(self, *, seconds: float = PATIENCE) -> Report:
         """What the worker tells next."""
         message = asyncio.ensure_future(anext(self._reports))
         exited = asyncio.ensure_future(self._process.wait())

@@ -17,6 +17,7 @@ from bide.recoverability.history import read_nservicebus_time
 from bide.topology import Binding, Exchange, Queue
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import eventually, fresh, receive
+from tests.patience import PATIENCE
 from tests.support import Vhost
 
 QUICK = bide.Retry(immediate=0, delays=["50ms"])
@@ -176,7 +177,7 @@ async def test_immediate_retries_are_counted_by_the_queue_for_all_its_consumers(
 async def test_plain_functions_run_in_threads_at_the_same_time(client: bide.Client) -> None:
     queue, recorder = fresh("threads"), Recorder()
     app = endpoint(queue, recorder, concurrency=4)
-    together = threading.Barrier(4, timeout=10)
+    together = threading.Barrier(4, timeout=PATIENCE)
     threads = set()
 
     @app.handler
@@ -324,7 +325,7 @@ async def test_a_delayed_message_that_was_delivered_before_expires_by_its_due_ti
     await client.publish(b"x", to=queue, message_id="one", delay="6s", expiration="5900ms")
     # A process dies with it.
     async with client.consume(queue) as messages:
-        await asyncio.wait_for(anext(messages), 20)
+        await asyncio.wait_for(anext(messages), PATIENCE)
     app = endpoint(queue, recorder, retry=QUICK)
     seen: list[bide.Message] = []
 
@@ -430,7 +431,7 @@ async def test_a_classic_queue_gets_its_deliveries_counted(client: bide.Client) 
     # Three processes die with it.
     for _ in range(3):
         async with client.consume(queue) as messages:
-            await asyncio.wait_for(anext(messages), 10)
+            await asyncio.wait_for(anext(messages), PATIENCE)
     async with running(app, client, recorder):
         await recorder.until("parked")
     # The queue told of one of the three only: "redelivered" does not say how often.
@@ -445,7 +446,7 @@ async def test_what_nobody_comes_to_an_end_with_is_parked(client: bide.Client) -
     await client.publish(b"x", to=queue, message_id="poison")
     for _ in range(4):
         async with client.consume(queue) as messages:
-            await asyncio.wait_for(anext(messages), 10)
+            await asyncio.wait_for(anext(messages), PATIENCE)
     app = endpoint(queue, recorder, poison_after=4, retry=bide.Retry(immediate=1, delays=["1s"]))
 
     @app.handler
@@ -530,7 +531,7 @@ async def test_the_events_stream_tells_what_happened(client: bide.Client) -> Non
     events = []
     async with client.consume(stream, arguments={"x-stream-offset": "first"}) as messages:
         for _ in range(3):
-            message = await asyncio.wait_for(anext(messages), 10)
+            message = await asyncio.wait_for(anext(messages), PATIENCE)
             events.append(message.json())
             await message.ack()
     by_id = {one["message_id"]: [e for e in events if e["message_id"] == one["message_id"]] for one in events}
@@ -631,7 +632,7 @@ async def test_a_stop_waits_for_handlers_and_gives_the_rest_back(client: bide.Cl
         for number in range(10):
             await client.publish(b"x", to=queue, message_id=f"{number}")
         for _ in range(2):
-            await asyncio.wait_for(inside.acquire(), 10)
+            await asyncio.wait_for(inside.acquire(), PATIENCE)
         app.stop()
         # Those that it had fetched ahead are for others at once, not only when the handlers are done.
         given_back = await receive(client, queue, 8)
@@ -659,12 +660,12 @@ async def test_a_handler_that_takes_too_long_to_end_is_cancelled_and_its_message
             raise
 
     work = asyncio.create_task(app.run(client))
-    await asyncio.wait_for(recorder.ready.wait(), 20)
+    await asyncio.wait_for(recorder.ready.wait(), PATIENCE)
     await client.publish(b"x", to=queue, message_id="one")
-    await asyncio.wait_for(inside.wait(), 10)
+    await asyncio.wait_for(inside.wait(), PATIENCE)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(work, 10)
+        await asyncio.wait_for(work, PATIENCE)
     assert cancelled.is_set()
     assert recorder.events == []
     (message,) = await receive(client, queue, 1)

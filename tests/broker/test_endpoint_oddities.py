@@ -109,7 +109,7 @@ async def test_whatever_a_handler_raises_is_its_failure(
     app.handler(fail if plain else fail_too)
     async with running(app, client, recorder):
         await client.publish(b"x", to=queue, message_id="one")
-        await recorder.until("parked", seconds=10)
+        await recorder.until("parked")
     message = await parked(client, f"{queue}.error")
     assert message.message_id == "one"
     assert message.exception is not None
@@ -133,7 +133,7 @@ async def test_what_cannot_be_printed_is_parked_even_where_the_log_cannot_be_wri
     try:
         async with running(app, client, recorder):
             await client.publish(b"x", to=queue, message_id="one")
-            await recorder.until("parked", seconds=10)
+            await recorder.until("parked")
     finally:
         logger.removeHandler(broken)
     message = await parked(client, f"{queue}.error")
@@ -158,7 +158,7 @@ async def test_a_handler_that_cancels_its_own_task_does_not_hold_its_message_up(
 
     async with running(app, client, recorder):
         await client.publish(b"x", to=queue)
-        await recorder.until("processed", seconds=10)
+        await recorder.until("processed")
     assert tries == 3
 
 
@@ -174,7 +174,7 @@ async def test_what_fails_at_once_for_ever_is_parked_with_its_own_exception(clie
 
     async with running(app, client, recorder):
         await client.publish(b"x", to=queue)
-        await recorder.until("parked", seconds=10)
+        await recorder.until("parked")
     assert recorder.kinds() == ["failed"] * 3 + ["parked"]
     message = await parked(client, f"{queue}.error")
     assert (message.exception, message.text) == ("ValueError", "mine")
@@ -203,7 +203,7 @@ async def test_a_policy_that_decides_nonsense_parks(client: bide.Client, decisio
 
     async with running(app, client, recorder):
         await client.publish(b"x", to=queue)
-        await recorder.until("parked", seconds=10)
+        await recorder.until("parked")
     message = await parked(client, f"{queue}.error")
     assert (message.exception, message.text) == ("ValueError", "mine")
 
@@ -220,7 +220,7 @@ async def test_a_retry_long_after_the_expiration_is_none(client: bide.Client) ->
 
     async with running(app, client, recorder):
         await client.publish(b"x", to=queue, expiration="1h")
-        await recorder.until("expired", seconds=10)
+        await recorder.until("expired")
 
 
 async def test_bad_parts_are_refused_at_once(client: bide.Client) -> None:
@@ -284,7 +284,7 @@ async def test_in_flight_is_what_is_being_handled(client: bide.Client) -> None:
         await eventually(lambda: number(2))
         free.set()
         await recorder.until("processed", count=2)
-        await eventually(lambda: number(0), seconds=5)
+        await eventually(lambda: number(0))
 
 
 async def post(connection: Connection, queue: str, properties: bytes) -> None:
@@ -358,7 +358,7 @@ async def test_strange_messages_are_retried_and_parked_as_any(
 
     async with running(app, client, recorder):
         await post(connection, queue, STRANGE[strange])
-        await recorder.until("parked", seconds=10)
+        await recorder.until("parked")
     assert recorder.kinds() in (["failed", "parked"], ["parked"])
     (message,) = await receive(client, f"{queue}.error", 1)
     assert message.body == b"x"

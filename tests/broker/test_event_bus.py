@@ -24,6 +24,7 @@ from bide.patterns.event_bus import DELIVERY_LIMIT, EventBusQueue
 from bide.recoverability.failed import FailedMessage
 from bide.topology import Queue
 from tests.broker.receiving import eventually, fresh, ready, receive, stack_of
+from tests.patience import PATIENCE
 
 Handler = Callable[[Message], Awaitable[None]]
 
@@ -79,7 +80,7 @@ async def made(
 
 
 async def next_of(consumer: bide.Consumer) -> Message:
-    return await asyncio.wait_for(anext(consumer), 20)
+    return await asyncio.wait_for(anext(consumer), PATIENCE)
 
 
 async def fail(message: Message) -> None:
@@ -200,7 +201,7 @@ async def test_a_handler_that_cancels_its_own_task_fails_and_others_are_handled_
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
-        await asyncio.sleep(60)
+        await asyncio.sleep(10 * PATIENCE)
 
     async with running(bus.run(cancel)):
         for name in ("one", "two"):
@@ -220,14 +221,14 @@ async def test_a_handler_that_does_not_let_itself_be_cancelled_does_not_keep_the
     async def go_on(message: Message) -> None:
         begun.release()
         with suppress(asyncio.CancelledError):
-            await asyncio.sleep(60)
+            await asyncio.sleep(10 * PATIENCE)
 
     for _ in range(2):
         await bus.publish(b"x")
     work = asyncio.create_task(bus.run(go_on))
     await begun.acquire()
     work.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         with pytest.raises(asyncio.CancelledError):
             await work
     assert begun.locked(), "another event was begun"
@@ -311,7 +312,7 @@ async def test_a_worker_killed_between_confirm_and_ack_repeats_and_loses_nothing
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", KILLED_BEFORE_ITS_ACK, clock_url, names.exchange, names.queue
     )
-    assert await asyncio.wait_for(process.wait(), 20) == -signal.SIGKILL
+    assert await asyncio.wait_for(process.wait(), PATIENCE) == -signal.SIGKILL
     received: list[Message] = []
 
     async def both() -> bool:
@@ -407,7 +408,7 @@ async def test_a_missing_queue_is_told_as_such(client: bide.Client, connection: 
     await eventually(handled, step=0.01)
     await channel.delete_queue(bus.names.queue)
     with pytest.raises(ConsumerCancelledError):
-        await asyncio.wait_for(work, 20)
+        await asyncio.wait_for(work, PATIENCE)
     await channel.close()
 
 

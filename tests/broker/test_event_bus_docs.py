@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 
+from tests.patience import PATIENCE
 from tests.support import Vhost
 
 PAGE = (Path(__file__).parents[2] / "docs" / "event-bus.md").read_text()
@@ -52,7 +53,7 @@ async def test_the_program_retries_and_parks(vhost_url: str, tmp_path: Path) -> 
     assert process.stdout is not None
     try:
         # It runs until it is stopped.
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             printed = [await process.stdout.readline() for _ in expected.splitlines()]
     finally:
         process.kill()
@@ -62,7 +63,7 @@ async def test_the_program_retries_and_parks(vhost_url: str, tmp_path: Path) -> 
 
 async def test_what_the_broker_counts(vhost: Vhost, release: tuple[int, ...], tmp_path: Path) -> None:
     process = await start("rejected.py", vhost.url, tmp_path)
-    printed = without_times((await asyncio.wait_for(process.communicate(), 30))[0].decode())
+    printed = without_times((await asyncio.wait_for(process.communicate(), PATIENCE))[0].decode())
     on_3_10, on_4_3 = map(without_times, blocks()["rejected.py"][1:3])
     if release[:2] == (3, 10):
         assert printed == on_3_10

@@ -11,6 +11,7 @@ import pytest
 
 import bide
 from tests.broker.receiving import eventually, fresh, ready
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
@@ -163,7 +164,7 @@ async def test_routing_keys_of_many_words(client: bide.Client, connection: Conne
     key = ".".join("w" * words)
     receipt = await client.publish(b"x", exchange=exchange, routing_key=key, delay="1.05s", headers={"mine": 1})
     assert receipt.hops == 3  # a digit of seconds, one of hundredths, and the release queue of the exchange
-    async with asyncio.timeout(20), client.consume(queue) as messages:
+    async with asyncio.timeout(PATIENCE), client.consume(queue) as messages:
         message = await anext(messages)
         await message.ack()
     assert (message.exchange, message.routing_key, message.headers) == (exchange, key, {"mine": 1})
@@ -181,7 +182,7 @@ async def test_names_that_need_care(client: bide.Client) -> None:
         )
         await client.publish(b"to the exchange", exchange=exchange, routing_key="a.b", delay="100ms")
         await client.publish(b"to the queue", to=queue, delay="100ms")
-        async with asyncio.timeout(20), client.consume(queue) as messages:
+        async with asyncio.timeout(PATIENCE), client.consume(queue) as messages:
             bodies = set()
             for _ in range(2):
                 message = await anext(messages)

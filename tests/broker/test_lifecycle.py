@@ -23,6 +23,7 @@ from bide.topology import Binding, Exchange, Queue
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import eventually, fresh, receive
+from tests.patience import PATIENCE
 from tests.support import Vhost
 
 
@@ -335,7 +336,7 @@ def fill(url: bide.BrokerUrl, work: str, dead: str, shop: str, queue_type: str) 
     for body in (b"e0", b"e1"):
         properties = pika.BasicProperties(headers={"tenant": 7}, expiration="50")
         channel.basic_publish(shop, "order.created", body, properties)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while channel.queue_declare(dead, passive=True).method.message_count < 4:
         assert time.monotonic() < deadline, "they did not expire"
         connection.sleep(0.02)

@@ -138,7 +138,7 @@ def one_go(release: tuple[int, ...], start: int) -> list[Case]:
     return found
 
 
-@pytest.mark.timeout(3600 if SOAK else 240)
+@pytest.mark.timeout(3600 if SOAK else 900)
 async def test_made_up_cases(broker: LocalBroker, release: tuple[int, ...]) -> None:
     start = random.randrange(1 << 32)
     compared = chance = 0

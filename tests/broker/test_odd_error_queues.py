@@ -19,6 +19,7 @@ from bide.topology import Queue
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import fresh, receive
 from tests.broker.test_lifecycle import listed, park
+from tests.patience import PATIENCE
 
 LIMIT = 4
 
@@ -36,7 +37,7 @@ def publish(url: bide.BrokerUrl, queue: str, bodies: Sequence[bytes], properties
 
 async def until(queue: ErrorQueue, number: int) -> None:
     """Wait until so many messages were dead-lettered, which the broker says nobody."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while await queue.count() < number:  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0.05)
 

@@ -26,13 +26,14 @@ from bide.stream.amqp10 import sections
 from bide.stream.connection import StreamConnection
 from bide.stream.frames import Fields
 from bide.stream.log import Address, OffsetRange, StreamLogs, read_range
+from tests.patience import PATIENCE
 from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port
 
 
 @pytest.fixture
 def channel(vhost: Vhost) -> Iterator[pika.adapters.blocking_connection.BlockingChannel]:
     """A stranger's channel: nothing of bide publishes here."""
-    with closing(pika.BlockingConnection(pika.URLParameters(vhost.url))) as connection:
+    with closing(pika.BlockingConnection(pika.URLParameters(vhost.idle_url))) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         yield channel
@@ -174,7 +175,7 @@ def test_what_retention_took_is_a_loss(
 ) -> None:
     declare(channel, "s", **{"x-max-length-bytes": 50_000, "x-stream-max-segment-size-bytes": 20_000})
     with StreamLogs(address) as logs:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         # Segments are closed, and old ones dropped, when something is published.
         while (first := logs.first("s")) == 0:
             assert time.monotonic() < deadline, "retention never came"

@@ -28,6 +28,7 @@ from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker import celery_app
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, ready, receive
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from bide.delay.infrastructure import DelayInfrastructure
@@ -57,7 +58,10 @@ async def read(client: bide.Client, stream: str, number: int) -> list[Message]:
     found: list[Message] = []
     ended = False
     with suppress(TimeoutError):
-        async with asyncio.timeout(10), client.consume(stream, arguments={"x-stream-offset": "first"}) as messages:
+        async with (
+            asyncio.timeout(PATIENCE),
+            client.consume(stream, arguments={"x-stream-offset": "first"}) as messages,
+        ):
             async for message in messages:
                 await message.ack()
                 if message.message_id == "end":

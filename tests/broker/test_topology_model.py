@@ -20,6 +20,7 @@ from bide.broker.management import Management
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.rendering import definitions, from_definitions
 from bide.topology.routing import Model
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -228,7 +229,7 @@ async def test_travel_is_that_of_the_broker(vhost_url: str, release: tuple[int, 
         await declare(channel, topology)
         await send(channel, messages)
         # The waits add up to less than half a second; a slow machine has until the deadline.
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while len(found) < len(expected):
                 for queue in QUEUES:
                     found += [

@@ -32,6 +32,7 @@ from bide.tracing import NEW_TRACE, SCHEMA, Tracing, trace_headers
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import fresh, receive
+from tests.patience import PATIENCE
 
 REMOTE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -183,7 +184,7 @@ async def test_what_was_delayed_begins_a_trace_that_links_to_the_senders(clock_u
     assert handled.parent is None
     assert identity(handled)[0] != identity(sent)[0]
     assert links(handled) == [identity(sent)]
-    assert 0 <= attributes(handled)["bide.lateness"] < 10
+    assert 0 <= attributes(handled)["bide.lateness"] < 30
     assert attributes(handled)["messaging.destination.name"] == queue
     # The sender's baggage is for whoever handles the message, whichever trace that is.
     assert seen == ["acme"]
@@ -256,7 +257,7 @@ async def test_a_handler_that_is_cancelled_is_no_exception(client: bide.Client, 
 
     async with running(app, client, recorder):
         await client.publish(b"", to=queue)
-        await asyncio.wait_for(inside.wait(), 20)
+        await asyncio.wait_for(inside.wait(), PATIENCE)
     span = spans.one(f"process {queue}")
     assert span.status.status_code is StatusCode.ERROR
     assert attributes(span)["error.type"] == "asyncio.exceptions.CancelledError"
@@ -367,7 +368,7 @@ async def test_events_and_copies_are_not_traced_as_if_the_program_sent_them(cloc
         await client.publish(b"", to=queue)
         await recorder.until("processed")
         async with client.consume(stream, arguments={"x-stream-offset": "first"}) as events:
-            event = await asyncio.wait_for(anext(events), 20)
+            event = await asyncio.wait_for(anext(events), PATIENCE)
             assert event.json()["event"] == "processed"
             assert "traceparent" not in event.headers
     assert not spans.named(f"publish {stream}")
@@ -423,6 +424,6 @@ def test_the_schema_is_one_that_exists() -> None:
 
 def test_without_the_extra_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['opentelemetry'] = None; import bide.tracing"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
     assert "ImportError: bide.tracing needs opentelemetry-api: install the extra, bide[tracing]" in done.stderr

@@ -56,7 +56,7 @@ async def connection(vhost_url: str) -> AsyncIterator[Connection]:
 
 async def accepts(connection: Connection, queue: Queue) -> bool:
     try:
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(20):
             channel = await connection.channel()
             await channel.declare_queue(queue)
             await channel.delete_queue(queue.name)

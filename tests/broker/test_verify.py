@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +16,7 @@ from bide.delay.infrastructure import DelayInfrastructure
 from bide.errors import InvalidInputError, NotEmptyError
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, ready, receive
+from tests.patience import ON_TIME
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -152,8 +152,8 @@ async def test_the_guard_sets_aside_what_would_block_a_level(
         channel = await connection.channel()
         await channel.delete_queue("gone")
         await asyncio.gather(*(client.publish(b"good", to="good", delay="2s") for _ in range(100)))
-        messages = await receive(client, "good", 100, seconds=30)
-        assert all(one.lateness is not None and one.lateness < timedelta(seconds=5) for one in messages)
+        messages = await receive(client, "good", 100)
+        assert all(one.lateness is not None and one.lateness < ON_TIME for one in messages)
 
         async def aside() -> bool:
             return await ready(connection, NSB.undeliverable) == 40

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import PATIENCE
+
 PAGE = (Path(__file__).parents[2] / "docs" / "waiting-hall.md").read_text()
 
 
@@ -16,7 +18,7 @@ def test_the_program(vhost_url: str) -> None:
     assert found is not None
     environment = {**os.environ, "BIDE_URL": vhost_url, "PYTHONWARNINGS": "error"}
     done = subprocess.run(
-        [sys.executable, "-c", found[1]], capture_output=True, text=True, env=environment, timeout=30, check=False
+        [sys.executable, "-c", found[1]], capture_output=True, text=True, env=environment, timeout=PATIENCE, check=False
     )
     assert (done.returncode, done.stdout) == (0, found[2]), done.stderr
 
@@ -25,7 +27,7 @@ def test_the_table() -> None:
     found = re.search(r"\$ bide (delay explain [^\n]*)\n(.*?)```", PAGE, re.DOTALL)
     assert found is not None
     done = subprocess.run(
-        [sys.executable, "-m", "bide", *found[1].split()], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-m", "bide", *found[1].split()], capture_output=True, text=True, timeout=PATIENCE, check=True
     )
     assert done.stdout == found[2]
 
@@ -41,7 +43,7 @@ def test_what_the_other_commands_print(vhost_url: str) -> None:
             capture_output=True,
             text=True,
             env=environment,
-            timeout=30,
+            timeout=PATIENCE,
             check=False,
         )
         return done.stdout + done.stderr

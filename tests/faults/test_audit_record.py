@@ -12,6 +12,7 @@ from bide.errors import ConnectionLostError
 from bide.lifecycle import audit, read_audit
 from bide.lifecycle.audit import IDS_PER_RECORD, Audit
 from tests.faults.proxy import Proxy
+from tests.patience import PATIENCE
 from tests.support import Vhost
 
 CONSUME_OK = b"\x00\x3c\x00\x15"
@@ -59,7 +60,7 @@ async def test_a_broker_that_stands_still_for_a_while_has_more_to_tell(vhost: Vh
     async with Proxy(vhost.url) as proxy:
         stalled = stall_at(proxy, number)
         reading = asyncio.create_task(read(proxy.url))
-        await asyncio.wait_for(stalled.wait(), 20)
+        await asyncio.wait_for(stalled.wait(), PATIENCE)
         # Several times what it takes for the end, where the broker answers.
         await asyncio.sleep(1)
         proxy.moving.set()
@@ -88,7 +89,7 @@ async def test_a_record_that_grows_meanwhile_has_an_end(vhost: Vhost) -> None:
 
         growing = asyncio.create_task(go_on())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 found = await read(vhost.url)
         finally:
             growing.cancel()

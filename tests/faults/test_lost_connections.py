@@ -22,6 +22,7 @@ from bide.errors import (
 )
 from tests.broker.receiving import eventually, fresh, ready, receive
 from tests.faults.cutting import Proxy
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -92,14 +93,14 @@ async def test_a_confirm_that_never_came_is_reported_where_that_was_asked_for(vh
 
 async def test_a_broker_that_stays_away_ends_the_publish_in_time(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
-    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1s") as client:
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="3s") as client:
         await client.publish(b"first", to=queue)
         proxy.refusing = True
         proxy.cut()
         # The first may have left before the cut was noticed; the second certainly has not.
         with pytest.raises(PublishError):
             await client.publish(b"second", to=queue)
-        with pytest.raises(PublishError, match="was not sent within 1 s"):
+        with pytest.raises(PublishError, match="was not sent within 3 s"):
             await client.publish(b"third", to=queue)
         proxy.refusing = False
         await client.publish(b"fourth", to=queue)
@@ -107,7 +108,7 @@ async def test_a_broker_that_stays_away_ends_the_publish_in_time(vhost: Vhost, p
 
 async def test_a_broker_that_stays_away_ends_other_calls_in_time(vhost: Vhost, proxy: Proxy) -> None:
     topology = bide.Topology(queues=[bide.Queue("q")])
-    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="500ms") as client:
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="3s") as client:
         await client.declare(topology)
         lost = (await client._publisher.connection()).lost
         proxy.refusing = True
@@ -121,10 +122,10 @@ async def test_a_broker_that_stays_away_ends_other_calls_in_time(vhost: Vhost, p
             client.release(),
             client.infrastructure(),
         ]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(one) for one in outcomes] == [BrokerUnreachableError] * len(calls)
-        assert "was not back within 0.5 s: see that the broker is up" in str(outcomes[0])
+        assert "was not back within 3 s: see that the broker is up" in str(outcomes[0])
         assert vhost.broker.password not in str(outcomes[0])
         proxy.refusing = False
         assert await client.exists("q")
@@ -175,7 +176,7 @@ async def test_cuts_at_random_bytes(vhost: Vhost, proxy: Proxy, on_lost: Any) ->
         await channel.close()
         return len(found) == total
 
-    await eventually(drained, seconds=30)
+    await eventually(drained)
     duplicates = {name for name, count in found.items() if count > 1}
     assert duplicates <= repeated | doubtful
     await connection.close()
@@ -185,7 +186,7 @@ async def test_consuming_goes_on_and_what_was_not_settled_comes_again(vhost: Vho
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
         await client.publish(b"one", to=queue, message_id="one")
-        async with asyncio.timeout(30), client.consume(queue) as messages:
+        async with asyncio.timeout(PATIENCE), client.consume(queue) as messages:
             message = await anext(messages)
             proxy.cut()
 
@@ -203,7 +204,7 @@ async def test_consuming_goes_on_and_what_was_not_settled_comes_again(vhost: Vho
 async def test_a_silent_broker_is_noticed_by_its_missing_heartbeats(vhost: Vhost, proxy: Proxy) -> None:
     connection = await Connection.open(BrokerUrl.parse(f"{proxy.url}?heartbeat=1"))
     proxy.stall()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         error = await connection.lost
     assert isinstance(error, ConnectionLostError)
     assert "silent" in str(error)

@@ -23,6 +23,7 @@ from bide.errors import (
 from tests.broker.receiving import fresh, receive
 from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail, free_port, too_old
 from tests.faults.proxy import Proxy
+from tests.patience import PATIENCE
 from tests.support import Rabbitmq, Vhost
 
 
@@ -331,7 +332,7 @@ async def test_a_body_over_the_brokers_limit(frail: Frail, mandatory: bool) -> N
         # Those that were on their way with one that is too large may be there twice.
         expected = {str(number) for number in range(100) if number not in failed}
         arrived = set[str]()
-        async with asyncio.timeout(20), client.consume(queue) as messages:
+        async with asyncio.timeout(PATIENCE), client.consume(queue) as messages:
             while not expected <= arrived:
                 message = await anext(messages)
                 await message.ack()

@@ -14,6 +14,7 @@ from bide.relay import Relay
 from bide.topology import Queue, Topology
 from tests.broker.receiving import eventually, ready
 from tests.faults.conftest import Frail
+from tests.patience import PATIENCE
 from tests.support import flush_declarations
 
 HALL = bide.WaitingHall(prefix="faults", levels=4, resolution=timedelta(milliseconds=100))
@@ -26,11 +27,11 @@ async def relaying(url: str) -> AsyncIterator[Relay]:
     consuming = asyncio.Event()
     running = asyncio.create_task(relay.run(on_start=lambda _: consuming.set()))
     try:
-        await asyncio.wait_for(consuming.wait(), 20)
+        await asyncio.wait_for(consuming.wait(), PATIENCE)
         yield relay
     finally:
         relay.stop()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE):
             await running
 
 
@@ -57,7 +58,7 @@ async def test_a_relay_can_be_stopped_while_the_broker_takes_no_publishes(frail:
             await asyncio.to_thread(broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.6")
         await connection.close()
         bodies: set[bytes] = set()
-        async with relaying(broker.url), asyncio.timeout(60), client.consume("relayed") as messages:
+        async with relaying(broker.url), asyncio.timeout(PATIENCE), client.consume("relayed") as messages:
             async for message in messages:
                 await message.ack()
                 bodies.add(message.body)
@@ -79,7 +80,7 @@ async def test_a_broker_that_is_killed_while_relays_work(frail: Frail) -> None:
             await asyncio.to_thread(broker.kill)
             await asyncio.to_thread(broker.restart)
             bodies: set[bytes] = set()
-            async with asyncio.timeout(40), client.consume("through-a-crash") as messages:
+            async with asyncio.timeout(PATIENCE), client.consume("through-a-crash") as messages:
                 async for message in messages:
                     await message.ack()
                     assert message.lateness is not None

@@ -17,6 +17,7 @@ from bide.rpc import Caller, Replies
 from bide.rpc.server import serve
 from tests.broker.receiving import fresh
 from tests.faults.conftest import BODY_LIMIT, Frail
+from tests.patience import PATIENCE
 from tests.support import Vhost
 
 
@@ -50,10 +51,10 @@ async def test_a_request_over_the_brokers_limit(frail: Frail, replies: Replies) 
     async with (
         bide.connect(frail.url()) as client,
         server.serving(client) as queue,
-        Caller(client, replies=replies, timeout="20s") as caller,
+        Caller(client, replies=replies, timeout="60s") as caller,
     ):
         waiting = asyncio.create_task(caller.call("wait", to=queue))
-        await asyncio.wait_for(server.has_one.wait(), 20)
+        await asyncio.wait_for(server.has_one.wait(), PATIENCE)
         with pytest.raises(MessageTooLargeError, match=f"has {BODY_LIMIT + 1} bytes, the broker's limit is"):
             await caller.call(b"x" * (BODY_LIMIT + 1), to=queue)
         if replies == "ephemeral":
@@ -87,7 +88,7 @@ async def test_a_refusal_that_names_nothing_is_for_the_only_request(
     async with (
         bide.connect(vhost.url) as client,
         Server().serving(client) as queue,
-        Caller(client, timeout="20s") as caller,
+        Caller(client, timeout="60s") as caller,
     ):
         with pytest.raises(BrokerError, match="user_id") as refused:
             await caller.call("x", to=queue)
@@ -104,7 +105,7 @@ async def test_many_at_once_of_which_one_is_refused(vhost: Vhost) -> None:
             bide.connect(vhost.url) as client,
             Server().serving(client) as queue,
             bide.connect(url) as limited,
-            Caller(limited, timeout="20s") as caller,
+            Caller(limited, timeout="60s") as caller,
         ):
             await client.declare(bide.Topology([bide.Exchange("closed", "fanout")]))
             calls = [

@@ -26,7 +26,7 @@ from tests.soak.life import SoakError
 
 _QUIET: Final = LONGEST_DELAY + 2
 """Seconds without a message after which no more are expected, when all have come."""
-_PATIENCE: Final = 60.0
+_PATIENCE: Final = 180.0
 """Seconds without a message after which those that did not come are lost."""
 
 _AT_ONCE: Final = 1_000

@@ -35,7 +35,7 @@ FILES_PER_BATCH: Final = 2
 
 _LOOK_EVERY: Final = 0.05
 """Seconds between looks at the queries: Spark calls nobody when one ends."""
-_JOB_WITHIN: Final = 10.0
+_JOB_WITHIN: Final = 30.0
 _LONGEST_TEXT: Final = 20_000
 
 

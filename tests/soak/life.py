@@ -168,7 +168,7 @@ class Life:
                 continue  # a command that was never read
 
 
-def end(folder: Path, *, seconds: float = 30) -> None:
+def end(folder: Path, *, seconds: float = 120) -> None:
     """Kill what is left of a job, of an earlier run too, and wait until it is gone."""
     deadline = time.monotonic() + seconds
     while pids := processes.marked(folder):

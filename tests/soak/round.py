@@ -26,7 +26,7 @@ MASTERS: Final = ("local[2]", "local[2,4]")
 _LONGEST_PAUSE: Final = 2.5
 _PATIENT: Final = 1 / 3
 """How often the next kill waits until both queries have advanced: a slow machine would repeat one batch for ever."""
-_LONGEST_WAIT: Final = 180.0
+_LONGEST_WAIT: Final = 600.0
 _BUSY_WITHIN: Final = 15.0
 _LOOK_EVERY: Final = 0.02
 

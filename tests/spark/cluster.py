@@ -61,7 +61,7 @@ class Elsewhere:
     def called(self, folder: Path, *command: str | Path) -> str:
         """What a program prints that uses it, from a folder that does not have bide in it."""
         done = subprocess.run(
-            command, cwd=folder, env=self.environment, capture_output=True, text=True, check=False, timeout=240
+            command, cwd=folder, env=self.environment, capture_output=True, text=True, check=False, timeout=900
         )
         assert done.returncode == 0, done.stderr[-4_000:]
         return done.stdout

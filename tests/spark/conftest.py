@@ -57,7 +57,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture
 def streams(vhost: Vhost, spark: SparkSession) -> Iterator[Streams]:
     """A virtual host whose streams Spark reads."""
-    with closing(pika.BlockingConnection(pika.URLParameters(vhost.url))) as connection:
+    with closing(pika.BlockingConnection(pika.URLParameters(vhost.idle_url))) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         yield Streams(vhost, spark, channel)

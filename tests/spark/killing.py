@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 import bide
 from bide.amqp.connection import Connection
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,7 +28,7 @@ any more, and everything takes several times as long. The size is that of a Java
 LOCAL: Final = ("--master", "local[2]", "--spark-conf", f"spark.driver.extraJavaOptions={QUICK_JAVA}")
 """Where a pipeline of the command line has a Spark of its own."""
 
-_LONGEST_START: Final = 180.0
+_LONGEST_START: Final = PATIENCE
 """Seconds: a Spark takes ten to start, and many times that where other tests have the cores."""
 
 
@@ -77,7 +78,7 @@ def started(
             program.kill()
 
 
-def wait_until(is_so: Callable[[], bool], what: str, *, seconds: float = 60) -> None:
+def wait_until(is_so: Callable[[], bool], what: str, *, seconds: float = PATIENCE) -> None:
     """Look again and again until something is so."""
     deadline = time.monotonic() + seconds
     while not is_so():

@@ -17,7 +17,7 @@ def new_queue(url: str) -> str:
     return name
 
 
-def drain(url: str, queue: str, number: int, *, quiet: str = "20s") -> list[bide.Message]:
+def drain(url: str, queue: str, number: int, *, quiet: str = "60s") -> list[bide.Message]:
     """So many messages, acknowledged, or fewer if none comes for a while."""
     found: list[bide.Message] = []
     if not number:

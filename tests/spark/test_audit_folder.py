@@ -96,7 +96,6 @@ def touched_by(folder: Watched, increment: Callable[[], None]) -> tuple[set[str]
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_round_touches_what_is_new_whatever_the_history(spark: SparkSession, tmp_path: Path) -> None:
     """After one round and after two, on the same day and on others: only messages that are told of again are looked at.
 
@@ -271,7 +270,6 @@ def tables_of(spark: SparkSession, folder: Folder) -> dict[str, list[Any]]:
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", range(20 if SOAK else 1))
 def test_rounds_and_one_round_come_to_the_same(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -66,7 +66,6 @@ class Audit:
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.usefixtures("spark")
 def test_gaps_end_an_audit_until_they_are_allowed(
     vhost: Vhost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -108,7 +107,6 @@ def test_gaps_end_an_audit_until_they_are_allowed(
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_source_of_which_no_stream_is_left(
     spark: SparkSession, vhost: Vhost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

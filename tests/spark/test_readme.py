@@ -14,6 +14,7 @@ import pytest
 import bide.spark
 from bide.broker import LocalBroker
 from bide.cli.app import run
+from tests.patience import PATIENCE
 from tests.readme import INSTALL, Shell, blocks, shape
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Reader:
 
     def follow(self, block: str) -> str:
         """Run the commands of a block, and give what they print."""
-        subprocess.run(["bash", "-n", "-c", block], check=True, timeout=30)
+        subprocess.run(["bash", "-n", "-c", block], check=True, timeout=PATIENCE)
         # A line, with its standard input where that is written below it.
         found = re.findall(r"^((.+?)(?: <<'END'\n(.*?\n)END)?\n)", block, re.MULTILINE | re.DOTALL)
         assert "".join(whole for whole, _, _ in found) == block
@@ -80,7 +81,6 @@ def reader(
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_data_pipeline(reader: Reader) -> None:
     printed = []
     for place, (language, text) in enumerate(blocks("The data pipeline")):

@@ -14,6 +14,7 @@ import pyspark_bide
 from bide.errors import InvalidUrlError
 from bide.spark import register
 from bide.spark.datasource import RabbitMQDataSource
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +30,9 @@ def test_without_pyspark_it_holds_nobody_up() -> None:
     script = (
         "import sys; sys.modules['pyspark'] = None; import pyspark_bide; print(hasattr(pyspark_bide, 'DefaultSource'))"
     )
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    answer = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     assert answer.stdout.strip() == "False"
 
 
@@ -41,7 +44,9 @@ def test_a_pyspark_that_is_broken_in_its_own_way_holds_nobody_up() -> None:
         "sys.modules['pyspark'] = Broken()\n"
         "import pyspark_bide; print(hasattr(pyspark_bide, 'DefaultSource'))"
     )
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    answer = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     assert answer.stdout.strip() == "False"
 
 

@@ -243,7 +243,7 @@ def test_dead_letters_go_back_to_the_queue_that_they_left(clock_url: str, capsys
         client.declare(topology)
         for number in range(3):
             client.publish(b"%d" % number, to=work, message_id=f"d{number}")
-        with client.consume(work, timeout="5s") as messages:
+        with client.consume(work, timeout="60s") as messages:
             for _, message in zip(range(3), messages, strict=False):
                 message.reject()
     wait_until(lambda: len(parked(clock_url, dead)) == 3, "all of them are dead letters")
@@ -307,7 +307,6 @@ def test_what_the_command_line_refuses(
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.usefixtures("spark")
 def test_a_run_that_is_killed_is_finished_by_another(clock_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """``kill -9`` of Python and JVM while messages are under way, and the same command again."""

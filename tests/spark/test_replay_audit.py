@@ -119,7 +119,6 @@ def shop(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> Iterator[Shop]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_what_was_discarded_goes_back_once(
     shop: Shop, release: tuple[int, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -342,7 +341,6 @@ def test_one_run_at_a_time(shop: Shop, capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_run_that_is_killed_goes_on(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     """``kill -9`` of Python and JVM while parts are under way, and the same command again."""
     number = 2_400

@@ -17,6 +17,7 @@ from bide.pipelines import replay_taps
 from bide.pipelines.replay_taps import Wanted, Way, copies, held_offsets, send_back
 from tests.broker.receiving import fresh
 from tests.faults.proxy import Proxy
+from tests.patience import PATIENCE
 from tests.support import Vhost
 
 CONSUME_OK = b"\x00\x3c\x00\x15"
@@ -139,7 +140,7 @@ async def test_what_is_behind_the_end_of_a_stream_is_left_out(vhost: Vhost, stre
 @pytest.mark.parametrize("far", [15_000, 30_000], ids=["near enough to read on", "behind another subscription"])
 async def test_what_is_behind_the_end_of_a_busy_stream_is_left_out(vhost: Vhost, stream: str, far: int) -> None:
     """It will have that offset one day, with another message there."""
-    async with busy(vhost.url, stream), asyncio.timeout(60):
+    async with busy(vhost.url, stream), asyncio.timeout(PATIENCE):
         assert await found(vhost.url, stream, [0, far]) == [0]
         held = (await asyncio.to_thread(held_offsets, vhost.url, {stream: far}))[stream]
         assert held.start == 0

@@ -415,7 +415,6 @@ def test_what_the_command_line_refuses(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_run_that_is_killed_goes_on(
     spark: SparkSession, clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 from bide.cli.app import run
 from bide.errors import BideError
 from bide.pipelines.session import spark_errors
+from tests.patience import PATIENCE
 from tests.spark.killing import LOCAL, wait_until
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
         env=elsewhere,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -41,7 +42,6 @@ def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.timeout(180)
 def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
     """A JVM whose start is given up half-way would stay for ever."""
     process = subprocess.Popen(
@@ -51,7 +51,7 @@ def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not any(program.startswith("java") for program in programs_of(process.pid)):
         assert process.poll() is None, "it ended before it could be interrupted"
         assert time.monotonic() < deadline
@@ -59,7 +59,7 @@ def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
     os.killpg(process.pid, signal.SIGINT)
     try:
         # To the end of what it says: a process that was left would hold on to the pipe.
-        said, _ = process.communicate(timeout=90)
+        said, _ = process.communicate(timeout=PATIENCE)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -67,7 +67,6 @@ def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_java_that_is_killed_is_told_in_one_line(tmp_path: Path) -> None:
     """In the middle of a job, as the kernel does it where memory runs out."""
     source = tmp_path / "rows.csv"
@@ -87,7 +86,7 @@ def test_a_java_that_is_killed_is_told_in_one_line(tmp_path: Path) -> None:
     try:
         wait_until(lambda: any(b"SparkListenerJobStart" in one.read_bytes() for one in events.iterdir()), "a job runs")
         os.kill(java_of(process.pid), signal.SIGKILL)
-        said = process.communicate(timeout=90)
+        said = process.communicate(timeout=PATIENCE)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -100,7 +99,9 @@ def test_a_java_that_is_killed_is_told_in_one_line(tmp_path: Path) -> None:
 
 def java_of(group: int) -> int:
     """The process of a group that is Java."""
-    listed = subprocess.run(["ps", "-eo", "pgid=,pid=,comm="], capture_output=True, text=True, check=True, timeout=30)
+    listed = subprocess.run(
+        ["ps", "-eo", "pgid=,pid=,comm="], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     rows = (line.split(maxsplit=2) for line in listed.stdout.splitlines())
     (found,) = (int(pid) for number, pid, program in rows if int(number) == group and program == "java")
     return found
@@ -108,7 +109,7 @@ def java_of(group: int) -> int:
 
 def programs_of(group: int) -> list[str]:
     """The names of the programs of a process group."""
-    listed = subprocess.run(["ps", "-eo", "pgid=,comm="], capture_output=True, text=True, check=True, timeout=30)
+    listed = subprocess.run(["ps", "-eo", "pgid=,comm="], capture_output=True, text=True, check=True, timeout=PATIENCE)
     rows = (line.split(maxsplit=1) for line in listed.stdout.splitlines())
     return [program for number, program in rows if int(number) == group]
 

@@ -22,6 +22,7 @@ from bide.spark.rows import Rows
 from bide.spark.sink import Place, send
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import clock_url
+from tests.patience import PATIENCE
 from tests.spark.receiving import drain, new_queue, rest
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def test_a_bad_row_does_not_stop_other_partitions(spark: SparkSession, clock_url
             if batch.column("value")[0].as_py() == "500":
                 with pika.BlockingConnection(pika.URLParameters(clock_url)) as connection:
                     channel = connection.channel()
-                    deadline = time.monotonic() + 60
+                    deadline = time.monotonic() + PATIENCE
                     while channel.queue_declare(queue, passive=True).method.message_count < 500:
                         assert time.monotonic() < deadline, "the other partition was not sent"
                         connection.process_data_events(0.02)
@@ -352,7 +353,7 @@ def test_an_endpoint_drops_what_a_repeated_write_sent_again(spark: SparkSession,
 
     async def work() -> None:
         async with bide.connect(clock_url) as client:
-            await asyncio.wait_for(app.run(client), timeout=30)
+            await asyncio.wait_for(app.run(client), PATIENCE)
 
     asyncio.run(work())
     assert len(handled) == len(set(handled)) == 41

@@ -118,7 +118,6 @@ def test_a_python_worker_of_a_stream_is_killed(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_the_jvm_of_a_stream_is_killed(
     spark: SparkSession, clock_url: str, queue: str, counted: Counter, source: Path, tmp_path: Path
 ) -> None:

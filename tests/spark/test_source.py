@@ -15,6 +15,7 @@ import pika
 import pytest
 
 from bide.spark.offsets import document
+from tests.patience import PATIENCE
 from tests.spark.streams import Streams
 
 if TYPE_CHECKING:
@@ -361,7 +362,7 @@ def stopped(query: StreamingQuery) -> bool:
     return not query.isActive
 
 
-def until(condition: Callable[[], Any], seconds: float = 30) -> None:
+def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

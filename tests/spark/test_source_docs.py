@@ -21,7 +21,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "spark-source.md").read_text()
 
 
 def test_the_examples(spark: SparkSession, vhost: Vhost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(pika.BlockingConnection(pika.URLParameters(vhost.url))) as connection:
+    with closing(pika.BlockingConnection(pika.URLParameters(vhost.idle_url))) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         channel.queue_declare("orders", durable=True, arguments={"x-queue-type": "stream"})

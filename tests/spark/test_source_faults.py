@@ -16,6 +16,7 @@ from pika.adapters.blocking_connection import BlockingChannel as Channel
 from pika.exceptions import ChannelClosedByBroker
 
 from bide.broker import LocalBroker
+from tests.patience import PATIENCE
 from tests.spark.killing import QUICK_JAVA, started
 from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port
 
@@ -52,7 +53,7 @@ SHORT = {"x-max-length-bytes": 100_000, "x-stream-max-segment-size-bytes": 50_00
 
 @pytest.fixture
 def channel(vhost: Vhost) -> Iterator[Channel]:
-    with closing(pika.BlockingConnection(pika.URLParameters(vhost.url))) as connection:
+    with closing(pika.BlockingConnection(pika.URLParameters(vhost.idle_url))) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         yield channel
@@ -86,7 +87,6 @@ def stored(spark: SparkSession, folder: Path) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_spark_is_killed_and_started_again(spark: SparkSession, vhost: Vhost, channel: Channel, tmp_path: Path) -> None:
     """JVM and Python, with SIGKILL, in the middle of a query: every message is in the files, once."""
     declare(channel)
@@ -131,7 +131,7 @@ def test_a_broker_that_is_killed_and_started_again(spark: SparkSession, rabbitmq
 
 def publish(broker: LocalBroker, numbers: range) -> None:
     with closing(pika.BlockingConnection(pika.URLParameters(broker.url))) as connection:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while True:
             channel = connection.channel()
             channel.confirm_delivery()
@@ -146,7 +146,7 @@ def publish(broker: LocalBroker, numbers: range) -> None:
 
 
 def until(query: StreamingQuery, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert query.isActive, str(query.exception())
         assert time.monotonic() < deadline, "it did not happen in time"

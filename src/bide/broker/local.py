@@ -23,9 +23,9 @@ from bide.broker.settings import Settings
 from bide.broker.state import State, create_folder, create_subfolders, default_folder, locked, password_of
 from bide.errors import LocalBrokerError
 
-_START_TIMEOUT = timedelta(seconds=90)
+_START_TIMEOUT = timedelta(minutes=3)
 _STOP_TIMEOUT = timedelta(seconds=30)
-_TOOL_TIMEOUT = timedelta(seconds=60)
+_TOOL_TIMEOUT = timedelta(minutes=2)
 _CLEAR_TIMEOUT = timedelta(minutes=5)
 _PORT_TRIES = 3
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from bide.patterns.catalogue import find_pattern
 from bide.topology import Argument, Binding, Exchange, Queue, Topology
 from tests.broker.patterns.taking import bodies
 from tests.broker.receiving import receive
+from tests.patience import ON_TIME
 
 
 async def test_a_broker_without_the_plugin_is_told_what_replaces_it(client: bide.Client) -> None:
@@ -39,7 +39,7 @@ async def test_a_delay_in_every_form(client: bide.Client, value: Any) -> None:
     assert message.headers == {"x-delay": -250, "a": 1}
     assert message.routing_key == "k"
     assert message.lateness is not None
-    assert message.lateness < timedelta(seconds=5)
+    assert message.lateness < ON_TIME
 
 
 @pytest.mark.parametrize(

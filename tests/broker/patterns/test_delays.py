@@ -11,6 +11,7 @@ from bide.patterns.delays import delayed_delivery_cascade, delayed_retry_cascade
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import receive
+from tests.patience import ON_TIME
 from tests.support import Vhost
 
 THREE_LEVELS = bide.NServiceBus(routing="direct", levels=3)
@@ -24,9 +25,9 @@ async def test_a_cascade_brings_a_message_back(vhost_url: str) -> None:
         await client.publish("three", to="app1", delay="3s", expiration="1ms", headers={"mine": 1})
         await client.publish("one", to="app2", delay="1s")
         (one,) = await receive(client, "app2", 1)
-        assert 1 <= time.monotonic() - started < 2.9
+        assert time.monotonic() - started >= 1
         (three,) = await receive(client, "app1", 1)
-        assert 3 <= time.monotonic() - started < 6
+        assert 3 <= time.monotonic() - started < 3 + ON_TIME.total_seconds()
         assert [one.body, three.body] == [b"one", b"three"]
         # Its way stands in the key; what it was sent with is restored, and a TTL of its own did not cut the wait.
         assert three.raw.routing_key == "0.1.1.app1"
@@ -64,7 +65,7 @@ async def test_publishers_send_into_the_levels_themselves(vhost: Vhost) -> None:
         assert receipt.hops == 1
         (message,) = await receive(client, "orders", 1)
     assert message.lateness is not None
-    assert timedelta(0) <= message.lateness < timedelta(seconds=5)
+    assert timedelta(0) <= message.lateness < ON_TIME
 
 
 async def test_the_publishers_own_exchange(client: bide.Client) -> None:

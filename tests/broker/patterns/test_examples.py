@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bide.patterns.catalogue import PATTERNS
+from tests.patience import PATIENCE
 from tests.support import Vhost
 
 FOLDER = Path(__file__).parents[3] / "examples"
@@ -33,7 +34,7 @@ async def test_it_prints_what_it_says(name: str, vhost: Vhost) -> None:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    printed, said = await asyncio.wait_for(process.communicate(), 60)
+    printed, said = await asyncio.wait_for(process.communicate(), PATIENCE)
     assert (printed.decode(), process.returncode) == (promised[1].replace("    ", ""), 0), said.decode()
     kept = {one["name"] for one in vhost.broker.management.call("GET", "queues", vhost.name)}
     assert not {one for one in kept if one.startswith("example")}

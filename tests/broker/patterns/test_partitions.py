@@ -14,6 +14,7 @@ from bide.errors import DeclarationMismatchError, UnsupportedBrokerError
 from bide.partitions import consume_partitions
 from bide.patterns.partitions import data_locality, ordered_partitions, partition_queues
 from tests.broker.receiving import eventually
+from tests.patience import PATIENCE
 from tests.support import Rabbitmq
 
 PARTITIONS = 4
@@ -97,7 +98,7 @@ async def test_one_consumer_at_a_time_has_a_partition_and_another_takes_over(cli
     standby = asyncio.create_task(consume_partitions(client, queues, second))
     for number in range(3, 6):
         await client.publish(str(number), exchange="x", routing_key="the same")
-    await asyncio.wait_for(first_failed.wait(), 20)
+    await asyncio.wait_for(first_failed.wait(), PATIENCE)
 
     async def seven() -> bool:
         return len(handled) == 7

@@ -33,6 +33,7 @@ from bide.topology import Binding, Exchange, Topology
 from tests.broker.receiving import eventually, ready, receive, stack_of
 from tests.broker.test_endpoint_oddities import UnprintableError
 from tests.faults.cutting import Proxy
+from tests.patience import PATIENCE
 from tests.support import Vhost
 
 WAYS: tuple[Replies, ...] = ("direct", "instance", "ephemeral")
@@ -112,17 +113,17 @@ async def test_whatever_a_handler_raises_is_told_and_keeps_no_place(
         if request.body == b"unprintable":
             raise UnprintableError
         if request.body == b"cancelled":
-            other = asyncio.create_task(asyncio.sleep(60))
+            other = asyncio.create_task(asyncio.sleep(3600))
             other.cancel()
             await other
         if request.body == b"by itself":
             task = asyncio.current_task()
             assert task is not None
             task.cancel()
-            await asyncio.sleep(60)
+            await asyncio.sleep(3600)
         return request.body
 
-    async with serving(client, handler, at_once=1), Caller(client, timeout="5s") as caller:
+    async with serving(client, handler, at_once=1), Caller(client, timeout="1m") as caller:
         with pytest.raises(RemoteError, match=r"UnprintableError: \(an exception that cannot be printed"):
             await caller.call("unprintable", to="prices")
         with pytest.raises(RemoteError, match="RuntimeError: the handler was cancelled from within"):
@@ -151,7 +152,7 @@ async def test_a_reply_after_the_timeout_is_for_nobody(client: bide.Client, repl
         started = time.monotonic()
         with pytest.raises(ReplyTimeoutError, match=r"no reply from q:prices within 0:00:00\.3"):
             await caller.call("slow", to="prices", timeout="300ms")
-        assert 0.3 <= time.monotonic() - started < 5
+        assert time.monotonic() - started >= 0.3
         go_on.set()
         # The late reply may come first, and is not taken for this one's. The server lives on, whoever has gone.
         assert (await caller.call("quick", to="prices")).body == b"quick"
@@ -236,7 +237,7 @@ async def test_another_server_answers_for_one_that_was_killed(
             *(sys.executable, "-c", KILLED), env={**os.environ, "BIDE_URL": vhost.url}, stdout=asyncio.subprocess.PIPE
         )
         assert victim.stdout is not None
-        assert await asyncio.wait_for(victim.stdout.readline(), 30) == b"taken\n"
+        assert await asyncio.wait_for(victim.stdout.readline(), PATIENCE) == b"taken\n"
         victim.kill()
         await victim.wait()
         async with serving(client, shout):
@@ -260,7 +261,7 @@ async def test_the_way_back_breaks(vhost: Vhost, replies: Replies) -> None:
         Caller(through, replies=replies) as caller,
     ):
         call = asyncio.create_task(caller.call("tea", to="prices"))
-        await asyncio.wait_for(taken.wait(), 20)
+        await asyncio.wait_for(taken.wait(), PATIENCE)
         proxy.cut()
         cut.set()
         with pytest.raises(ReplyLostError, match="not known whether"):
@@ -278,7 +279,7 @@ async def test_a_reply_queue_that_is_taken_away(client: bide.Client, vhost: Vhos
 
     async with serving(client, take), Caller(client, replies="instance") as caller:
         call = asyncio.create_task(caller.call("tea", to="prices"))
-        await asyncio.wait_for(taken.wait(), 20)
+        await asyncio.wait_for(taken.wait(), PATIENCE)
         found = {one["name"] for one in vhost.broker.management.call("GET", "queues", vhost.name)}
         (reply_queue,) = found - {"prices"}
         expression = (
@@ -325,7 +326,7 @@ async def test_a_caller_that_has_gone_is_no_harm_to_the_server(
     async with serving(client, handler):
         async with Caller(client, replies=replies) as leaving:
             call = asyncio.create_task(leaving.call("leaves", to="prices"))
-            await asyncio.wait_for(taken.wait(), 20)
+            await asyncio.wait_for(taken.wait(), PATIENCE)
         with pytest.raises(ReplyLostError):
             await call
         go_on.set()
@@ -349,7 +350,7 @@ async def test_without_an_event_loop(client: bide.Client, vhost_url: str) -> Non
 
     async def handler(request: bide.Message) -> str:
         if request.body == b"slow":
-            await asyncio.sleep(60)
+            await asyncio.sleep(3600)
         return await shout(request)
 
     async with serving(client, handler):
@@ -364,7 +365,7 @@ async def test_a_server_without_its_queue(client: bide.Client, connection: Conne
         async with await connection.channel() as channel:
             await channel.delete_queue("prices")
         with pytest.raises(ConsumerCancelledError):
-            await asyncio.wait_for(asyncio.shield(server), 20)
+            await asyncio.wait_for(asyncio.shield(server), PATIENCE)
 
 
 async def test_what_cannot_be(client: bide.Client) -> None:
