@@ -20,23 +20,27 @@ from tests.support import Vhost
 
 QUICK = bide.WaitingHall(levels=4, resolution=timedelta(milliseconds=100))
 QUICKLY = ("--levels", "4", "--resolution", "100ms")
+UNHURRIED = bide.WaitingHall(levels=4, resolution=timedelta(seconds=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("between", ["check-in and levels", "levels and target"])
 async def test_a_relay_that_is_killed_between_consume_and_confirm_loses_nothing(vhost: Vhost, between: str) -> None:
     """It is frozen first, so that the messages are certainly in its hands and none of them is sent on."""
     count = 300
     at_target = between == "levels and target"
-    async with bide.connect(vhost.url, infrastructure=QUICK) as client:
+    hall, options = (UNHURRIED, ("--levels", "4", "--resolution", "1s")) if at_target else (QUICK, QUICKLY)
+    levels = [hall.level_name(level) for level in range(4)]
+    async with bide.connect(vhost.url, infrastructure=hall) as client:
         await client.declare(Topology(queues=[Queue.quorum("orders")]))
         connection = await Connection.open(BrokerUrl.parse(vhost.url))
-        with relay(vhost, *QUICKLY) as frozen:
+        with relay(vhost, *options) as frozen:
             if at_target:
-                # Long enough for all of them to be in the levels when it is frozen.
-                await client.publish_many(bide.Letter(f"{n}", to="orders", delay="1.5s") for n in range(count))
+                # Long enough for all of them to be in the levels when it is frozen, on a slow machine too.
+                await client.publish_many(bide.Letter(f"{n}", to="orders", delay="10s") for n in range(count))
 
                 async def in_the_levels() -> bool:
-                    return sum([await ready(connection, QUICK.level_name(level)) for level in range(4)]) == count
+                    return sum([await ready(connection, name) for name in levels]) == count
 
                 await eventually(in_the_levels, step=0.01)
                 frozen.signal(signal.SIGSTOP)
@@ -46,16 +50,16 @@ async def test_a_relay_that_is_killed_between_consume_and_confirm_loses_nothing(
 
             async def in_its_hands() -> bool:
                 # Nothing in the levels, nothing ready: what is left is with the only consumer there is.
-                queues = [*QUICK.relay_queues, QUICK.meditating, *(QUICK.level_name(level) for level in range(4))]
+                queues = [*hall.relay_queues, hall.meditating, *levels]
                 return not sum([await ready(connection, name) for name in queues])
 
             if at_target:
                 # By its due time each of them has left the levels.
-                await asyncio.sleep(1.6)
+                await asyncio.sleep(10.1)
             await eventually(in_its_hands)
             assert await ready(connection, "orders") == 0
             frozen.kill()
-        with relay(vhost, *QUICKLY) as other:
+        with relay(vhost, *options) as other:
             bodies: dict[bytes, int] = {}
             async with asyncio.timeout(PATIENCE), client.consume("orders", prefetch=count) as messages:
                 async for message in messages:
