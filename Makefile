@@ -3,7 +3,7 @@
 PYTHON_BIN := .venv/bin/python
 # Most tests wait for a broker: a few files at a time take half as long. WORKERS=0 runs one after the other.
 # Files begin in the order of tests/conftest.py.
-WORKERS ?= 5
+WORKERS ?= 4
 PARALLEL = --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 # Of another release of PySpark: what docs/spark-cluster.md says of releases.
 PYSPARK ?= 4.2.1

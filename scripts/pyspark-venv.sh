@@ -27,4 +27,5 @@ for file in requirements/sources.txt "$without"; do
 done
 pip install --no-build-isolation --use-pep517 "pyspark==$1" || die "PySpark $1 could not be installed: is there such a release?"
 pip install --no-deps --no-build-isolation --editable .
+"$venv/bin/python" scripts/compile_pyspark.py
 echo "$wanted" >"$stamp"

@@ -52,4 +52,5 @@ for file in sources lock; do
         die "the pinned packages could not be installed: is the package index reachable?"
 done
 pip install --no-deps --no-build-isolation --editable .
+"$venv/bin/python" scripts/compile_pyspark.py
 echo "$wanted" >"$stamp"

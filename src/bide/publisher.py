@@ -50,8 +50,11 @@ def checked_on_lost(value: OnLost) -> OnLost:
     return value
 
 
-TIME_TO_APPLY: Final = 60.0
-"""Seconds: putting a whole infrastructure on a slow broker takes longer than a publish."""
+TIME_TO_APPLY: Final = 180.0
+"""Seconds: putting a whole infrastructure on a slow broker takes longer than a publish.
+
+Onto a broker that has a core for itself it takes seconds, and onto one of many on a busy machine more than a minute.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,6 @@ from bide.pipelines.audit_sources import candidates, find_sources
 from bide.pipelines.formats import to_read
 from bide.topology import Binding, Queue, Topology
 from tests.broker import celery_app
-from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import receive
 from tests.spark.killing import LOCAL, started
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
 STREAM = {"x-queue-type": "stream"}
 EVENTS = "events"
+CLOCK = bide.Clock(max_delay=timedelta(minutes=10), resolution=timedelta(milliseconds=50))
 TODAY = date(2026, 11, 21)
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -59,7 +59,7 @@ class Audited:
     def __init__(self, spark: SparkSession, url: str, port: int, place: Path) -> None:
         self.spark, self.url, self.place = spark, url, place
         self.folder = Folder(str(place))
-        self.sources = find_sources(url, [SMALL_CLOCK], events=[EVENTS], port=port, batch_rows=100)
+        self.sources = find_sources(url, [CLOCK], events=[EVENTS], port=port, batch_rows=100)
 
     def run(self) -> Round:
         return run(self.spark, self.sources, self.folder)
@@ -96,7 +96,7 @@ async def deal(client: bide.Client, number: int) -> None:
 @pytest.fixture
 def audited(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> Audited:
     queues = Topology(queues=[Queue.quorum("orders"), Queue.quorum("errors"), Queue(EVENTS, arguments=STREAM)])
-    asyncio.run(put(vhost.url, SMALL_CLOCK.topology(), taps_of(SMALL_CLOCK).topology(Retention()), queues))
+    asyncio.run(put(vhost.url, CLOCK.topology(), taps_of(CLOCK).topology(Retention()), queues))
     return Audited(spark, vhost.url, stream_port(vhost.broker), tmp_path / "[eu]" / "audit")
 
 
@@ -118,7 +118,7 @@ def test_rounds_follow_what_happens(audited: Audited) -> None:
 
         await asyncio.gather(*map(publish, range(150)))
 
-    with_client(audited.url, SMALL_CLOCK, schedule)
+    with_client(audited.url, CLOCK, schedule)
     second = audited.run()
     assert second.rows["scheduled"] == 150
     assert second.pending == 150 - second.rows["delivered"]
@@ -126,9 +126,9 @@ def test_rounds_follow_what_happens(audited: Audited) -> None:
 
     async def finish(client: bide.Client) -> None:
         await deal(client, 150)
-        await client.publish(b"1", to="orders", delay="19s", message_id="later")
+        await client.publish(b"1", to="orders", delay="9m", message_id="later")
 
-    with_client(audited.url, SMALL_CLOCK, finish)
+    with_client(audited.url, CLOCK, finish)
     third = audited.run()
     # Two retries passed the clock as well.
     assert (third.rows["scheduled"], second.rows["delivered"] + third.rows["delivered"]) == (3, 152)
@@ -287,7 +287,7 @@ def test_what_is_interrupted_between_facts_and_note(audited: Audited, monkeypatc
     async def schedule(client: bide.Client) -> None:
         await asyncio.gather(*(client.publish(b"1", to="orders", delay="100ms") for _ in range(250)))
 
-    with_client(audited.url, SMALL_CLOCK, schedule)
+    with_client(audited.url, CLOCK, schedule)
     note, left = Folder.note, [2]
 
     def fail(self: Folder, what: Note) -> None:
@@ -319,7 +319,7 @@ def test_a_run_that_is_killed_goes_on(audited: Audited, capsys: pytest.CaptureFi
         await asyncio.gather(*(publish(b"1", to="orders", delay="1s", message_id=f"m-{one}") for one in range(number)))
         await receive(client, "orders", number)
 
-    with_client(audited.url, SMALL_CLOCK, schedule)
+    with_client(audited.url, CLOCK, schedule)
     command = [
         *("pipeline", "audit", "--once", "--into", str(audited.place), "--batch-rows", "100", "--json"),
         *("--events", EVENTS, "--url", audited.url, "--stream-port", str(audited.sources.port)),
@@ -357,7 +357,7 @@ def test_rounds_until_it_is_ended(audited: Audited, tmp_path: Path) -> None:
 
     def tell(message_id: str) -> None:
         event = {"event": "processed", "message_id": message_id, "endpoint": "shop", "ended": 1_795_262_400_000}
-        with_client(audited.url, SMALL_CLOCK, lambda client: client.publish(json=event, to=EVENTS))
+        with_client(audited.url, CLOCK, lambda client: client.publish(json=event, to=EVENTS))
 
     def found() -> list[int]:
         lines = output.read_text().splitlines(keepends=True)

@@ -1,16 +1,22 @@
-"""Several queries of a round that fail together."""
+"""Queries of a round that fail."""
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import StreamingQueryException
 
+import bide
 from bide.errors import BideError
-from bide.pipelines.audit import _finish
+from bide.pipelines import audit
+from bide.pipelines.audit import Sources, _finish
+from bide.pipelines.audit_folder import Folder
 from bide.pipelines.session import spark_errors
+from tests.support import Vhost, stream_port
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,10 +32,44 @@ def test_one_failure_is_raised_and_no_other_is_lost(spark: SparkSession, tmp_pat
         return source.writeStream.foreachBatch(fail).option("checkpointLocation", str(tmp_path / name)).start()
 
     with pytest.raises(StreamingQueryException, match="the first is broken") as caught:
-        _finish([failing("first"), failing("second")])
+        _finish([partial(failing, "first"), partial(failing, "second")], is_last=False)
     (note,) = caught.value.__notes__
     assert note.startswith("another query failed, too: ")
     assert "the second is broken" in note
     # In one line, as the command line tells it.
     with pytest.raises(BideError, match=r"^Spark: .*the first is broken.*$"), spark_errors():
         raise caught.value
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("slow", [1, 10])
+def test_a_query_whose_python_takes_too_long_to_start_is_started_again(
+    spark: SparkSession, vhost: Vhost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: int
+) -> None:
+    """Spark gives it ten seconds, which a machine whose cores others have may need."""
+    python, starts = tmp_path / "python", tmp_path / "starts"
+    python.write_text(
+        f"""#!/bin/sh
+case "$*" in
+*python_streaming_source_runner*)
+    echo >>{starts}
+    [ $(wc -l <{starts}) -gt {slow} ] || exec sleep 20
+esac
+exec {sys.executable} "$@"
+"""
+    )
+    python.chmod(0o755)
+    with bide.connect_sync(vhost.url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue("told", arguments={"x-queue-type": "stream"})]))
+        event = {"event": "processed", "message_id": "m", "endpoint": "shop", "ended": 1_795_262_400_000}
+        client.publish(json=event, to="told")
+    sources = Sources(url=vhost.url, events=["told"], port=stream_port(vhost.broker))
+    folder = Folder(str(tmp_path / "audit"))
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+    monkeypatch.setattr(audit, "_ATTEMPTS", 2)
+    if slow == 10:
+        with pytest.raises(StreamingQueryException, match="failed to connect back"):
+            audit.run(spark, sources, folder)
+        return
+    assert audit.run(spark, sources, folder).rows["processed"] == 1

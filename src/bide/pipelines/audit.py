@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
@@ -33,7 +34,15 @@ log = logging.getLogger(__name__)
 BATCH_ROWS: Final = 1_000_000
 """Messages of a batch, at most: what is read again after a kill."""
 
+_ATTEMPTS: Final = 5
+_NO_WORKER: Final = "Python worker failed to connect back"
+"""What Spark says of a Python process that needed more than ten seconds to start, which is as long as it waits.
+
+That is little where all cores are taken. Nothing was read then, and there is no setting for it.
+"""
+
 _Tables = Callable[["DataFrame"], Mapping[str, "DataFrame"]]
+_Starter = Callable[[], "StreamingQuery"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +112,8 @@ def _run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
     now = datetime.now(UTC)
     folder.finish_merges()
     bide.spark.register(spark)
-    queries = [
-        _start(spark, sources, folder, name, streams, make)
+    starts: list[_Starter] = [
+        partial(_start, spark, sources, folder, name, streams, make)
         for name, streams, make in (
             ("scheduled", tuple(sources.scheduled), _tap(facts.scheduled, "scheduled", sources.scheduled)),
             ("delivered", tuple(sources.delivered), _tap(facts.delivered, "delivered", sources.delivered)),
@@ -113,7 +122,10 @@ def _run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
         # One of which no stream is left is asked too: its checkpoint knows what was read, and that it is missing.
         if streams or folder.has_positions(name)
     ]
-    _finish(queries)
+    for attempt in range(1, _ATTEMPTS + 1):
+        starts = _finish(starts, is_last=attempt == _ATTEMPTS)
+        if not starts:
+            break
     read = time.monotonic()
     notes = folder.notes()
     days = refresh(spark, folder, notes, now=now)
@@ -189,17 +201,31 @@ def _start(
     )
 
 
-def _finish(queries: Sequence[StreamingQuery]) -> None:
-    """Wait for all, also when one fails: none may go on writing behind the caller's back."""
+def _finish(starts: Sequence[_Starter], *, is_last: bool) -> list[_Starter]:
+    """Start queries and wait for all, also when one fails: none may go on writing behind the caller's back.
+
+    Args:
+        is_last: whether those whose Python was too slow to start have failed, too.
+
+    Returns:
+        Those that are to be started again.
+    """
     failures: list[Exception] = []
+    again: list[_Starter] = []
+    queries: list[tuple[_Starter, StreamingQuery]] = []
     try:
-        for query in queries:
+        queries.extend((start, start()) for start in starts)
+        for start, query in queries:
             try:
                 query.awaitTermination()
             except Exception as error:  # noqa: BLE001 (raised, or told, below)
-                failures.append(error)
+                if is_last or _NO_WORKER not in str(error):
+                    failures.append(error)
+                else:
+                    log.info("a query is started again: %s", error)
+                    again.append(start)
     finally:
-        for query in queries:
+        for _, query in queries:
             query.stop()
     if failures:
         first, *others = failures
@@ -207,3 +233,4 @@ def _finish(queries: Sequence[StreamingQuery]) -> None:
             first.add_note(f"another query failed, too: {one}")
             log.warning("another query failed, too: %s", one)
         raise first
+    return again
