@@ -495,7 +495,7 @@ async def test_relays_that_cannot_work(vhost: Vhost, connection: Connection) -> 
 
 
 async def test_27_seconds_hop_by_hop(walk: Walk) -> None:
-    """Levels of 1, 2, 4 and 8 seconds: 27, 19 and 11 seconds to go, then ``1.0.1.1``, or a little less, and the routing key restored."""
+    """Levels of 1, 2, 4 and 8 seconds: 27, 19 and 11 seconds to go, then ``1.0.1.1``; the routing key is restored."""
     async with bide.connect(walk.url) as client:
         out, _ = await asyncio.to_thread(walk.receiver.communicate, timeout=PATIENCE)
         assert 0 <= json.loads(out)["lateness_ms"] < ON_TIME.total_seconds() * 1000
