@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from bide.bulk.feed import Feed
 from bide.letter import Letter
+from tests.patience import PATIENCE
 
 
 def batch(start: int, number: int = 3) -> list[Letter]:
@@ -40,7 +41,7 @@ async def test_all_that_a_thread_adds_comes_in_order() -> None:
 
         thread = threading.Thread(target=fill)
         thread.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             assert names(await taken(feed)) == names(batch(0, 3 * round_))
         thread.join()
 
@@ -89,7 +90,7 @@ async def test_who_waits_goes_on_when_nobody_takes_any_more() -> None:
         feed.add(batch(start))
     waiting = asyncio.create_task(asyncio.to_thread(feed.wait_for_room))
     feed.abandon()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await waiting
         # However often.
         for _ in range(3):

@@ -25,6 +25,7 @@ from bide.amqp import codec, decoding
 from bide.amqp.content import Assembly, Delivery
 from bide.errors import InvalidInputError
 from bide.message import Message
+from tests.patience import PATIENCE
 
 SHORT_TEXTS = (
     *("content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id"),
@@ -433,7 +434,7 @@ def test_properties_may_be_asked_for_by_several_threads_at_once() -> None:
                 found, start = decoding.Properties(frame), Barrier(8)
 
                 def read(found: decoding.Properties = found, start: Barrier = start) -> int:
-                    start.wait(timeout=30)
+                    start.wait(timeout=PATIENCE)
                     return len(found["headers"])
 
                 assert [one.result() for one in [threads.submit(read) for _ in range(8)]] == [50] * 8

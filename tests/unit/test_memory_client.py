@@ -20,6 +20,7 @@ from bide.errors import (
     UnroutableError,
 )
 from bide.topology import Exchange, Queue, Topology
+from tests.patience import PATIENCE
 
 REMINDERS = Topology(queues=[Queue.quorum("reminders")])
 RELEASES = [(3, 10), (4, 0), (4, 3)]
@@ -27,7 +28,7 @@ RELEASES = [(3, 10), (4, 0), (4, 3)]
 
 async def received(client: bide.Client, queue: str = "reminders") -> bide.Message:
     async with client.consume(queue) as messages:
-        message = await asyncio.wait_for(anext(messages), 5)
+        message = await asyncio.wait_for(anext(messages), PATIENCE)
         await message.ack()
         return message
 
@@ -129,12 +130,12 @@ async def test_a_client_outlives_its_connection() -> None:
             await client.publish("x", to="reminders")
             first = await anext(messages)
             b.drop_connections()
-            again = await asyncio.wait_for(anext(messages), 5)
+            again = await asyncio.wait_for(anext(messages), PATIENCE)
             assert (first.message_id, first.redelivered) == (again.message_id, False)
             assert (again.redelivered, again.delivery_count) == (True, 1)
             await again.ack()
             await client.publish("y", to="reminders")
-            assert (await asyncio.wait_for(anext(messages), 5)).body == b"y"
+            assert (await asyncio.wait_for(anext(messages), PATIENCE)).body == b"y"
 
 
 def test_a_client_that_blocks() -> None:

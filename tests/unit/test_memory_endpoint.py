@@ -12,6 +12,7 @@ import pytest
 
 import bide
 import bide.testing
+from tests.patience import PATIENCE
 
 RELEASES = [(3, 10), (4, 0), (4, 3)]
 
@@ -24,7 +25,7 @@ async def running(app: bide.Endpoint, client: bide.Client, b: bide.testing.Memor
         yield
     finally:
         app.stop()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, PATIENCE)
 
 
 @pytest.fixture(autouse=True)

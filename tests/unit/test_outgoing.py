@@ -28,6 +28,7 @@ from bide.errors import (
     ReservedHeaderError,
 )
 from bide.outgoing import Outgoing, new_message_id
+from tests.patience import PATIENCE
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOW_STAMP = 1_795_262_400_000
@@ -413,7 +414,9 @@ else:
 
 
 def test_a_forked_process_makes_other_ids() -> None:
-    output = subprocess.run([sys.executable, "-c", FORK], check=True, capture_output=True, text=True, timeout=30).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", FORK], check=True, capture_output=True, text=True, timeout=PATIENCE
+    ).stdout
     ours, theirs = output.split()
     assert len(ours) == len(theirs) == 32
     assert ours[:20] != theirs[:20]

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.cli.pipeline_view import histogram, progress, span_for
+from tests.patience import PATIENCE
 
 START = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -82,7 +83,7 @@ class Terminal:
 
     def shows(self, text: str) -> bool:
         """Whether it shows a text within some seconds."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while text not in self.read(0.1):
             if time.monotonic() > deadline:
                 return False

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.patience import PATIENCE
+
 
 def test_what_is_missing_is_told_to_whoever_wants_to_know() -> None:
     script = (
@@ -14,6 +16,8 @@ def test_what_is_missing_is_told_to_whoever_wants_to_know() -> None:
         "import pyspark_bide\n"
         "assert not hasattr(pyspark_bide, 'DefaultSource')"
     )
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    answer = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     assert "DEBUG:bide:there is no data source rabbitmq\n" in answer.stderr
     assert "\nModuleNotFoundError: " in answer.stderr

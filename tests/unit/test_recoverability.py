@@ -26,6 +26,7 @@ from bide.recoverability.history import History, nservicebus_time, read_nservice
 from bide.recoverability.policy import poison_limit
 from bide.recoverability.report import Report
 from bide.recoverability.selection import Selection
+from tests.patience import PATIENCE
 
 NOW = datetime(2026, 11, 21, 3, 0, 0, 123000, tzinfo=UTC)
 
@@ -522,7 +523,7 @@ async def test_the_gate_lets_in_so_many_and_slows_down() -> None:
     await gate.enter()
     gate.succeeded()
     assert gate.inside == 1
-    await asyncio.wait_for(gate.enter(), 1)
+    await asyncio.wait_for(gate.enter(), PATIENCE)
     assert gate.inside == 2
 
 
