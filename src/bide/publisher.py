@@ -6,7 +6,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Final, Literal
+from typing import Literal
 
 from bide.admin.apply import check_release
 from bide.amqp import faults
@@ -31,6 +31,7 @@ from bide.letter import Letters
 from bide.link import Link
 from bide.outcome import denied, in_doubt
 from bide.outgoing import Outgoing
+from bide.patience import TIME_TO_APPLY, Applying, Patience
 from bide.session import Session, too_large
 
 log = logging.getLogger(__name__)
@@ -48,13 +49,6 @@ def checked_on_lost(value: OnLost) -> OnLost:
     if value not in ("repeat", "raise"):
         raise InvalidInputError(f"on_lost={value!r}: give 'repeat' or 'raise'")
     return value
-
-
-TIME_TO_APPLY: Final = 180.0
-"""Seconds: putting a whole infrastructure on a slow broker takes longer than a publish.
-
-Onto a broker that has a core for itself it takes seconds, and onto one of many on a busy machine more than a minute.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +77,11 @@ class _Sending:
         reason: why it is not confirmed yet.
         suspect: whether it may be the one for which the broker closed a channel.
         blamed: whether it certainly is.
-        seconds: how long it may take as it looks now.
     """
 
     message: Outgoing
     mandatory: bool
     reason: str
-    seconds: float
     attempts: int = 0
     was_lost: bool = False
     suspect: bool = False
@@ -107,9 +99,9 @@ class _Sending:
             return self.attempts > 1
         return self.was_lost and not isinstance(error, MessageTooLargeError)
 
-    def out_of_time(self, blocked_by: str | None) -> PublishError:
+    def out_of_time(self, seconds: float, blocked_by: str | None) -> PublishError:
         """The error for a message whose time is up."""
-        reason, seconds = self.reason, self.seconds
+        reason = self.reason
         if blocked_by is not None:
             reason = f"the broker takes no publishes at the moment: {blocked_by}"
         if self.attempts:
@@ -125,8 +117,8 @@ class Publisher:
 
     Args:
         declare: put the delay infrastructure on the broker where it is missing; else its absence is an error.
-        timeout: for one message, reconnecting and repeating included, but not the putting of a whole infrastructure
-            on the broker, for which there are ``TIME_TO_APPLY`` seconds at least.
+        timeout: for one message, reconnecting and repeating included. While the infrastructure is put on the broker
+            nobody's time runs; see :meth:`patience`.
         on_lost: see ``OnLost``.
         max_in_flight: messages sent and not yet confirmed; further publishes wait.
 
@@ -153,6 +145,7 @@ class Publisher:
         self.on_lost = on_lost
         self.max_in_flight = max_in_flight
         self._window = asyncio.Semaphore(max_in_flight)
+        self._applying = Applying()
         self._session: Session | None = None
         self._opening = asyncio.Lock()
 
@@ -168,13 +161,27 @@ class Publisher:
         """Close the connection."""
         await self._link.close()
 
+    def patience(self, *, end: float | None = None, allowance: float | None = None) -> Patience:
+        """A time limit that stands still while the delay infrastructure is put on the broker.
+
+        Args:
+            end: by the clock of the event loop; None is ``timeout`` from now.
+            allowance: seconds that it may stand still in all; None is ``TIME_TO_APPLY``, or ``timeout`` if more.
+        """
+        seconds = self.timeout.total_seconds()
+        return Patience(
+            self._applying,
+            asyncio.get_running_loop().time() + seconds if end is None else end,
+            max(seconds, TIME_TO_APPLY) if allowance is None else allowance,
+        )
+
     async def prepare(self, message: Outgoing) -> None:
         """See to it that everything stands that such a message needs on its way, without sending it.
 
         Raises:
             BideError: as :meth:`publish`, but for what only a sending can meet.
         """
-        async with asyncio.timeout(max(self.timeout.total_seconds(), TIME_TO_APPLY)):
+        async with self.patience():
             await (await self.session()).prepare(message)
 
     async def publish(self, message: Outgoing, *, mandatory: bool = True) -> Receipt:
@@ -196,15 +203,15 @@ class Publisher:
             MessageTooLargeError: the body is over the broker's limit.
             BrokerError: the broker cannot be reached, or refuses.
         """
-        seconds = self.timeout.total_seconds()
-        reason = f"{self.max_in_flight} messages before it are not confirmed yet"
-        sending = _Sending(message, mandatory, reason, seconds)
+        sending = _Sending(message, mandatory, f"{self.max_in_flight} messages before it are not confirmed yet")
+        begun = asyncio.get_running_loop().time()
+        patience = self.patience(end=begun + self.timeout.total_seconds())
         try:
-            async with asyncio.timeout(seconds) as limit, self._window:
+            async with patience, self._window:
                 sending.reason = "the broker was not reached"
                 while True:
                     session = await self._session_for(sending)
-                    if await self._round(session, sending, limit):
+                    if await self._round(session, sending):
                         return Receipt(
                             message_id=message.message_id,
                             due=sending.message.due,
@@ -215,7 +222,7 @@ class Publisher:
         except TimeoutError as error:
             connection = self._session.connection if self._session is not None else None
             blocked_by = connection.blocked_by if connection is not None and connection.is_open else None
-            raise sending.out_of_time(blocked_by) from error
+            raise sending.out_of_time(patience.end - begun, blocked_by) from error
 
     async def _session_for(self, sending: _Sending) -> Session:
         try:
@@ -225,13 +232,13 @@ class Publisher:
                 raise
             raise denied(sending.message.message_id, error) from error
 
-    async def _round(self, session: Session, sending: _Sending, limit: asyncio.Timeout) -> bool:
+    async def _round(self, session: Session, sending: _Sending) -> bool:
         """Try to send a message once, and tell whether it was confirmed; False if it is worth another try."""
         before = sending.attempts
         try:
             sending.reason = "what it needs on its way was not there yet"
             if not session.is_prepared(sending.message):
-                await self._prepare(session, sending, limit)
+                await session.prepare(sending.message)
             if not sending.suspect:
                 await self._send(session, await session.channel(), sending)
                 return True
@@ -261,22 +268,6 @@ class Publisher:
             else:
                 sending.was_lost = sending.was_lost or not session.connection.is_open
             return False
-
-    async def _prepare(self, session: Session, sending: _Sending, limit: asyncio.Timeout) -> None:
-        if not session.would_apply(sending.message):
-            await session.prepare(sending.message)
-            return
-        begun, end = session.connection.loop.time(), limit.when()
-        assert end is not None
-        sending.seconds = max(self.timeout.total_seconds(), TIME_TO_APPLY)
-        limit.reschedule(max(end, begun + TIME_TO_APPLY))
-        try:
-            await session.prepare(sending.message)
-        finally:
-            if not limit.expired():
-                # What that took does not count.
-                limit.reschedule(end + session.connection.loop.time() - begun)
-                sending.seconds = self.timeout.total_seconds()
 
     async def _send(self, session: Session, channel: Channel, sending: _Sending) -> None:
         # The delay counts from here: a first sending waits all of it, a repeated one the rest.
@@ -347,6 +338,6 @@ class Publisher:
             infrastructure = self._infrastructure
             if isinstance(infrastructure, Clock) and infrastructure.carrier is None:
                 infrastructure = replace(infrastructure, carrier=carrier_for(connection.release))
-            session = Session(connection, infrastructure, declare=self._declare)
+            session = Session(connection, infrastructure, declare=self._declare, applying=self._applying)
             self._session = session
             return session

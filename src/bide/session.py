@@ -18,6 +18,7 @@ from bide.duration import sending_time
 from bide.encoder import Encoder
 from bide.errors import AccessRefusedError, MessageTooLargeError, NotAppliedError, TargetNotFoundError
 from bide.outgoing import Kind, Outgoing
+from bide.patience import Applying
 from bide.topology import Exchange, Topology
 
 log = logging.getLogger(__name__)
@@ -39,18 +40,22 @@ class Session:
     Args:
         infrastructure: as it is used on this broker's release.
         declare: put it on the broker where it is missing; else its absence is an error.
+        applying: is told when that begins and ends.
 
     Attributes:
         encoder: of the messages that go through this connection.
         suspects: held while a message is sent on a channel of its own, see :meth:`Publisher.publish`.
     """
 
-    def __init__(self, connection: Connection, infrastructure: DelayInfrastructure, *, declare: bool) -> None:
+    def __init__(
+        self, connection: Connection, infrastructure: DelayInfrastructure, *, declare: bool, applying: Applying
+    ) -> None:
         self.connection = connection
         self.infrastructure = infrastructure
         self.encoder = Encoder(infrastructure, frame_max=connection.frame_max)
         self.suspects = asyncio.Lock()
         self._declare = declare
+        self._applying = applying
         self._channel: Channel | None = None
         self._applied = False
         self._largest: int | None = None
@@ -83,11 +88,11 @@ class Session:
         """Whether :meth:`prepare` would find everything as it should be, known without asking anybody."""
         if self._largest is not None and len(message.body) > self._largest:
             return False
-        return message.kind is not None and self._is_known(self._kinds, (message.kind, self._waits(message)))
-
-    def would_apply(self, message: Outgoing) -> bool:
-        """Whether :meth:`prepare` would wait until the whole infrastructure is on the broker, or is found there."""
-        return not self._applied and self._waits(message)
+        if message.kind is None:
+            return False
+        due = message.due
+        waits = bool(message.delay) if due is None else due > sending_time(self.connection.now())
+        return self._is_known(self._kinds, (message.kind, waits))
 
     async def prepare(self, message: Outgoing) -> None:
         """See to it that everything stands that this message needs on its way.
@@ -129,10 +134,6 @@ class Session:
         self._targets.clear()
         self._kinds.clear()
 
-    def _waits(self, message: Outgoing) -> bool:
-        due = message.due
-        return bool(message.delay) if due is None else due > sending_time(self.connection.now())
-
     async def _ensure_applied(self) -> None:
         async with self._declaring:
             if self._applied:
@@ -141,8 +142,9 @@ class Session:
             if await exists(self.connection, probes):
                 await self._complete(probes)
             elif self._declare:
-                await check_streams(self.connection, prefix=self.infrastructure.delivery_exchange)
-                applied = await apply(self.connection, self.infrastructure.topology(), last=probes)
+                with self._applying.begun():
+                    await check_streams(self.connection, prefix=self.infrastructure.delivery_exchange)
+                    applied = await apply(self.connection, self.infrastructure.topology(), last=probes)
                 log.info("put the delay infrastructure %s on the broker: %s", self.infrastructure.name, applied)
             else:
                 raise NotAppliedError(

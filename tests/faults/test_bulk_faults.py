@@ -431,15 +431,14 @@ async def test_a_broker_that_falls_silent_is_noticed_by_its_missing_heartbeats(v
     assert all(there[name] <= one.attempts for name, one in known.items())
 
 
-async def test_what_took_too_long_is_told(vhost: Vhost, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bide.bulk.run.TIME_TO_APPLY", 0.7)
+async def test_what_took_too_long_is_told(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="500ms") as client:
         proxy.on_method[QUEUE_DECLARE] = "deaf"
         known, error = await told(client.publish_many(letters(queue, 3, delay="1s")))
         assert known == {}
         assert error is not None
-        assert "nothing was sent within 0.7 s: what they need on their way was not there yet" in str(error)
+        assert "nothing was sent within 0.5 s: what they need on their way was not there yet" in str(error)
         assert (error.in_doubt, [one.position for one in error.unsent]) == ((), [0])
         proxy.cut()
         proxy.on_method[PUBLISH] = "deaf"

@@ -16,6 +16,8 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.amqp.writer import WRITE_BUFFER
 from bide.errors import (
+    BrokerUnreachableError,
+    BulkInDoubtError,
     ClosedError,
     ConnectionLostError,
     ProtocolError,
@@ -359,18 +361,82 @@ async def test_an_infrastructure_may_take_longer_than_a_publish(vhost: Vhost, pr
         proxy.rate = None
 
 
+async def test_who_waits_for_the_infrastructure_of_another_loses_no_time(vhost: Vhost, proxy: Proxy) -> None:
+    """Nor does who waits for a place in the window."""
+    queue = fresh("q")
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="2s", max_in_flight=2) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        before = proxy.sent
+        proxy.rate = 4_000
+        delays = ["1s", "0s", "1s", "1s", "0s"]
+        receipts = await asyncio.gather(*(client.publish(b"", to=queue, delay=delay) for delay in delays))
+        assert {one.attempts for one in receipts} == {1}
+        assert (proxy.sent - before) / proxy.rate > 2
+        proxy.rate = None
+
+
 async def test_an_infrastructure_that_takes_too_long(
     vhost: Vhost, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bide.publisher.TIME_TO_APPLY", 0.7)
-    queue = await declared(vhost.url)
+    queue = fresh("q")
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="500ms") as client:
-        proxy.on_method[QUEUE_DECLARE] = "deaf"
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        proxy.on_method[QUEUE_BIND] = "deaf"
         with pytest.raises(
-            PublishError, match=r"not sent within 0\.7 s: what it needs on its way was not there yet"
+            PublishError, match=r"not sent within 1\.2 s: what it needs on its way was not there yet"
         ) as caught:
             await client.publish(b"", to=queue, delay="1s")
         assert not isinstance(caught.value, PublishInDoubtError)
+
+
+async def test_a_connection_that_breaks_again_and_again_as_the_infrastructure_is_put_there(
+    vhost: Vhost, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again, and not for ever."""
+    monkeypatch.setattr("bide.publisher.TIME_TO_APPLY", 3.0)
+    queue = fresh("q")
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1s") as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        stop = asyncio.Event()
+
+        async def cut() -> None:
+            while not stop.is_set():
+                proxy.on_method[QUEUE_BIND] = "before"
+                await asyncio.sleep(0.001)
+
+        cutting = asyncio.create_task(cut())
+        accepted, started = proxy.accepted, asyncio.get_running_loop().time()
+        with pytest.raises(PublishError, match="message 'm' was not sent within "):
+            await client.publish(b"", to=queue, delay="1s", message_id="m")
+        assert asyncio.get_running_loop().time() - started < 20
+        assert proxy.accepted > accepted + 1
+        accepted, started = proxy.accepted, asyncio.get_running_loop().time()
+        with pytest.raises(BulkInDoubtError, match="nothing was sent within ") as caught:
+            await client.publish_many([bide.Letter(b"", to=queue, delay="1s")])
+        assert (caught.value.in_doubt, len(caught.value.unsent)) == ((), 1)
+        assert asyncio.get_running_loop().time() - started < 20
+        assert proxy.accepted > accepted + 1
+        stop.set()
+        await cutting
+        proxy.on_method.clear()
+        assert (await client.publish(b"", to=queue, delay="1s")).attempts == 1
+
+
+async def test_a_broker_that_does_not_answer_costs_no_more_than_the_time_limit(vhost: Vhost, proxy: Proxy) -> None:
+    """While it is asked what it has: the infrastructure is there, or the target is an exchange of others."""
+    queue = await declared(vhost.url)
+    for target in (bide.Letter(b"", to=queue, delay="1s"), bide.Letter(b"", exchange="amq.topic")):
+        async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="500ms") as client:
+            proxy.deaf = True
+            with pytest.raises(PublishError, match=r"within 0\.5 s: what it needs"):
+                await client.publish(b"", to=target.to, exchange=target.exchange, delay=target.delay)
+            with pytest.raises(PublishError, match=r"within 0\.5 s"):
+                await client.publish_many([target])
+            with pytest.raises(BrokerUnreachableError, match="did not bind"):
+                await client.bind(queue)
+            proxy.deaf = False
+            proxy.cut()
 
 
 async def test_closing_the_client_ends_what_waits_for_the_broker(vhost: Vhost, proxy: Proxy) -> None:

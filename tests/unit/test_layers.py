@@ -31,7 +31,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "observability": ("metrics", "tracing"),
     "client": (
         *("", "bulk", "cancellation", "client", "consumer", "encoder", "letter"),
-        *("link", "message", "publisher", "session", "subscription", "sync", "outcome", "undeliverable"),
+        *("link", "message", "publisher", "session", "subscription", "sync", "outcome", "patience", "undeliverable"),
         "relay",
         *("endpoint", "event_bus", "lifecycle"),
         *("delayed_message", "ephemeral", "partitions", "rpc", "wire_tap"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Final
 
 from bide.amqp import faults
@@ -29,7 +30,7 @@ from bide.errors import (
 from bide.letter import Letter
 from bide.outcome import denied, in_doubt, not_sent, with_unsent
 from bide.outgoing import Kind, Outgoing
-from bide.publisher import TIME_TO_APPLY, OnLost, Publisher
+from bide.publisher import OnLost, Publisher
 from bide.session import Session, too_large
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Run:
     Args:
         window: letters that were taken from the input and whose fate is not known.
         timeout: seconds without any confirm after which it gives up. Time in which the broker says that it takes no
-            publishes does not count.
+            publishes does not count, and neither does that in which the delay infrastructure is put on the broker.
     """
 
     def __init__(
@@ -93,8 +94,9 @@ class Run:
         self._news = asyncio.Event()
         self._end: BideError | None = None
         self._has_moved = True
-        self._deadline = 0.0
-        self._reason, self._allowed = "", timeout
+        self._since = self._deadline = 0.0
+        self._allowance: float | None = None
+        self._reason = ""
 
     def count_from(self, position: int) -> None:
         """Give the first letter this position instead of 0."""
@@ -195,13 +197,14 @@ class Run:
         started = loop.time()
         unprepared, is_interrupted = self._send(source, session, channel)
         # The broker cannot be heard while the input takes its time.
-        self._deadline += loop.time() - started
+        took = loop.time() - started
+        self._since += took
+        self._deadline += took
         if unprepared is not None:
-            begun = loop.time()
-            async with self._patience("what they need on their way was not there yet", at_least=TIME_TO_APPLY):
+            async with self._patience("what they need on their way was not there yet"):
                 await self._prepare(session, unprepared)
-            # To put a whole infrastructure there is no silence either.
-            self._deadline += loop.time() - begun
+            # That was an answer.
+            self._has_moved = True
         elif is_interrupted:
             # So that confirms, and other tasks, get their turn.
             await asyncio.sleep(0)
@@ -228,24 +231,30 @@ class Run:
         """Whether there are messages whose fate is not known."""
         return bool(self._in_flight or self._lost or self._again)
 
-    def _patience(self, reason: str = "", *, at_least: float = 0.0) -> asyncio.Timeout:
-        """The time that the broker has left to confirm something.
+    @asynccontextmanager
+    async def _patience(self, reason: str = "") -> AsyncIterator[None]:
+        """Within the time that the broker has left to confirm something, or to answer at all.
 
         Args:
             reason: what else to say when it is over.
-            at_least: seconds for this, however little is left.
         """
-        now = asyncio.get_running_loop().time()
         if self._has_moved:
             self._has_moved = False
-            self._deadline = now + self._timeout
-        self._reason, self._allowed = reason, max(self._timeout, at_least)
-        return asyncio.timeout_at(max(self._deadline, now + at_least))
+            self._since = asyncio.get_running_loop().time()
+            self._deadline = self._since + self._timeout
+            self._allowance = None
+        self._reason = reason
+        patience = self._publisher.patience(end=self._deadline, allowance=self._allowance)
+        try:
+            async with patience:
+                yield
+        finally:
+            self._deadline, self._allowance = patience.end, patience.allowance
 
     def _out_of_time(self) -> str:
         was_sent = self._in_flight or any(one.attempts for one in (*self._lost, *self._again))
         what = "no confirm" if was_sent else "nothing was sent"
-        return f"{what} within {self._allowed:g} s{self._reason and ': '}{self._reason}"
+        return f"{what} within {self._deadline - self._since:g} s{self._reason and ': '}{self._reason}"
 
     def _has_room(self) -> None:
         self._has_moved = True

@@ -23,7 +23,7 @@ from bide.pipelines import audit_facts as facts
 from bide.pipelines import audit_tables as tables
 from bide.pipelines.audit_folder import Folder, Note
 from bide.pipelines.audit_refresh import FACTS, compact, refresh
-from bide.pipelines.session import parallelism
+from bide.pipelines.session import NO_WORKER, parallelism
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,12 +34,8 @@ log = logging.getLogger(__name__)
 BATCH_ROWS: Final = 1_000_000
 """Messages of a batch, at most: what is read again after a kill."""
 
-_ATTEMPTS: Final = 5
-_NO_WORKER: Final = "Python worker failed to connect back"
-"""What Spark says of a Python process that needed more than ten seconds to start, which is as long as it waits.
-
-That is little where all cores are taken. Nothing was read then, and there is no setting for it.
-"""
+_ATTEMPTS: Final = 3
+"""At a query for whose Python Spark did not wait: it goes on from its checkpoint, as after a kill."""
 
 _Tables = Callable[["DataFrame"], Mapping[str, "DataFrame"]]
 _Starter = Callable[[], "StreamingQuery"]
@@ -214,15 +210,21 @@ def _finish(starts: Sequence[_Starter], *, is_last: bool) -> list[_Starter]:
     again: list[_Starter] = []
     queries: list[tuple[_Starter, StreamingQuery]] = []
     try:
-        queries.extend((start, start()) for start in starts)
+        for start in starts:
+            try:
+                queries.append((start, start()))
+            except Exception as error:
+                # On Spark Connect the Python of a foreachBatch is there before the query is.
+                if is_last or NO_WORKER not in str(error):
+                    raise
+                again.append(start)
         for start, query in queries:
             try:
                 query.awaitTermination()
             except Exception as error:  # noqa: BLE001 (raised, or told, below)
-                if is_last or _NO_WORKER not in str(error):
+                if is_last or NO_WORKER not in str(error):
                     failures.append(error)
                 else:
-                    log.info("a query is started again: %s", error)
                     again.append(start)
     finally:
         for _, query in queries:
@@ -233,4 +235,6 @@ def _finish(starts: Sequence[_Starter], *, is_last: bool) -> list[_Starter]:
             first.add_note(f"another query failed, too: {one}")
             log.warning("another query failed, too: %s", one)
         raise first
+    if again:
+        log.info("Spark did not wait for the Python of %d queries: they are started again", len(again))
     return again

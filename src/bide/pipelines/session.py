@@ -33,8 +33,13 @@ _DEFAULT_FILES: Final = ("spark.hadoop.fs.defaultFS", "spark.hadoop.fs.default.n
 _CONFIGURATIONS: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME")
 """Where Spark looks for files that may say the same."""
 _TRACEBACK: Final = "Traceback (most recent call last):"
+NO_WORKER: Final = "Python worker failed to connect back"
+"""What Spark says of a Python process that did not report within ten seconds, for which it has no setting.
+
+It could not start, for want of a module, or has not started yet, for want of a free core.
+"""
 # What Spark says then. Files that are sent along are not found where it plans a streaming read.
-_NO_PYTHON: Final = ("No module named 'bide'", "Python worker failed to connect back")
+_NO_PYTHON: Final = ("No module named 'bide'", NO_WORKER)
 _UNANSWERED: Final = re.compile(r"An error occurred while calling \S+")
 _OURS: Final = re.compile(
     r"^(?:[\w.]*: )?(?:bide\.errors\.)(\w+): (.+?)(?=\n\s*\n|\n[ \t]*at |\n\s*SQLSTATE|\Z)", re.M | re.S
@@ -290,9 +295,10 @@ def _is_of_an_ended_java(error: Exception) -> bool:
 def _translated(text: str, *, sending: bool = False) -> BideError:
     found = _OURS.search(text)
     if found is None and any(sign in text for sign in _NO_PYTHON):
+        late = " (or did not start within ten seconds, where all cores are busy)" if NO_WORKER in text else ""
         return BideError(
-            "Spark plans and runs with a Python that does not have what it takes: install bide[spark] there; on Spark "
-            "Connect, in the Python of the server, bide[spark] and pyspark[connect]"
+            f"Spark plans and runs with a Python that does not have what it takes{late}: install bide[spark] there; on "
+            "Spark Connect, in the Python of the server, bide[spark] and pyspark[connect]"
         )
     if found is None:
         return BideError(f"Spark: {_reason(text)}")
