@@ -78,7 +78,7 @@ async def test_the_second_signal_ends_the_process_though_a_handler_blocks(
     async with bide.connect(vhost.url) as client:
         async with serving(vhost) as process:
             await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
-            await client.publish(b"60", to="orders", message_id="one")
+            await client.publish(b"3600", to="orders", message_id="one")
             assert await said(process) == "inside"
             process.send_signal(first)
             with pytest.raises(TimeoutError):

@@ -39,7 +39,7 @@ from bide.session import Session
 from tests.broker.receiving import eventually, fresh, ready
 from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail, too_old
 from tests.faults.proxy import PUBLISH, QUEUE_DECLARE, Proxy
-from tests.patience import PATIENCE
+from tests.patience import ON_TIME, PATIENCE
 from tests.support import SOAK, Vhost
 
 CUTS = 200 if SOAK else 6
@@ -391,7 +391,7 @@ async def test_a_broker_that_answers_no_more(vhost: Vhost, proxy: Proxy) -> None
             yield letter
 
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1s") as client:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(ON_TIME.total_seconds()):
             known, error = await told(client.publish_many(source(), window=100))
         assert len(known) >= 50
         assert error is not None

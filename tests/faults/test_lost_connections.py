@@ -22,7 +22,7 @@ from bide.errors import (
 )
 from tests.broker.receiving import eventually, fresh, ready, receive
 from tests.faults.cutting import Proxy
-from tests.patience import PATIENCE
+from tests.patience import ON_TIME, PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -122,7 +122,7 @@ async def test_a_broker_that_stays_away_ends_other_calls_in_time(vhost: Vhost, p
             client.release(),
             client.infrastructure(),
         ]
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(ON_TIME.total_seconds()):
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(one) for one in outcomes] == [BrokerUnreachableError] * len(calls)
         assert "was not back within 3 s: see that the broker is up" in str(outcomes[0])

@@ -28,9 +28,6 @@ any more, and everything takes several times as long. The size is that of a Java
 LOCAL: Final = ("--master", "local[2]", "--spark-conf", f"spark.driver.extraJavaOptions={QUICK_JAVA}")
 """Where a pipeline of the command line has a Spark of its own."""
 
-_LONGEST_START: Final = PATIENCE
-"""Seconds: a Spark takes ten to start, and many times that where other tests have the cores."""
-
 
 def kill_python_workers(spark: SparkSession) -> int:
     """``kill -9`` every Python worker of a session, and say how many there were."""
@@ -50,13 +47,13 @@ class Program:
 
     def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
         """Look again and again until something is so, which must be before the program ends."""
-        wait_until(lambda: is_so() or self._process.poll() is not None, what, seconds=_LONGEST_START)
+        wait_until(lambda: is_so() or self._process.poll() is not None, what)
         assert self._process.poll() is None, "it ended before it could be killed"
 
     def end(self) -> int:
         """SIGTERM to the program alone, and its exit code."""
         self._process.terminate()
-        return self._process.wait(_LONGEST_START)
+        return self._process.wait(PATIENCE)
 
     def kill(self) -> None:
         """``kill -9`` of all of its processes."""

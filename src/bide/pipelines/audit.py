@@ -206,6 +206,10 @@ def _finish(starts: Sequence[_Starter], *, is_last: bool) -> list[_Starter]:
     Returns:
         Those that are to be started again.
     """
+
+    def may_come_again(error: Exception) -> bool:
+        return not is_last and NO_WORKER in str(error)
+
     failures: list[Exception] = []
     again: list[_Starter] = []
     queries: list[tuple[_Starter, StreamingQuery]] = []
@@ -215,17 +219,17 @@ def _finish(starts: Sequence[_Starter], *, is_last: bool) -> list[_Starter]:
                 queries.append((start, start()))
             except Exception as error:
                 # On Spark Connect the Python of a foreachBatch is there before the query is.
-                if is_last or NO_WORKER not in str(error):
+                if not may_come_again(error):
                     raise
                 again.append(start)
         for start, query in queries:
             try:
                 query.awaitTermination()
             except Exception as error:  # noqa: BLE001 (raised, or told, below)
-                if is_last or NO_WORKER not in str(error):
-                    failures.append(error)
-                else:
+                if may_come_again(error):
                     again.append(start)
+                else:
+                    failures.append(error)
     finally:
         for _, query in queries:
             query.stop()

@@ -25,7 +25,7 @@ async def test_a_cascade_brings_a_message_back(vhost_url: str) -> None:
         await client.publish("three", to="app1", delay="3s", expiration="1ms", headers={"mine": 1})
         await client.publish("one", to="app2", delay="1s")
         (one,) = await receive(client, "app2", 1)
-        assert time.monotonic() - started >= 1
+        assert 1 <= time.monotonic() - started < 1 + ON_TIME.total_seconds()
         (three,) = await receive(client, "app1", 1)
         assert 3 <= time.monotonic() - started < 3 + ON_TIME.total_seconds()
         assert [one.body, three.body] == [b"one", b"three"]
