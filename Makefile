@@ -47,10 +47,10 @@ soak: setup java ## kill Spark 500 times as it reads and writes, and count (an h
 
 bench: setup ## compare bide, other clients, and the limits of the broker (hours; BENCH="publish --scale 0.1" for less)
 	@scripts/install-rabbitmq.sh
-	@.venv/bin/bide bench --keep benchmarks/results $(BENCH)
+	@$(PYTHON_BIN) -m benchmarks --keep benchmarks/results $(BENCH)
 
 bench-docs: setup ## draw docs/benchmarks.md from the newest results of each release
-	@.venv/bin/bide bench $(foreach file,$(wildcard benchmarks/results/*.json),--from $(file)) --page docs >/dev/null
+	@$(PYTHON_BIN) -m benchmarks $(foreach file,$(wildcard benchmarks/results/*.json),--from $(file)) --page docs >/dev/null
 
 doc-pictures: setup java ## run a campaign of two minutes, and draw it for the pages of the pipelines (PICTURES="--from FILE" only draws)
 	@env -u BIDE_URL scripts/install-rabbitmq.sh

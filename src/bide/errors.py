@@ -48,7 +48,6 @@
     │   ├── PoisonMessageError         processes die on it
     │   └── NotFoundError              no such message is in the queue
     ├── FolderInUseError               another run works with this ledger, or this folder of an audit
-    ├── BenchmarkError                 a case of the benchmark could not be measured
     ├── CallError: a request that got no good reply
     │   ├── ReplyTimeoutError          none came in time
     │   ├── ReplyLostError             the way back is gone
@@ -378,10 +377,6 @@ class NotFoundError(MessageError):
 
 class FolderInUseError(BideError):
     """Another run works with this folder."""
-
-
-class BenchmarkError(BideError):
-    """A case of the benchmark could not be measured."""
 
 
 class CallError(BideError):

@@ -25,7 +25,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "cli": ("__main__", "cli"),
     "demo": ("demo",),
     "pipelines": ("pipelines",),
-    "bench": ("bench",),
     "spark": ("spark",),
     "testing": ("testing", "pytest_plugin"),
     "observability": ("metrics", "tracing"),
@@ -77,7 +76,6 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "cli": frozenset({"click", "pyspark", "rich"}),
     "demo": frozenset({"rich"}),
     "pipelines": frozenset({"PIL", "pyarrow", "pyspark"}),
-    "bench": frozenset({"rich", "aio_pika", "celery", "dramatiq", "kombu", "pika"}),
     "spark": frozenset({"pyarrow", "pyspark"}),
     "observability": frozenset({"prometheus_client", "opentelemetry"}),
     "admin": frozenset({"httpx2"}),
@@ -87,7 +85,6 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 """What a layer may import from elsewhere."""
 
 IMPORTED_AS = {
-    "aio-pika": "aio_pika",
     "prometheus-client": "prometheus_client",
     "opentelemetry-api": "opentelemetry",
     "pillow": "PIL",
