@@ -10,7 +10,7 @@ PYSPARK ?= 4.2.1
 PYSPARK_TESTS := $(wildcard $(foreach kind,source sink registration,tests/spark/test_$(kind)*.py))
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
-.PHONY: help demo test test-long test-brokers test-pyspark test-soak soak test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq clean
+.PHONY: help demo check test test-long test-brokers test-pyspark test-soak soak test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -19,6 +19,9 @@ demo: setup ## watch delayed messages arrive on time, on a RabbitMQ that bide st
 	@scripts/install-rabbitmq.sh
 	@scripts/install-java.sh || true # it says what to do; without, the demo ends before its report
 	@.venv/bin/bide demo
+
+check: lint ## lint, type-check, and run the unit tests (about a minute)
+	@$(PYTHON_BIN) -m pytest --numprocesses=2 --dist=worksteal tests/unit
 
 test: lint rabbitmq java browser ## lint, type-check, and run the tests on the installed RabbitMQ (a quarter of an hour)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m "not long"
