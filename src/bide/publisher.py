@@ -272,7 +272,7 @@ class Publisher:
     async def _send(self, session: Session, channel: Channel, sending: _Sending) -> None:
         # The delay counts from here: a first sending waits all of it, a repeated one the rest.
         now = sending_time(session.connection.now())
-        message = sending.message = sending.message.starting(now)
+        message = sending.message = sending.message.starting(now, session.connection.monotonic())
         encoded = session.encoder.encode(message, now, channel=channel.number, mandatory=sending.mandatory)
         sending.hops = encoded.hops
         confirm = Awaited(

@@ -90,8 +90,12 @@ class Session:
             return False
         if message.kind is None:
             return False
-        due = message.due
-        waits = bool(message.delay) if due is None else due > sending_time(self.connection.now())
+        if message.due is None:
+            waits = bool(message.delay)
+        else:
+            now = sending_time(self.connection.now())
+            due = message.starting(now, self.connection.monotonic()).due
+            waits = due is not None and due > now
         return self._is_known(self._kinds, (message.kind, waits))
 
     async def prepare(self, message: Outgoing) -> None:
@@ -107,7 +111,7 @@ class Session:
         if self._largest is not None and len(message.body) > self._largest:
             raise too_large(message, self._largest)
         now = sending_time(self.connection.now())
-        route = message.starting(now).route(self.infrastructure, now)
+        route = message.starting(now, self.connection.monotonic()).route(self.infrastructure, now)
         if route is None:
             if isinstance(message.target, ExchangeTarget):
                 await self._expect(message.target.exchange)

@@ -123,8 +123,12 @@ class Connection(asyncio.Protocol):
                 connection.give_up(BrokerUnreachableError(f"the broker at {address} did not open the connection"))
 
     def now(self) -> datetime:
-        """The time by which delays are counted, in UTC."""
+        """The time in UTC, in which due times are given."""
         return self.url.network.now()
+
+    def monotonic(self) -> float:
+        """Seconds by a clock that cannot be set: the rest of a delay is counted by it when a message is repeated."""
+        return self.url.network.monotonic()
 
     @property
     def _is_open(self) -> bool:

@@ -287,7 +287,7 @@ class Run:
             # The delay counts from here: a first sending waits all of it, a repeated one the rest.
             now = sending_time(connection.now())
             try:
-                message = parcel.message = message.starting(now)
+                message = parcel.message = message.starting(now, connection.monotonic())
                 encoded = encoder.encode(message, now, channel=channel.number, mandatory=parcel.letter.mandatory)
             except Exception as error:  # noqa: BLE001 (whatever is wrong with one letter is no harm to the others)
                 self._denied(parcel, unsendable(parcel.position, error))
