@@ -306,7 +306,7 @@ class Client:
             BrokerError: the broker cannot be reached, or refuses.
         """
         connection = await self._in_time(self._publisher.connection())
-        return await apply(connection, topology, external=external)
+        return await apply(connection, topology, external=external, retry_for=self._publisher.timeout)
 
     async def destroy(self, topology: Topology, *, force: bool = False, external: Iterable[str] = ()) -> Removed:
         """Delete the exchanges and queues of a topology; what is gone already is no error.
@@ -320,7 +320,7 @@ class Client:
             BrokerError: the broker cannot be reached, or refuses.
         """
         connection = await self._in_time(self._publisher.connection())
-        return await destroy(connection, topology, force=force, external=external)
+        return await destroy(connection, topology, force=force, external=external, retry_for=self._publisher.timeout)
 
     async def _in_time(self, reaching: Awaitable[_Result]) -> _Result:
         """Wait for a connection that is opened again, but not for ever."""

@@ -182,7 +182,13 @@ class Publisher:
             BideError: as :meth:`publish`, but for what only a sending can meet.
         """
         async with self.patience():
-            await (await self.session()).prepare(message)
+            while True:
+                session = await self.session()
+                try:
+                    return await session.prepare(message)
+                except BrokerError:
+                    if session.connection.is_open:
+                        raise
 
     async def publish(self, message: Outgoing, *, mandatory: bool = True) -> Receipt:
         """Send one message and wait for its confirm.
@@ -221,6 +227,8 @@ class Publisher:
                     log.debug("the message %s is not confirmed yet: %s", message.message_id, sending.reason)
         except TimeoutError as error:
             connection = self._session.connection if self._session is not None else None
+            if connection is not None and connection.lost.done():
+                sending.reason = f"{sending.reason}: {connection.lost.result()}"
             blocked_by = connection.blocked_by if connection is not None and connection.is_open else None
             raise sending.out_of_time(patience.end - begun, blocked_by) from error
 
