@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import struct
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -122,6 +124,22 @@ async def test_a_refusal_does_not_end_a_bind(vhost: Vhost, caplog: pytest.LogCap
         await binding
         await client.publish(b"x", to=queue, delay="1s")
         await receive(client, queue, 1)
+
+
+async def test_a_refusal_does_not_end_delay_apply(vhost: Vhost) -> None:
+    url = {"BIDE_URL": vhost.url}
+    command = [sys.executable, "-m", "bide", "delay", "apply", "--max-delay", "20s", "--resolution", "1s"]
+    with blockade(vhost, "bide.v1.s1") as blocked:
+        process = await asyncio.create_subprocess_exec(
+            *command, env={**os.environ, **url}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        assert process.stderr is not None
+        said = await process.stderr.readline()
+        assert b"cluster_not_formed" in said
+        await asyncio.to_thread(blocked.lift)
+        output, _ = await process.communicate()
+    assert process.returncode == 0
+    assert output.startswith(b"clock: ")
 
 
 async def test_a_refusal_that_lasts_is_not_retried_for_ever(vhost: Vhost) -> None:

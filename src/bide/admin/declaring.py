@@ -195,5 +195,5 @@ class Declaring:
         pause = min(self._pause * random.uniform(0.5, 1.0), self._retry_for - seconds)  # noqa: S311 (no secret)
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
         self._in_flight = max(self._in_flight // 4, 1)
-        log.warning("declaring again in %.1f s, after the broker refused: %s", pause, error)
+        log.warning("retrying in %.1f s: %s", pause, error)
         await asyncio.sleep(pause)
