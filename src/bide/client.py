@@ -296,6 +296,9 @@ class Client:
     async def declare(self, topology: Topology, *, external: Iterable[str] = ()) -> Applied:
         """Declare exchanges, queues and bindings; what exists as wanted is left as it is.
 
+        What a busy broker refuses for a moment is tried again, until nothing has succeeded for the client's
+        ``timeout``. What was declared before is not declared again.
+
         Args:
             external: names of exchanges and queues that others declare, and that bindings and arguments may refer to.
 
@@ -372,7 +375,8 @@ def connect(
         url: of the broker; None takes ``BIDE_URL``, or RabbitMQ's default on this machine.
         infrastructure: how delays are made; ``Clock()`` if None.
         declare: put the delay infrastructure on the broker at the first delayed message where it is missing.
-        timeout: for one publish, reconnecting and repeating included; of other calls, for reconnecting.
+        timeout: for one publish, reconnecting and repeating included; of other calls, for reconnecting, and for how
+            long what the broker refuses for a moment is tried again.
             While the delay infrastructure is put on the broker, for three minutes at most, nobody's time runs.
         on_lost: what to do with a message whose confirm was lost with the connection: ``"repeat"`` sends it again
             with the same message id, so that it arrives at least once; ``"raise"`` reports it as in doubt.

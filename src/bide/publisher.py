@@ -58,7 +58,8 @@ class Receipt:
     Attributes:
         due: when it will be delivered; None for a message that was not delayed.
         hops: queues that it waits in.
-        attempts: how often it was sent; more than one may mean that it arrives more than once.
+        attempts: how often it was sent; more than one may mean that it arrives more than once. One does not mean that
+            it arrives once: brokers dead-letter some messages twice when leaders of queues change.
     """
 
     message_id: str
