@@ -295,12 +295,12 @@ async def destroy(
         NotEmptyError: queues hold messages and ``force`` is off; nothing was deleted that was not made again.
     """
     async with Declaring(connection, retry_for=retry_for) as declaring:
-        _refuse_messages(await _message_counts(declaring, topology.queues), force)
+        _refuse_messages(await message_counts(connection, topology.queues), force)
         own = await _found(declaring, [one for one in topology.exchanges if one.name not in PREDECLARED_EXCHANGES])
         counts: dict[str, int] = {}
         for names in _from_the_outside(topology):
             await declaring.all(Channel.delete_exchange, names)
-            counts = await _message_counts(declaring, topology.queues)
+            counts = await message_counts(connection, topology.queues)
             try:
                 _refuse_messages(counts, force)
             except NotEmptyError:
@@ -340,11 +340,7 @@ def _refuse_messages(counts: Mapping[str, int], force: bool) -> None:
 async def message_counts(connection: Connection, queues: Sequence[Queue]) -> dict[str, int]:
     """Ready messages by queue name; queues that do not exist are left out."""
     async with Declaring(connection) as declaring:
-        return await _message_counts(declaring, queues)
-
-
-async def _message_counts(declaring: Declaring, queues: Sequence[Queue]) -> dict[str, int]:
-    replies = await _found(declaring, queues)
+        replies = await _found(declaring, queues)
     return {name: reply.message_count or 0 for name, reply in replies.items()}
 
 
