@@ -287,3 +287,14 @@ async def test_a_publish_that_runs_out_of_time_names_the_refusal(proxy: Proxy) -
         proxy.rewrite = Refusal(BIND_OK, "Could not add binding due to timeout", times=1_000)
         with pytest.raises(PublishError, match=r"was not sent within 2 s: .*Could not add binding due to timeout"):
             await client.publish(b"x", to="b", delay="1s")
+
+
+async def test_a_refusal_that_took_longer_than_the_time_limit_is_retried(proxy: Proxy) -> None:
+    connection = await Connection.open(BrokerUrl.parse(proxy.url))
+    proxy.rewrite = refusal = Refusal(BIND_OK, "Could not add binding due to timeout", times=1)
+    proxy.stall()
+    applying = asyncio.create_task(apply(connection, TOPOLOGY, retry_for=timedelta(seconds=0.5)))
+    await asyncio.sleep(1)
+    proxy.moving.set()
+    assert (await applying).bindings == 2
+    assert refusal.left == 0

@@ -182,7 +182,7 @@ async def apply(
         external: names of exchanges and queues outside the topology that its bindings may use.
         last: queues of the topology that are declared only when all others are there and bound, so that where they
             exist, all the rest does too, however the applying ended.
-        retry_for: how long refusals are retried without a single success in between.
+        retry_for: how long after a first refusal it is retried without a single success in between.
 
     Raises:
         InvalidTopologyError: the topology contradicts itself; nothing was declared.

@@ -55,7 +55,7 @@ from bide.errors import BrokerError, BrokerUnreachableError, ClosedError, Connec
 log = logging.getLogger(__name__)
 
 RETRY_FOR: Final = timedelta(seconds=30)
-"""How long refusals are retried without a single success in between."""
+"""How long after a first refusal it is retried without a single success in between."""
 
 _MOST_IN_FLIGHT: Final = 256
 _FIRST_PAUSE: Final = 0.1
@@ -93,7 +93,7 @@ class Declaring:
 
     Args:
         connection: to begin with. It is not closed.
-        retry_for: how long refusals are retried without a single success in between.
+        retry_for: how long after a first refusal it is retried without a single success in between.
         can_move: whether to go on over another connection.
     """
 
@@ -105,8 +105,7 @@ class Declaring:
         self._can_move = can_move
         self._in_flight = _MOST_IN_FLIGHT
         self._pause = _FIRST_PAUSE
-        self._succeeded_at = connection.loop.time()
-        self._refusals = 0
+        self._refusals: list[float] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -152,8 +151,7 @@ class Declaring:
                     await self._rest_after(result)
                     break
                 pending.popleft()
-                self._succeeded_at = self._connection.loop.time()
-                self._pause, self._refusals = _FIRST_PAUSE, 0
+                self._pause, self._refusals = _FIRST_PAUSE, []
                 yield item, result
 
     async def all(self, call: Callable[[Channel, _Item], asyncio.Future[Any]], items: Iterable[_Item]) -> list[Any]:
@@ -184,13 +182,14 @@ class Declaring:
 
     async def _rest_after(self, error: BaseException) -> None:
         """Pause before the next try, unless there is no point in one."""
-        self._refusals += 1
-        seconds = self._connection.loop.time() - self._succeeded_at
+        # From the first refusal on, because the broker may take a minute to refuse.
+        self._refusals.append(self._connection.loop.time())
+        seconds = self._refusals[-1] - self._refusals[0]
         if not is_passing(error) or not (self._can_move or self._connection.is_open):
             raise error
         assert isinstance(error, BrokerError)
         if seconds >= self._retry_for:
-            text = f"{error}; it was tried {self._refusals} times within {seconds:.0f} s"
+            text = f"{error}; it was tried {len(self._refusals)} times within {seconds:.0f} s"
             raise type(error)(text, reply_code=error.reply_code) from error
         pause = min(self._pause * random.uniform(0.5, 1.0), self._retry_for - seconds)  # noqa: S311 (no secret)
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
