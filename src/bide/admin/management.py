@@ -51,6 +51,9 @@ class FoundQueue:
             nothing takes is neither ready nor unacknowledged.
         ready: those that wait.
         unacknowledged: those that are with a consumer.
+        members: the nodes with a replica, of a quorum queue or a stream; None where the broker does not report them.
+        online: the members that are up.
+        leader: the node that leads the replicas, or None.
     """
 
     queue: Queue
@@ -60,6 +63,9 @@ class FoundQueue:
     messages: int | None = None
     ready: int | None = None
     unacknowledged: int | None = None
+    members: tuple[str, ...] | None = None
+    online: tuple[str, ...] = ()
+    leader: str | None = None
 
     @property
     def between(self) -> int:
@@ -157,6 +163,10 @@ class ManagementApi:
     async def feature_flags(self) -> dict[str, str]:
         """State of each feature flag: ``enabled``, ``disabled``... 3.10 tells administrators only."""
         return {str(one["name"]): str(one["state"]) for one in _array(await self.call("GET", "feature-flags"))}
+
+    async def nodes(self) -> dict[str, bool]:
+        """The nodes of the cluster by name, and whether each is running."""
+        return {str(one["name"]): bool(one["running"]) for one in _array(await self.call("GET", "nodes"))}
 
     async def exchange(self, vhost: str, name: str) -> FoundExchange | None:
         """One exchange, or None."""
@@ -273,6 +283,7 @@ def _queue(found: Mapping[str, Any]) -> FoundQueue:
         auto_delete=bool(found["auto_delete"]),
         arguments=_arguments(found),
     )
+    members = found.get("members")
     return FoundQueue(
         queue=queue,
         type=str(found.get("type") or queue.type),
@@ -281,6 +292,9 @@ def _queue(found: Mapping[str, Any]) -> FoundQueue:
         messages=found.get("messages"),
         ready=found.get("messages_ready"),
         unacknowledged=found.get("messages_unacknowledged"),
+        members=None if members is None else tuple(members),
+        online=tuple(found.get("online") or ()),
+        leader=found.get("leader") or None,
     )
 
 

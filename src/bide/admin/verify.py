@@ -10,8 +10,9 @@ from bide.admin.apply import MINIMUM_RELEASE, check_release, check_streams
 from bide.admin.delivery_limit import effective_limit
 from bide.admin.infrastructure import Guarded
 from bide.admin.management import FoundQueue, ManagementApi
+from bide.admin.policies import policy_findings
 from bide.admin.private import private_broker
-from bide.admin.report import Finding, Report, judged, listed, unchecked
+from bide.admin.report import Check, Finding, Report, judged, listed, unchecked
 from bide.admin.snapshot import Snapshot, ask_each, take_snapshot
 from bide.admin.taps import bound_taps, tap_findings, unseen_taps
 from bide.amqp.connection import Connection
@@ -37,6 +38,7 @@ _PREFETCH: Final = "dead_letter_worker_consumer_prefetch"
 _SECOND_LOOK: Final = 3.0
 """Seconds between the two looks at messages that may be stuck: on a busy broker some are always on their way."""
 
+_FROM_THE_API: Final[tuple[Check, ...]] = ("bindings", "policies", "targets", "delivery limits", "stuck messages")
 _APPLY: Final = "run 'bide delay apply' with the same options"
 
 
@@ -62,11 +64,12 @@ async def verify(connection: Connection, infrastructure: DelayInfrastructure, ap
     findings += await _declared(connection, infrastructure)
     findings += await _relays(connection, infrastructure)
     if snapshot is None:
-        findings += [unchecked(check, why) for check in ("bindings", "targets", "delivery limits", "stuck messages")]
+        findings += [unchecked(check, why) for check in _FROM_THE_API]
         findings += await unseen_taps(connection, infrastructure, why)
         findings += await _undeliverable(connection, infrastructure)
     else:
         findings += _bindings(snapshot, infrastructure)
+        findings += policy_findings(snapshot, infrastructure, connection.release)
         findings += _targets(snapshot, infrastructure)
         findings += _delivery_limits(snapshot, infrastructure, connection.release)
         findings += _guard(snapshot, infrastructure)
