@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from bide.admin.apply import Applied, Removed, apply, check_release, check_streams, destroy
 from bide.admin.management import ManagementApi
+from bide.admin.protection import protection_name
 from bide.admin.snapshot import find_owned
 from bide.admin.taps import find_tap_bindings
 from bide.amqp.connection import Connection
@@ -32,7 +33,7 @@ class RemovedInfrastructure:
     """What :func:`remove` deleted.
 
     Attributes:
-        complete: whether the management API was there to find everything, release queues included.
+        complete: whether the management API was there to find everything, release queues and policies included.
         kept: the streams of the taps, which stay with what they hold.
     """
 
@@ -86,7 +87,7 @@ async def remove(
     *,
     force: bool = False,
 ) -> RemovedInfrastructure:
-    """Delete the infrastructure, with its guard and the release queues of its targets, and nothing else.
+    """Delete the infrastructure, with its guard, its protection and the release queues of its targets; nothing else.
 
     The streams of its taps are the record of what it did: they stay, see :func:`bide.admin.taps.turn_off`.
 
@@ -131,8 +132,10 @@ async def remove(
     topology |= Topology(bindings=[one for group in taps.values() for one in group if one.source in ways_in])
     external = {str(one.arguments.get("x-dead-letter-exchange", "")) for one in topology.queues} | set(taps)
     removed = await destroy(connection, topology, force=force, external=external)
-    if api is not None and isinstance(infrastructure, Guarded):
-        await api.delete_policy(vhost, infrastructure.guard_policy().name)
+    if api is not None:
+        await api.delete_policy(vhost, protection_name(infrastructure))
+        if isinstance(infrastructure, Guarded):
+            await api.delete_policy(vhost, infrastructure.guard_policy().name)
     return RemovedInfrastructure(removed=removed, complete=complete, kept=tuple(taps))
 
 

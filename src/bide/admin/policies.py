@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from bide.admin.delivery_limit import effective_limit
-from bide.admin.management import FoundQueue
+from bide.admin.management import FoundQueue, ManagementApi
 from bide.admin.report import Finding, judged, listed, unchecked
-from bide.admin.snapshot import Snapshot, is_readable
+from bide.admin.snapshot import Snapshot, is_readable, take_snapshot
 from bide.delay.cascade import Policy
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.delay.taps import find_taps
@@ -78,6 +78,18 @@ def policy_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure, rel
         why = f"the patterns of the operator policies {names} are beyond bide: see which queues they apply to"
         return [*(judged("policies", problems, "") if problems else []), unchecked("policies", why)]
     return judged("policies", problems, f"none changes when messages leave these {len(queues)} queues, or where to")
+
+
+async def harmful_policies(
+    api: ManagementApi, vhost: str, infrastructure: DelayInfrastructure, release: tuple[int, ...]
+) -> list[str]:
+    """What :func:`policy_findings` says is wrong.
+
+    Raises:
+        ManagementApiError: the API does not answer as it should.
+    """
+    snapshot = await take_snapshot(api, vhost, infrastructure)
+    return [one.text for one in policy_findings(snapshot, infrastructure, release) if one.status == "problem"]
 
 
 _WAYS_OUT: Final = {

@@ -16,6 +16,7 @@ Check = Literal[
     "queues",
     "bindings",
     "policies",
+    "protection",
     "consumers",
     "relays",
     "targets",

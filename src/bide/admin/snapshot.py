@@ -115,7 +115,7 @@ class Snapshot:
         return applying(self.policies.values(), queue)
 
     def operator_policy_of(self, queue: FoundQueue) -> Policy | None:
-        """The operator policy that applies to a queue. Only 4.3 reports it in lists of queues, so it is matched here."""
+        """The operator policy that applies to a queue: matched here, because only 4.3 reports it in lists of queues."""
         return applying(self.operator_policies.values(), queue)
 
 

@@ -12,6 +12,7 @@ from bide.admin.infrastructure import Guarded
 from bide.admin.management import FoundQueue, ManagementApi
 from bide.admin.policies import policy_findings
 from bide.admin.private import private_broker
+from bide.admin.protection import protection_findings
 from bide.admin.report import Check, Finding, Report, judged, listed, unchecked
 from bide.admin.snapshot import Snapshot, ask_each, take_snapshot
 from bide.admin.taps import bound_taps, tap_findings, unseen_taps
@@ -70,6 +71,7 @@ async def verify(connection: Connection, infrastructure: DelayInfrastructure, ap
     else:
         findings += _bindings(snapshot, infrastructure)
         findings += policy_findings(snapshot, infrastructure, connection.release)
+        findings += protection_findings(snapshot, infrastructure)
         findings += _targets(snapshot, infrastructure)
         findings += _delivery_limits(snapshot, infrastructure, connection.release)
         findings += _guard(snapshot, infrastructure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
@@ -18,13 +19,18 @@ from bide.cli.settings import (
     management_options,
     pass_settings,
 )
-from bide.errors import InvalidInputError
+from bide.errors import InvalidInputError, ManagementApiError
 
 if TYPE_CHECKING:
     from bide.admin.infrastructure import RemovedInfrastructure
+    from bide.admin.management import ManagementApi
     from bide.admin.report import Report
+    from bide.amqp.connection import Connection
     from bide.delay.infrastructure import DelayInfrastructure, Target
     from bide.undeliverable import Resent
+
+_ANSWERS_WITHIN: Final = 10.0
+"""Seconds that applying waits for a management API that it can do without."""
 
 _MARKS: Final = {"ok": ("✓", "green"), "problem": ("✗", "red"), "not checked": ("·", "yellow")}
 
@@ -40,17 +46,23 @@ def delay() -> None:
 
 @delay.command()
 @click.option("--guard", is_flag=True, help="Set undeliverable messages aside by a policy (nservicebus, celery).")
+@click.option("--protect", is_flag=True, help="Keep other policies off the queues by a policy of higher priority.")
 @layout_options()
 @json_option("what was declared")
 @management_options
 @pass_settings
-def apply(settings: Settings, *, infrastructure: DelayInfrastructure, guard: bool, as_json: bool) -> None:
+def apply(
+    settings: Settings, *, infrastructure: DelayInfrastructure, guard: bool, protect: bool, as_json: bool
+) -> None:
     """Put the infrastructure on the broker. What is there already stays as it is.
 
-    What exists with other properties is an error that names the difference; nothing of it is changed.
+    What exists with other properties is an error that names the difference; nothing of it is changed. Policies that
+    delete or hasten delayed messages are reported as warnings if the management API answers.
     """
     with working("declaring"):
-        result = run_async(_apply(settings, infrastructure, guard=guard))
+        result = run_async(_apply(settings, infrastructure, guard=guard, protect=protect))
+    for warning in result["warnings"]:
+        click.echo(f"bide: warning: {warning}", err=True)
     if as_json:
         print_json(result)
         return
@@ -61,12 +73,29 @@ def apply(settings: Settings, *, infrastructure: DelayInfrastructure, guard: boo
     )
     if guard:
         click.echo(f"policy {result['guard']}: what has no target goes to the queue {infrastructure.undeliverable}")
+    if protect:
+        _show_protection(result["protection"])
 
 
-async def _apply(settings: Settings, infrastructure: DelayInfrastructure, *, guard: bool) -> dict[str, Any]:
+def _show_protection(protection: dict[str, Any]) -> None:
+    displaced, left_out = protection["displaced"], protection["left_out"]
+    place = f" in place of {', '.join(displaced)}" if displaced else ""
+    less = f", without {', '.join(left_out)}" if left_out else ""
+    click.echo(
+        f"policy {protection['policy']}: applies to the queues with priority {protection['priority']}{place}{less}"
+    )
+
+
+async def _apply(
+    settings: Settings, infrastructure: DelayInfrastructure, *, guard: bool, protect: bool
+) -> dict[str, Any]:
     from bide.admin.infrastructure import install, install_guard
+    from bide.admin.protection import protect as set_protection
 
     async with connected(settings, "delay") as (connection, api):
+        vhost = connection.url.vhost
+        # First, so that no other policy ever applies to the queues.
+        protection = await set_protection(api, vhost, infrastructure, connection.release) if protect else None
         applied = await install(connection, infrastructure)
         policy = await install_guard(connection, api, infrastructure) if guard else None
         return {
@@ -75,7 +104,22 @@ async def _apply(settings: Settings, infrastructure: DelayInfrastructure, *, gua
             "vhost": connection.url.vhost,
             "declared": asdict(applied),
             "guard": policy.name if policy else None,
+            "protection": protection.to_dict() if protection else None,
+            "warnings": await _policy_warnings(connection, api, infrastructure),
         }
+
+
+async def _policy_warnings(
+    connection: Connection, api: ManagementApi, infrastructure: DelayInfrastructure
+) -> list[str]:
+    """What is wrong with policies; nothing where the management API does not answer."""
+    from bide.admin.policies import harmful_policies
+
+    try:
+        async with asyncio.timeout(_ANSWERS_WITHIN):
+            return await harmful_policies(api, connection.url.vhost, infrastructure, connection.release)
+    except (ManagementApiError, TimeoutError):
+        return []
 
 
 @delay.command()
@@ -124,7 +168,7 @@ def _show(report: Report) -> None:
 @management_options
 @pass_settings
 def destroy(settings: Settings, *, infrastructure: DelayInfrastructure, force: bool, yes: bool, as_json: bool) -> None:
-    """Take the infrastructure away, with its release queues and its guard; nothing else, and no messages.
+    """Take the infrastructure away, with its release queues and its policies; nothing else, and no messages.
 
     The streams of its taps stay ('bide tap off --delete' deletes them).
     """
@@ -140,7 +184,9 @@ def destroy(settings: Settings, *, infrastructure: DelayInfrastructure, force: b
     removed = result.removed
     click.echo(f"{removed.exchanges} exchanges and {removed.queues} queues deleted, with {removed.messages} messages")
     if not result.complete:
-        click.echo("the management API did not answer: release queues of targets may remain", err=True)
+        click.echo(
+            "the management API did not answer: release queues of targets, and policies of bide, may remain", err=True
+        )
     if result.kept:
         click.echo(
             f"{' and '.join(result.kept)} stay, with what the taps saw: 'bide tap off --delete' deletes them", err=True
