@@ -177,11 +177,16 @@ class ManagementApi:
         """The exchanges whose names contain this text."""
         return [_exchange(one) async for one in self._pages("exchanges", vhost, containing)]
 
-    async def queue(self, vhost: str, name: str) -> FoundQueue | None:
-        """One queue, or None; its messages are not counted here on every release."""
-        found = await self.call(
-            "GET", "queues", vhost, name, query={"disable_stats": "true", "enable_queue_totals": "true"}
-        )
+    async def queue(self, vhost: str, name: str, *, statistics: bool = False) -> FoundQueue | None:
+        """One queue, or None; its messages are not counted here on every release.
+
+        Args:
+            vhost: of the queue.
+            name: of the queue.
+            statistics: ask for all that is known. Only so are the members of a stream reported.
+        """
+        query = None if statistics else {"disable_stats": "true", "enable_queue_totals": "true"}
+        found = await self.call("GET", "queues", vhost, name, query=query)
         return None if found is None else _queue(_object(found))
 
     async def queues(self, vhost: str, containing: str) -> list[FoundQueue]:

@@ -13,6 +13,7 @@ from bide.admin.management import FoundQueue, ManagementApi
 from bide.admin.policies import policy_findings
 from bide.admin.private import private_broker
 from bide.admin.protection import protection_findings
+from bide.admin.replication import replication_findings
 from bide.admin.report import Check, Finding, Report, judged, listed, unchecked
 from bide.admin.snapshot import Snapshot, ask_each, take_snapshot
 from bide.admin.taps import bound_taps, tap_findings, unseen_taps
@@ -39,7 +40,16 @@ _PREFETCH: Final = "dead_letter_worker_consumer_prefetch"
 _SECOND_LOOK: Final = 3.0
 """Seconds between the two looks at messages that may be stuck: on a busy broker some are always on their way."""
 
-_FROM_THE_API: Final[tuple[Check, ...]] = ("bindings", "policies", "targets", "delivery limits", "stuck messages")
+_REST: Final[tuple[Check, ...]] = (
+    "bindings",
+    "policies",
+    "targets",
+    "delivery limits",
+    "replication",
+    "stuck messages",
+)
+"""What only the management API reports."""
+
 _APPLY: Final = "run 'bide delay apply' with the same options"
 
 
@@ -65,7 +75,7 @@ async def verify(connection: Connection, infrastructure: DelayInfrastructure, ap
     findings += await _declared(connection, infrastructure)
     findings += await _relays(connection, infrastructure)
     if snapshot is None:
-        findings += [unchecked(check, why) for check in _FROM_THE_API]
+        findings += [unchecked(check, why) for check in _REST]
         findings += await unseen_taps(connection, infrastructure, why)
         findings += await _undeliverable(connection, infrastructure)
     else:
@@ -78,6 +88,7 @@ async def verify(connection: Connection, infrastructure: DelayInfrastructure, ap
         findings += _cross_delivery(snapshot, infrastructure)
         findings += tap_findings(snapshot, infrastructure)
         assert api is not None
+        findings += await replication_findings(snapshot, api, vhost, infrastructure)
         findings += await _stuck(snapshot, api, vhost, infrastructure)
         findings += await _undeliverable(connection, infrastructure)
     findings += await _prefetch(connection)

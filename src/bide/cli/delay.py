@@ -32,7 +32,12 @@ if TYPE_CHECKING:
 _ANSWERS_WITHIN: Final = 10.0
 """Seconds that applying waits for a management API that it can do without."""
 
-_MARKS: Final = {"ok": ("✓", "green"), "problem": ("✗", "red"), "not checked": ("·", "yellow")}
+_MARKS: Final = {
+    "ok": ("✓", "green"),
+    "warning": ("!", "yellow"),
+    "problem": ("✗", "red"),
+    "not checked": ("·", "yellow"),
+}
 
 
 @click.group()
