@@ -22,7 +22,7 @@ _SHORTER: Final = "the streams lose their oldest messages sooner"
 _EFFECTS: Final[Mapping[str, Mapping[str, str]]] = {
     "quorum": {
         "message-ttl": "messages leave before they are due, or are dropped",
-        "expires": "RabbitMQ deletes a queue that no client has used for so long, with the messages that wait in it",
+        "expires": "RabbitMQ deletes queues that are unused for that long, with the messages in them",
         "max-length": _FULL,
         "max-length-bytes": _FULL,
         "overflow": "a full queue drops messages, and dead-lettering is at-most-once",
@@ -77,7 +77,7 @@ def policy_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure, rel
         names = listed(one.name for one in unreadable)
         why = f"the patterns of the operator policies {names} are beyond bide: see which queues they apply to"
         return [*(judged("policies", problems, "") if problems else []), unchecked("policies", why)]
-    return judged("policies", problems, f"none changes when messages leave these {len(queues)} queues, or where to")
+    return judged("policies", problems, f"none changes the {len(queues)} queues for the worse")
 
 
 async def harmful_policies(
