@@ -135,7 +135,8 @@ async def _policy_warnings(
 def verify(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: bool) -> int:
     """Check the broker and the infrastructure on it; exit with 1 if something is wrong, and say how to mend it.
 
-    Some checks need the management API. Without it they are listed as not checked, which is no failure.
+    Some checks need the management API. Without it they are listed as not checked, which is no failure. Neither is a
+    warning, marked with an exclamation mark.
     """
     with working("looking"):
         report = run_async(_verify(settings, infrastructure))
