@@ -113,7 +113,9 @@ def _online(queues: Mapping[str, FoundQueue], nodes: Mapping[str, bool]) -> list
 
 def _leaders(queues: Mapping[str, FoundQueue], nodes: Mapping[str, bool], arguments: str) -> list[Finding]:
     leading = Counter({name: 0 for name, up in nodes.items() if up})
-    leading.update(one.leader for one in queues.values() if one.type == "quorum" and one.leader)
+    # The leader of a queue with one member cannot move.
+    movable = [one for one in queues.values() if one.type == "quorum" and len(one.members or ()) > 1]
+    leading.update(one.leader for one in movable if one.leader)
     total = leading.total()
     if len(leading) < _MEMBERS or total < len(leading):
         return []
@@ -121,5 +123,5 @@ def _leaders(queues: Mapping[str, FoundQueue], nodes: Mapping[str, bool], argume
     ((busiest, most),) = leading.most_common(1)
     if most <= _SHARE * total:
         return [Finding(check="leaders", status="ok", text=f"of {total} quorum queues: {shown}")]
-    text = f"{busiest} leads {most} of {total} quorum queues ({shown}), and does the work of all"
+    text = f"{busiest} leads {most} of {total} quorum queues ({shown}), so it does most of the work"
     return [warned("leaders", f"{text}. Run rabbitmq-queues rebalance quorum {arguments}")]
