@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.types import (
+    BinaryType,
     DataType,
     DateType,
     DoubleType,
@@ -48,6 +49,7 @@ _TYPES: Final[Mapping[str, DataType]] = {
     "double": DoubleType(),
     "timestamp": TimestampType(),
     "date": DateType(),
+    "binary": BinaryType(),
 }
 
 
@@ -77,6 +79,12 @@ SCHEMAS: Final[Mapping[str, StructType]] = {
 
 FAILED_KINDS: Final = ("failed", "retried", "parked", "discarded", "expired")
 """Kinds of events that the table ``failed`` has. A ``duplicate`` is none: its message was processed before."""
+
+UNDECODABLE: Final = schema_of(f"reason string, seen timestamp, size int, value binary, {_TAPPED}")
+"""The columns of the table ``undecodable``: what the streams hold that is not a message of AMQP 1.0."""
+
+TABLE: Final = "table"
+"""The column of :func:`scheduled`, :func:`delivered` and :func:`events` that names the table of a row."""
 
 _EVENT: Final = (
     "event string, endpoint string, queue string, message_id string, message_type string, attempt int, retries int, "

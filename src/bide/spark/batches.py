@@ -107,31 +107,32 @@ class Batches:
                 not wanted as it is.
         """
         timestamp = chunk.timestamp * 1000
-        messages = islice(chunk.messages(unpack), first, last)
-        for offset, data in enumerate(messages, chunk.first + first):
+        rows, read = self._rows, self._row
+        for offset, data in enumerate(islice(chunk.messages(unpack), first, last), chunk.first + first):
             if data is None:
                 # It is part of the batch in an earlier row.
                 continue
-            row = self._read(data, offset)
-            self._rows.append(row)
+            try:
+                if isinstance(data, Undecodable):
+                    raise UndecodableMessageError(data.reason)
+                row = read(data)
+            except UndecodableMessageError as error:
+                row = self._undecodable(data, offset, error)
+            rows.append(row)
             self._offsets.append(offset)
             self._timestamps.append(timestamp)
-            self._bytes += len(row.value) if row.undecodable else len(data)
-            if len(self._rows) >= MOST_ROWS or self._bytes >= MOST_BYTES:
+            self._bytes += len(data) if row.undecodable is None else len(row.value)
+            if self._bytes >= MOST_BYTES or len(rows) >= MOST_ROWS:
                 yield self.take()
+                rows = self._rows
 
-    def _read(self, data: bytes | Undecodable, offset: int) -> Row:
-        try:
-            if isinstance(data, Undecodable):
-                raise UndecodableMessageError(data.reason)
-            return self._row(data)
-        except UndecodableMessageError as error:
-            if not self._raw:
-                raise UndecodableMessageError(
-                    f"the message at offset {offset:,} of stream {self._stream!r} cannot be read: {error}. The option "
-                    "undecodable=raw takes such messages as they are"
-                ) from error
-            return Row(data.data if isinstance(data, Undecodable) else data, undecodable=str(error))
+    def _undecodable(self, data: bytes | Undecodable, offset: int, error: UndecodableMessageError) -> Row:
+        if not self._raw:
+            raise UndecodableMessageError(
+                f"the message at offset {offset:,} of stream {self._stream!r} cannot be read: {error}. The option "
+                "undecodable=raw takes such messages as they are"
+            ) from error
+        return Row(data.data if isinstance(data, Undecodable) else data, undecodable=str(error))
 
     @property
     def rows(self) -> int:

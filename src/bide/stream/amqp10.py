@@ -62,6 +62,9 @@ class Symbol(str):
     __slots__ = ()
 
 
+_NAMES: Final = frozenset({str, Symbol})
+
+
 class Sections(NamedTuple):
     """A message, cut up. A tuple, because that is made quickest.
 
@@ -177,10 +180,7 @@ def decode(data: bytes) -> Any:
 
 def escaped(raw: bytes) -> str:
     """Text of a name or an id. What is not UTF-8 is escaped, in the same way as over AMQP 0-9-1."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return raw.decode(errors="backslashreplace")
+    return raw.decode(errors="backslashreplace")
 
 
 def identity(properties: bytes) -> tuple[Any, Any, Any]:
@@ -189,7 +189,6 @@ def identity(properties: bytes) -> tuple[Any, Any, Any]:
     Raises:
         UndecodableMessageError: it is no list, or ends too early.
     """
-    reader = _Reader(properties)
     try:
         match properties[0]:
             case 0xC0:
@@ -208,10 +207,14 @@ def identity(properties: bytes) -> tuple[Any, Any, Any]:
                 at += 1
             elif kind == 0xA1 or kind == 0xA3:
                 end = at + 2 + properties[at + 1]
-                found.append(escaped(properties[at + 2 : end]))
+                raw = properties[at + 2 : end]
+                try:
+                    found.append(raw.decode())
+                except UnicodeDecodeError:
+                    found.append(escaped(raw))
                 at = end
             else:
-                value, at = reader.value(at, 1)
+                value, at = _Reader(properties).value(at, 1)
                 found.append(escaped(value) if kind in _TEXTS and isinstance(value, bytes) else value)
         if at > len(properties):
             raise IndexError
@@ -230,7 +233,7 @@ def lookup(application: bytes, *names: bytes) -> list[Any]:
         UndecodableMessageError: it is no map, or ends too early.
     """
     found: list[Any] = [None] * len(names)
-    reader = _Reader(application)
+    reader: _Reader | None = None
     try:
         if application[0] == 0xC1:
             count, at = application[2], 3
@@ -243,6 +246,8 @@ def lookup(application: bytes, *names: bytes) -> list[Any]:
             at = _after(application, at)
             name = application[start + (2 if application[start] in _SHORT else 5) : at]
             if name in names:
+                # One for all: a name may be there many times.
+                reader = reader or _Reader(application)
                 found[names.index(name)], at = reader.value(at, 1)
             else:
                 at = _after(application, at)
@@ -309,7 +314,7 @@ class _Reader:
         self._take(count)
         values = []
         for _ in range(count):
-            value, at = self.value(at, depth + 1)
+            value, at = self._of_kind(data[at], at + 1, depth + 1)
             values.append(value)
         if at != end:
             raise UndecodableMessageError("a list or map is longer or shorter than it says")
@@ -317,8 +322,11 @@ class _Reader:
             return values, at
         if count % 2:
             raise UndecodableMessageError("a map has a key without a value")
+        keys = values[::2]
+        if not _NAMES.issuperset(map(type, keys)):
+            keys = list(map(_key, keys))
         try:
-            return dict(zip(map(_key, values[::2]), values[1::2], strict=True)), at
+            return dict(zip(keys, values[1::2], strict=True)), at
         except TypeError:
             raise UndecodableMessageError("a map has a list or map as key") from None
 

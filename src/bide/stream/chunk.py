@@ -23,7 +23,8 @@ Unpack = Callable[[int, bytes, int], bytes]
 COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 MOST_OF_BATCH: Final = 64 << 20
-"""Bytes that one batch may have unpacked: it is in memory as a whole. A publisher's frame has 1 MiB by default."""
+"""Bytes that one batch may have unpacked: it is in memory as a whole. RabbitMQ 4.3 refuses larger ones itself
+(``stream.max_uncompressed_sub_entry_batch_size``)."""
 
 MOST_OF_CHUNK: Final = 1 << 30
 """Bytes that the batches of one chunk may have unpacked, one after the other."""
