@@ -29,7 +29,6 @@ from bide.stream.connection import StreamConnection
 from bide.stream.frames import Fields
 from bide.stream.log import Address, OffsetRange, StreamLogs, read_range
 from tests import stream_publisher
-from tests.patience import PATIENCE
 from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port
 
 

@@ -232,7 +232,7 @@ def test_arrays_within_an_array_do_not_take_more_than_their_bytes(size: int) -> 
     data = array(0xF0, size // len(inner), inner * (size // len(inner)))
 
     def read() -> None:
-        with pytest.raises(UndecodableMessageError, match="more than .* values"):
+        with pytest.raises(UndecodableMessageError, match=r"more than .* values"):
             decode(data)
 
     assert peak_of(read) < 100 * len(data) + 100_000

@@ -255,7 +255,6 @@ BAD = b"\xa1\x03a\xff\xfe"
 def test_text_that_is_not_utf_8_does_not_stop_reading() -> None:
     """The names are as over AMQP 0-9-1, and the value of a header is its bytes in Base64."""
 
-
     def compound(kind: int, *parts: bytes) -> bytes:
         content = b"".join(parts)
         return bytes([kind, len(content) + 1, len(parts)]) + content

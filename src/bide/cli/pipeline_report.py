@@ -95,10 +95,12 @@ def _check(folder: str, out: Path, png: Path | None) -> None:
 
 
 def _say(figures: Figures, *, out: Path, png: Path | None) -> None:
-    from bide.pipelines.report.content import failed, summary
+    from bide.pipelines.report.content import failed, summary, undecodable
 
     click.echo(on_one_line(summary(figures)))
     if said := failed(figures):
+        click.echo(said)
+    if said := undecodable(figures):
         click.echo(said)
     if figures.missing:
         click.echo(f"not in {figures.folder}: {', '.join(figures.missing)}")

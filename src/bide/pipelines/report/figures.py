@@ -209,12 +209,30 @@ class Failures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Undecodable:
+    """Messages of a stream that cannot be decoded, for one reason.
+
+    Attributes:
+        first_offset: of the first one in the stream.
+    """
+
+    stream: str
+    reason: str
+    count: int
+    first_offset: int
+    first_seen: datetime
+    last_seen: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """Everything that a report shows. What is None has no table in the folder; what is empty has an empty one.
 
     Attributes:
         folder: of the tables.
         missing: tables that are not there.
+        undecodable: most messages first; those of the reasons after the first ones are left out.
+        undecodable_total: all of them.
     """
 
     folder: str
@@ -226,3 +244,5 @@ class Figures:
     more_targets: int = 0
     skyline: Skyline | None = None
     failures: Failures | None = None
+    undecodable: Sequence[Undecodable] = ()
+    undecodable_total: int = 0
