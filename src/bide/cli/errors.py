@@ -282,13 +282,20 @@ def history(settings: Settings, as_json: bool) -> None:
     async def work() -> None:
         from bide.client import connect
         from bide.lifecycle import read_audit
+        from bide.lifecycle.audit import AUDIT
 
-        async with connect(settings.broker_url()) as client, aclosing(read_audit(client)) as records:
+        odd: list[bytes] = []
+        async with (
+            connect(settings.broker_url()) as client,
+            aclosing(read_audit(client, malformed=lambda _: odd.append(b""))) as records,
+        ):
             async for record in records:
                 if as_json:
                     view.write_json_line(record.to_dict())
                 else:
                     view.write_record(record)
+        if odd:
+            view.write_malformed(len(odd), AUDIT)
 
     run_async(work())
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from bide.lifecycle import AuditRecord, FailedMessage, Group, Moved, Summary
 
-_TIME = "%Y-%m-%d %H:%M:%S"
-
 
 def as_dict(message: FailedMessage, *, whole: bool = False) -> dict[str, Any]:
     """A message for JSON; with its body, its stack trace and all properties if ``whole``."""
@@ -171,8 +169,22 @@ def write_record(record: AuditRecord) -> None:
     )
 
 
+def write_malformed(number: int, stream: str) -> None:
+    """Print how many messages of the audit were left out."""
+    what = "1 message is not a record" if number == 1 else f"{number:,} messages are not records"
+    click.echo(f"bide: {what} of an operation, and left out: see the stream {stream!r}", err=True)
+
+
 def _local(moment: datetime | None) -> str:
-    return f"{'?':<19}" if moment is None else moment.astimezone().strftime(_TIME)
+    """A time in this machine's zone; in UTC, with a Z, at the ends of the calendar that the zone cannot hold."""
+    if moment is None:
+        return f"{'?':<19}"
+    try:
+        local, zone = moment.astimezone(), ""
+    except (OverflowError, ValueError):
+        local, zone = moment, "Z"
+    # Not by strftime, which writes years before 1000 with fewer digits.
+    return local.replace(tzinfo=None).isoformat(" ", "seconds") + zone
 
 
 def _fitting(line: str) -> str:

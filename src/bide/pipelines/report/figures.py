@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from bide.pipelines.report.scale import after
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
@@ -65,7 +67,7 @@ class Flow:
     @property
     def last(self) -> datetime:
         """The end of the last span."""
-        return self.first + self.width * len(self.scheduled)
+        return after(self.first, self.width, len(self.scheduled))
 
     def waiting(self) -> list[int]:
         """How many were scheduled and not delivered at the end of each span."""
@@ -153,7 +155,7 @@ class Skyline:
     @property
     def last(self) -> datetime:
         """The end of the last span."""
-        return self.first + self.width * self.spans
+        return after(self.first, self.width, self.spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +207,7 @@ class Failures:
     @property
     def last(self) -> datetime:
         """The end of the last span."""
-        return self.first + self.width * self.spans
+        return after(self.first, self.width, self.spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
