@@ -25,6 +25,7 @@ from bide.topology import Binding, Exchange, Queue
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.broker.receiving import fresh
 from tests.broker.test_lifecycle import park
+from tests.patience import PATIENCE
 from tests.spark.killing import LOCAL, Counter, started, wait_until
 from tests.spark.receiving import drain, rest
 
@@ -193,7 +194,10 @@ def test_messages_are_spread_over_time(
 
     begun = datetime.now(UTC)
     with ThreadPoolExecutor() as threads:
-        receiving = [threads.submit(drain, clock_url, queue, count) for queue, count in ((orders, 5), (billing, 3))]
+        receiving = [
+            threads.submit(drain, clock_url, queue, count, quiet=f"{PATIENCE:g}s")
+            for queue, count in ((orders, 5), (billing, 3))
+        ]
         assert replay(clock_url, error, *where) == 0
         found = [one for receiver in receiving for one in receiver.result()]
     assert capsys.readouterr().out.startswith("replayed 8 messages in ")
