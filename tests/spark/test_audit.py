@@ -202,7 +202,7 @@ def put_what_is_odd(audited: Audited) -> dict[str, list[bytes]]:
         body = json.dumps({**event, "started": now, "ended": now + 1}).encode()
         channel.basic_publish("", EVENTS, body, pika.BasicProperties(headers={"a": BAD}))
     bomb = b"\0\x53\x77" + b"\0" * 3_000
-    lie = stream_publisher.batch([b"one", b"two"], records=40)
+    lie = stream_publisher.batch([b"one", b"two"], records=3)
     address = Address.of(audited.url, audited.sources.port)
     for stream in (taps.scheduled, taps.delivered, EVENTS):
         entries = [stream_publisher.message(b"not AMQP"), stream_publisher.message(bomb), lie]

@@ -142,7 +142,7 @@ def test_what_is_not_a_message_does_not_hide_what_comes_after_it(streams: Stream
     streams.fill("s", ["before"])
     address = Address.of(streams.vhost.url, stream_port(streams.vhost.broker))
     lie, snappy = (
-        stream_publisher.batch([b"one", b"two"], records=7),
+        stream_publisher.batch([b"one", b"two"], records=3),
         stream_publisher.batch([b"one", b"two"], compression=2),
     )
     entries = [stream_publisher.message(b"\0Sw" + b"\0" * 3_000), lie, snappy]
@@ -152,8 +152,8 @@ def test_what_is_not_a_message_does_not_hide_what_comes_after_it(streams: Stream
     rows = streams.batch(stream="s", undecodable="raw", minPartitions=6).orderBy("offset").collect()
     odd = [b"\0Sw" + b"\0" * 3_000, lie, snappy]
     assert [bytes(row.value) for row in rows] == [b"before", *odd, b"after"]
-    assert [row.offset for row in rows] == [0, 1, 2, 9, 11]
-    reasons = ["ends too early", "does not consist of 7", "packed by snappy"]
+    assert [row.offset for row in rows] == [0, 1, 2, 5, 7]
+    reasons = ["ends too early", "does not consist of 3", "packed by snappy"]
     assert all(part in row.undecodable for row, part in zip(rows[1:4], reasons, strict=True))
     assert (rows[0].undecodable, rows[4].undecodable) == (None, None)
     streams.run(tmp_path / "checkpoint", tmp_path / "files", stream="s", startingOffsets="earliest", undecodable="raw")
