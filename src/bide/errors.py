@@ -9,6 +9,7 @@
     │   ├── InvalidNameError           a name, key or address that the broker or a layout cannot carry
     │   ├── ReservedHeaderError        a header that bide or the broker sets itself
     │   ├── UnsupportedTargetError     this infrastructure cannot deliver to this kind of target
+    │   ├── TargetNotAllowedError      a message names a target that is not on the allow-list
     │   ├── MessageTooLargeError       a body over the limit
     │   ├── InvalidUrlError            a broker URL that cannot be read
     │   ├── InvalidOptionError         an option of the Spark data source that is unknown or cannot be read
@@ -102,6 +103,10 @@ class ReservedHeaderError(InvalidInputError):
 
 class UnsupportedTargetError(InvalidInputError):
     """This delay infrastructure cannot deliver to this kind of target."""
+
+
+class TargetNotAllowedError(InvalidInputError):
+    """The message names a target that is not on the allow-list."""
 
 
 class MessageTooLargeError(InvalidInputError):

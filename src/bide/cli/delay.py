@@ -12,6 +12,7 @@ from bide.cli.output import print_json, working
 from bide.cli.running import connected, run_async
 from bide.cli.settings import (
     Settings,
+    allow_option,
     broker_options,
     json_option,
     layout_options,
@@ -155,14 +156,18 @@ async def _destroy(settings: Settings, infrastructure: DelayInfrastructure, *, f
 
 
 @delay.command()
+@allow_option
 @layout_options()
 @json_option("what became of the messages")
 @broker_options
 @pass_settings
-def resend(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: bool) -> int:
-    """Send the messages in the undeliverable queue to their targets, which are back; exit with 1 if some stay."""
+def resend(settings: Settings, *, infrastructure: DelayInfrastructure, allow: tuple[str, ...], as_json: bool) -> int:
+    """Send the messages in the undeliverable queue to their targets, which are back; exit with 1 if some stay.
+
+    A message's own headers name its target, so only the targets that --allow names get messages.
+    """
     with working("sending"):
-        result = run_async(_resend(settings, infrastructure))
+        result = run_async(_resend(settings, infrastructure, allow))
     if as_json:
         print_json(asdict(result))
     else:
@@ -172,12 +177,12 @@ def resend(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: 
     return 1 if result.kept else 0
 
 
-async def _resend(settings: Settings, infrastructure: DelayInfrastructure) -> Resent:
+async def _resend(settings: Settings, infrastructure: DelayInfrastructure, allow: tuple[str, ...]) -> Resent:
     from bide.client import connect
     from bide.undeliverable import resend
 
     async with connect(settings.broker_url(), infrastructure=infrastructure) as client:
-        return await resend(client)
+        return await resend(client, allow=allow)
 
 
 @delay.command()

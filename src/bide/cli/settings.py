@@ -165,6 +165,17 @@ def json_option(what: str) -> Callable[[_Decorated], _Decorated]:
     return click.option("--json", "as_json", is_flag=True, help=f"Print {what} as JSON.")
 
 
+def allow_option(command: _Decorated) -> _Decorated:
+    """Add ``--allow``."""
+    return click.option(
+        "--allow",
+        multiple=True,
+        required=True,
+        metavar="PATTERN",
+        help="Targets that messages may name: 'orders.*', q:QUEUE, x:EXCHANGE, or '*' for any. Repeatable.",
+    )(command)
+
+
 def layout_options(*, fewer_levels: bool = False) -> Callable[[_Decorated], _Decorated]:
     """Add the options that choose a delay infrastructure, and hand it over as the argument ``infrastructure``.
 

@@ -36,6 +36,9 @@ HEADER_PRIORITY: Final = "bide-priority"
 HEADER_PICK_UP_KEY: Final = "bide-pick-up-key"
 """Header with a message's own routing key while it passes the levels of a waiting hall, by the digits of its delay."""
 
+HEADER_SET_ASIDE: Final = "bide-set-aside"
+"""Header of a message in the undeliverable queue: why the relay of a waiting hall put it there."""
+
 HEADER_EXCHANGE: Final = "bide-exchange"
 """Header with the exchange that a message was first sent to; empty for a queue. Copies of the message carry it."""
 

@@ -23,13 +23,13 @@ class Parcel(Unconfirmed):
 
     Attributes:
         delivery: what is acknowledged once the broker has its successor.
-        passing: the message.
         onward: how it is sent on.
+        passing: the message as it was read; None where it could not be, or is set aside.
     """
 
     __slots__ = ("_lane", "delivery", "onward", "passing")
 
-    def __init__(self, delivery: Delivery, passing: Passing, onward: Onward) -> None:
+    def __init__(self, delivery: Delivery, onward: Onward, passing: Passing | None = None) -> None:
         super().__init__(onward.exchange, onward.routing_key, delivery.values.get("message_id"), delivery.body)
         self.delivery = delivery
         self.passing = passing
