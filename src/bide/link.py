@@ -13,8 +13,9 @@ from typing import Final
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.errors import AuthenticationError, BrokerError, ClosedError, InvalidUrlError, TlsError
+from bide.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 FIRST_PAUSE: Final = timedelta(milliseconds=50)
 LONGEST_PAUSE: Final = timedelta(seconds=5)

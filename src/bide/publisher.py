@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
@@ -29,12 +28,13 @@ from bide.errors import (
 )
 from bide.letter import Letters
 from bide.link import Link
+from bide.logs import logger
 from bide.outcome import denied, in_doubt
 from bide.outgoing import Outgoing
 from bide.patience import TIME_TO_APPLY, Applying, Patience
 from bide.session import Session, too_large
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 OnLost = Literal["repeat", "raise"]
 """What to do with a message whose confirm was lost with the connection: send it again, or tell the caller."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Hashable
 from datetime import timedelta
 from math import inf
@@ -17,11 +16,12 @@ from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, ExchangeT
 from bide.duration import sending_time
 from bide.encoder import Encoder
 from bide.errors import AccessRefusedError, MessageTooLargeError, NotAppliedError, TargetNotFoundError
+from bide.logs import logger
 from bide.outgoing import Kind, Outgoing
 from bide.patience import Applying
 from bide.topology import Exchange, Topology
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 REBIND_AFTER: Final = timedelta(seconds=30)
 """A queue that is deleted and made again loses its bindings: they are made anew this often while they are used."""

@@ -38,12 +38,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "admin": ("admin", "broker"),
     "stream": ("stream",),
-    "amqp": ("amqp",),
+    "amqp": ("amqp", "logs"),
     "recoverability": ("recoverability",),
     "memory": ("memory",),
     "patterns": ("patterns",),
     "delay": ("delay", "layouts", "outgoing"),
-    "topology": ("checks", "duration", "topology"),
+    "topology": ("checks", "duration", "foreign_text", "topology"),
     "errors": ("errors",),
 }
 """Layers from the top down, each with its modules and packages. The empty name is the package itself."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,9 +20,10 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
+from bide.logs import logger
 from bide.topology import PREDECLARED_EXCHANGES, Binding, Exchange, Queue, Topology
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 MINIMUM_RELEASE: Final = (3, 10)
 """The first release whose quorum queues dead-letter at least once."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,12 +17,13 @@ from bide.amqp.acks import AckSender
 from bide.amqp.confirms import Awaited, Confirms, Unconfirmed, fail
 from bide.amqp.content import Assembly, Delivery, Return
 from bide.errors import BideError, ClosedError, ConsumerCancelledError
+from bide.logs import logger
 from bide.topology import Binding, Exchange, Queue
 
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _CONSUMER_TAG: Final = "bide-{}"
 _CLOSE_GRACE: Final = 5.0

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any
 
 from bide.amqp.content import Return
 from bide.errors import BideError, PublishRefusedError, UnroutableError
+from bide.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Unconfirmed(ABC):

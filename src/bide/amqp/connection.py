@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 import struct
 from collections.abc import Callable, Mapping
@@ -28,8 +27,9 @@ from bide.errors import (
     ProtocolError,
     TlsError,
 )
+from bide.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 MAX_FRAME: Final = 1 << 24
 """Bytes that no frame has, except one from a peer that does not speak AMQP; the headers of a message that was
@@ -362,7 +362,10 @@ class Connection(asyncio.Protocol):
     def _on_start(self, method: Any) -> None:
         self.server = dict(method.server_properties or {})
         self.release = release_of(self.server)
-        self.send(codec.frame(codec.METHOD, 0, start_ok(self.url)))
+        try:
+            self.send(codec.frame(codec.METHOD, 0, start_ok(self.url, method.mechanisms or "", self._transport)))
+        except BideError as error:
+            self.give_up(error)
 
     def _on_tune(self, method: Any) -> None:
         self.channel_max = method.channel_max or 65535

@@ -7,7 +7,6 @@ frame, and reads negative decimals as positive ones.
 
 from __future__ import annotations
 
-import logging
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -17,8 +16,9 @@ from typing import Any, Final
 
 from bide.amqp.codec import PROPERTY_FLAGS
 from bide.amqp.content import Delivery, Return
+from bide.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _METHOD_AT: Final = 7
 _ARGUMENTS_AT: Final = 11

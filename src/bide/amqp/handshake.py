@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import ssl
 from collections.abc import Mapping
 from typing import Any
 
 from bide.amqp import codec
+from bide.amqp.exposure import warn_about_exposure
 from bide.amqp.url import BrokerUrl
+from bide.errors import AuthenticationError
+from bide.foreign_text import visible
 
 
 def release_of(properties: Mapping[str, Any]) -> tuple[int, ...]:
@@ -16,15 +20,35 @@ def release_of(properties: Mapping[str, Any]) -> tuple[int, ...]:
     text = str(properties.get("version", ""))
     numbers = []
     for part in text.split("-")[0].split("+")[0].split("."):
-        if not part.isdigit():
+        if not re.fullmatch("[0-9]{1,9}", part):
             break
         numbers.append(int(part))
     return tuple(numbers)
 
 
-def start_ok(url: BrokerUrl) -> bytes:
-    """Who we are: the answer to ``connection.start``."""
+def start_ok(url: BrokerUrl, offered: str, transport: asyncio.BaseTransport | None = None) -> bytes:
+    """Who we are: the answer to ``connection.start``.
+
+    Args:
+        offered: the mechanisms that the server names, separated by spaces.
+        transport: the connection; a warning is logged where the password can be read on its way.
+
+    Raises:
+        AuthenticationError: the server does not offer ours, so that neither name nor password is sent.
+    """
     mechanism, response = ("EXTERNAL", b"") if url.external else ("PLAIN", f"\0{url.user}\0{url.password}".encode())
+    if mechanism not in offered.split():
+        raise AuthenticationError(
+            f"the broker offers {visible(offered).replace(' ', ', ') or 'no mechanism'} to log in, not {mechanism}: "
+            + (
+                "give a client certificate with certfile=... and keyfile=... in the URL, and enable the plugin "
+                "rabbitmq_auth_mechanism_ssl on the broker"
+                if url.external
+                else "use auth=external with a client certificate, or add PLAIN to the broker's auth_mechanisms"
+            )
+        )
+    if transport is not None:
+        warn_about_exposure(url, transport.get_extra_info("socket"))
     properties = {
         "product": "bide",
         "version": _own_version(),

@@ -9,6 +9,7 @@ from typing import Final
 from xml.sax.saxutils import escape
 
 from bide.bench.results import Spread
+from bide.foreign_text import visible
 
 _WIDTH: Final = 760
 _BAR: Final = 15
@@ -78,7 +79,7 @@ class Chart:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
             f'height="{height}" font-family="Helvetica, Arial, sans-serif" font-size="12" role="img">'
         )
-        yield f"<title>{escape(self.title)}</title>"
+        yield f"<title>{escape(visible(self.title))}</title>"
         yield f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>'
         yield _text(16, 24, self.heading, weight="bold", size=14)
         if self.note:
@@ -167,5 +168,5 @@ def _shown(value: float) -> str:
 def _text(x: float, y: float, text: str, *, anchor: str = "start", weight: str = "normal", size: int = 12) -> str:
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}" font-size="{size}" '
-        f'fill="{_INK}">{escape(text)}</text>'
+        f'fill="{_INK}">{escape(visible(text))}</text>'
     )

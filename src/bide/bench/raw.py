@@ -49,7 +49,7 @@ class RawConnection:
         self._stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._stream.sendall(_PROTOCOL)
         self._expect(_START)
-        self._call(start_ok(url), _TUNE, channel=0)
+        self._call(start_ok(url, "PLAIN EXTERNAL"), _TUNE, channel=0)
         self._stream.sendall(codec.frame(codec.METHOD, 0, tune_ok(10, FRAME_MAX, 0)))
         self._call(open_vhost(url.vhost), _OPENED, channel=0)
         self._call(codec.method(20, 10, codec.short_string("")), _CHANNEL_OPENED)

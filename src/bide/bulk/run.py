@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -28,12 +27,13 @@ from bide.errors import (
     UnsupportedBrokerError,
 )
 from bide.letter import Letter
+from bide.logs import logger
 from bide.outcome import denied, in_doubt, not_sent, with_unsent
 from bide.outgoing import Kind, Outgoing
 from bide.publisher import OnLost, Publisher
 from bide.session import Session, too_large
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 MAX_BYTES: Final = 64 << 20
 """Bytes of bodies sent and not confirmed, above which no more are sent: they are kept to be sent again."""

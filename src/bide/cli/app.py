@@ -27,6 +27,7 @@ from bide.cli.settings import PROGRAM, Settings, configure_logging, program_opti
 from bide.cli.tap import tap
 from bide.cli.topology import topology
 from bide.errors import BideError, InvalidInputError
+from bide.foreign_text import visible
 
 log = logging.getLogger(__name__)
 
@@ -84,5 +85,5 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _fail(message: str, code: int, *, who: str = PROGRAM) -> int:
-    click.echo(f"{who}: {' '.join(message.split())}", err=True)
+    click.echo(f"{who}: {visible(' '.join(message.split()))}", err=True)
     return code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +19,7 @@ from bide.cli.settings import (
     pass_settings,
 )
 from bide.errors import InvalidInputError
+from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from bide.admin.infrastructure import RemovedInfrastructure
@@ -114,7 +114,7 @@ def _show(report: Report) -> None:
     click.echo(f"{report.layout} on {report.broker}, virtual host {report.vhost}, RabbitMQ {report.release}")
     for finding in report.findings:
         mark, colour = _MARKS[finding.status]
-        click.echo(f"{click.style(mark, fg=colour)} {finding.check:<24}{finding.text}")
+        click.echo(f"{click.style(mark, fg=colour)} {finding.check:<24}{visible(finding.text)}")
 
 
 @delay.command()
@@ -173,7 +173,7 @@ def resend(settings: Settings, *, infrastructure: DelayInfrastructure, allow: tu
     else:
         click.echo(f"{result.sent} messages sent on, {sum(result.kept.values())} stay in the undeliverable queue")
         for reason, count in result.kept.items():
-            click.echo(f"  {count} for {reason}")
+            click.echo(f"  {count} for {visible(reason)}")
     return 1 if result.kept else 0
 
 
@@ -210,7 +210,7 @@ def explain(
     target = _target(to, exchange, routing_key)
     wait = parse_delay(delay_text)
     if as_json:
-        click.echo(json.dumps(explaining.rows(infrastructure, wait, target), indent=2, ensure_ascii=False))
+        print_json(explaining.rows(infrastructure, wait, target))
     elif mermaid:
         click.echo(explaining.mermaid(infrastructure, wait, target))
     else:

@@ -18,6 +18,7 @@ from bide.cli.output import print_json
 from bide.cli.running import run_async
 from bide.cli.selecting import pairs, queue_option, selection_options
 from bide.cli.settings import Settings, json_option, layout_options, management_options, pass_settings
+from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from bide.delay.infrastructure import DelayInfrastructure
@@ -336,7 +337,7 @@ def _decide(
     moved = run_async(work())
     view.write_moved(moved, verb, as_json=how.as_json)
     for reason, number in moved.kept.items():
-        click.echo(f"bide: {view.counted(number)} stay{'s' if number == 1 else ''}: {reason}", err=True)
+        click.echo(f"bide: {view.counted(number)} stay{'s' if number == 1 else ''}: {visible(reason)}", err=True)
     for one in moved.missing:
         click.echo(f"bide: no message {one!r} is in the queue {counted or queue!r}", err=True)
     return 1 if moved.kept or moved.missing else 0

@@ -17,6 +17,7 @@ from bide.cli.output import print_json
 from bide.cli.pipeline_view import progress, span_for, summary, survey_text
 from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
 from bide.errors import InvalidInputError, InvalidRowError
+from bide.foreign_text import visible
 from bide.pipelines.formats import FORMATS, guess_format, is_uri, refuse_missing, refuse_unwritable
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ def _show(rows: DataFrame, plan: Plan, found: Survey, *, as_json: bool) -> None:
         spans = [{"from": due.isoformat(), "count": count} for due, count in times]
         print_json({**summary(found, plan), "every_seconds": every.total_seconds(), "due": spans})
     else:
-        click.echo(survey_text(found, plan, times, every))
+        click.echo(visible(survey_text(found, plan, times, every), keep="\n"))
     if found.bad and plan.settings.rejects is None:
         raise _bad(found, plan)
 

@@ -17,6 +17,7 @@ from bide.cli.pipeline import spark_options
 from bide.cli.pipeline_view import progress
 from bide.cli.settings import Settings, broker_options, duration_of, json_option, pass_settings
 from bide.errors import BrokerUnreachableError, ConnectionLostError, InvalidOptionError, OffsetsLostError
+from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from bide.pipelines.audit import Round
@@ -110,7 +111,7 @@ def audit(
             except (BrokerUnreachableError, ConnectionLostError) as error:
                 if once:
                     raise
-                click.echo(f"bide: {error}; trying again in {every}", err=True)
+                click.echo(f"bide: {visible(str(error))}; trying again in {every}", err=True)
             except (OffsetsLostError, InvalidOptionError) as error:
                 raise own_words(error) from error
             else:

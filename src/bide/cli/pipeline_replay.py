@@ -15,6 +15,7 @@ from bide.cli.output import print_json
 from bide.cli.pipeline import spark_options
 from bide.cli.pipeline_view import progress
 from bide.cli.settings import Settings, duration_of, json_option, layout_options, management_options, pass_settings
+from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -190,12 +191,12 @@ def _send(messages: DataFrame, source: FailedIn, details: dict[str, Any], *, as_
         told = {"messages": total, "sent": number, "queues": sent, "kept": kept, "gone": gone}
         print_json({**told, "seconds": round(seconds, 3)})
     else:
-        where = ", ".join(f"{count:,} to {name}" for name, count in sent.items())
+        where = ", ".join(f"{count:,} to {visible(name)}" for name, count in sent.items())
         rate = f" in {seconds:.1f} s: {where}" if number else ""
         click.echo(f"replayed {counted(number)}{rate}")
     for reason, count_kept in kept.items():
         stay = "stays" if count_kept == 1 else "stay"
-        click.echo(f"bide: {counted(count_kept)} {stay} in {source.queue}: {reason}", err=True)
+        click.echo(f"bide: {counted(count_kept)} {stay} in {source.queue}: {visible(reason)}", err=True)
     if gone:
         click.echo(f"bide: {counted(gone)} left {source.queue} since they were chosen", err=True)
     return 1 if kept else 0

@@ -17,6 +17,7 @@ from bide.cli.output import print_json
 from bide.cli.pipeline_view import progress
 from bide.cli.replay_view import preview, show
 from bide.errors import NotFoundError, TargetNotFoundError
+from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -172,7 +173,7 @@ def _tell_missing(found: Found | None, *, skip: bool) -> int:
         if found is not None and not skip:
             found.refuse_missing()
     except NotFoundError as error:
-        click.echo(f"bide: {error}", err=True)
+        click.echo(f"bide: {visible(str(error))}", err=True)
         return 1
     return 0
 

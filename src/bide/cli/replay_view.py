@@ -12,6 +12,7 @@ import click
 from bide.cli.errors_view import counted
 from bide.cli.output import print_json
 from bide.cli.pipeline_view import histogram, span_for
+from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -94,7 +95,7 @@ def show(found: Preview, *, as_json: bool) -> None:
         return
     click.echo(f"{counted(found.total)} of {found.source}; nothing was sent")
     for name, count in found.queues.items():
-        click.echo(f"{count:>9,} to {name}{'  (does not exist)' if name in found.missing else ''}")
+        click.echo(f"{count:>9,} to {visible(name)}{'  (does not exist)' if name in found.missing else ''}")
     if found.unknown:
         click.echo(f"{found.unknown:>9,} of which nothing tells where they failed")
     for line in histogram(found.times, found.every):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from bide.errors import InvalidDelayError, InvalidInputError
+from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from bide.amqp.url import BrokerUrl
@@ -63,7 +64,7 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
-        return text if self._details else text.partition("\n")[0]
+        return visible(text, keep="\n\t") if self._details else visible(text.partition("\n")[0])
 
 
 def duration_of(option: str, text: str) -> timedelta:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,10 +22,11 @@ from bide.endpoint.rules import Rules
 from bide.endpoint.startup import prepare
 from bide.endpoint.worker import Worker
 from bide.errors import ClosedError, InvalidInputError
+from bide.logs import logger
 from bide.message import Message
 from bide.recoverability.policy import Retry, RetryPolicy, check_policy, poison_limit, retries_at_once
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 AnyHandler = TypeVar("AnyHandler", bound=Callable[[Message], Any])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -23,13 +22,14 @@ from bide.lifecycle.moved import Moved
 from bide.lifecycle.renewal import Renewal
 from bide.lifecycle.run import Progress, Run
 from bide.lifecycle.summary import By, Group, Groups, Summary
+from bide.logs import logger
 from bide.outgoing import Outgoing
 from bide.recoverability import restoration
 from bide.recoverability.failed import FailedMessage
 from bide.recoverability.selection import Selection
 from bide.topology import Queue, Topology
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 ALL: Final = Selection()
 

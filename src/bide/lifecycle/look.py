@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -17,9 +16,10 @@ from bide.errors import BideError, BrokerError, TargetNotFoundError
 from bide.lifecycle.held import Held, deliveries_of
 from bide.lifecycle.renewal import Renewal
 from bide.lifecycle.streams import is_stream, stream_error
+from bide.logs import logger
 from bide.topology import Queue
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _QUIET: Final = 0.1
 """Seconds without a message after which the broker is asked whether there are more."""

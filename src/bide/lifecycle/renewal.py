@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Final, Self
@@ -13,9 +12,10 @@ from bide.admin.management import ManagementApi
 from bide.client import Client
 from bide.errors import BideError, ManagementApiError
 from bide.lifecycle.held import Held
+from bide.logs import logger
 from bide.recoverability import restoration
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _MARGIN: Final = 2
 """So many looks may be killed, and give back what they held uncounted by us, before the limit is reached."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
 
@@ -14,8 +13,9 @@ from bide.amqp.connection import Connection
 from bide.amqp.content import Delivery
 from bide.delay.passing import Onward, Passing
 from bide.errors import BideError, BrokerError, InvalidInputError, PublishError
+from bide.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Parcel(Unconfirmed):

@@ -26,10 +26,11 @@ from bide.errors import (
     TargetNotFoundError,
     UnroutableError,
 )
+from bide.logs import logger
 from bide.relay.lane import Lane, Parcel
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _PAUSE: Final = 1.0
 """Seconds until a part of the hall that takes no messages is tried again."""
@@ -290,6 +291,8 @@ class Shift:
                 self._done.delayed += 1
             case "target":
                 self._done.delivered += 1
+            case "aside":
+                self._done.undeliverable += 1
 
     def _try_again(self, parcel: Parcel) -> None:
         del self._resting[parcel]
@@ -300,12 +303,12 @@ class Shift:
 
     def _set_aside(self, delivery: Delivery, reason: str) -> None:
         """Publish it to the undeliverable queue, with the reason."""
-        self._done.undeliverable += 1
         self._complain(f"set aside in {self._hall.undeliverable}: {reason}")
         onward = set_aside(self._hall, delivery.routing_key, delivery.values, reason=reason, user=self._user)
         self._aside.put(Parcel(delivery, onward))
 
     def _told_aside(self, parcel: Parcel, error: BideError | None) -> None:
+        self._count(parcel.onward.way)
         if error is None:
             self._settled(parcel.delivery)
             return

@@ -8,7 +8,6 @@ on once more.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
@@ -29,9 +28,10 @@ from bide.errors import (
     TargetNotFoundError,
 )
 from bide.link import Link
+from bide.logs import logger
 from bide.relay.shift import Relayed, Shift
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 PREFETCH: Final = 1000
 GRACE: Final = timedelta(seconds=10)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
@@ -13,11 +12,13 @@ from bide.client import Client
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.infrastructure import QueueTarget
 from bide.errors import AccessRefusedError, BideError, DeliveryLostError, InvalidInputError, UnroutableError
+from bide.logs import logger
 from bide.message import Message
+from bide.patterns.rpc import DIRECT_REPLY_TO
 from bide.recoverability.explanation import Explanation
-from bide.rpc.caller import DIRECT_REPLY_TO, ERROR_HEADER
+from bide.rpc.caller import ERROR_HEADER
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 Handler = Callable[[Message], Awaitable[Any]]
 """Takes a request and returns the body of the reply: bytes, text, None for an empty one, or what serialises as JSON."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bide.duration import format_delay
 from bide.errors import InvalidTopologyError
+from bide.foreign_text import visible
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.routing import PREDECLARED
 
@@ -373,10 +374,9 @@ def _mermaid_text(text: str) -> str:
     """
     colons = ":" if re.search("style|classDef", text) else r":(?!\d)"
     special = rf"[^\w .,:+\-()/=~]|{colons}|~(?=~)|(?<=~)~|^(?:[-+]|\d+\.)(?=\s)"
-    return re.sub(special, lambda found: "".join(f"#{ord(one)};" for one in found[0]), text)
+    return re.sub(special, lambda found: "".join(f"#{ord(one)};" for one in found[0]), visible(text))
 
 
 def _dot_text(text: str) -> str:
     """Text in a quoted string of DOT, in which HTML character references count too."""
-    escaped = html.escape(text, quote=False).replace("\\", "\\\\").replace('"', '\\"')
-    return re.sub(r"[\x00-\x1f\x7f]", lambda found: f"&#{ord(found[0]) + 0x2400};", escaped)
+    return html.escape(visible(text), quote=False).replace("\\", "\\\\").replace('"', '\\"')
