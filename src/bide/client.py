@@ -16,7 +16,7 @@ from bide.amqp.url import BrokerUrl
 from bide.checks import whole_number
 from bide.consumer import Consumer
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.infrastructure import DelayInfrastructure, check_name
 from bide.duration import DelayLike, DueTimeLike, parse_delay
 from bide.errors import BrokerUnreachableError
 from bide.letter import Letter
@@ -267,8 +267,10 @@ class Client:
         """Whether a queue of this name exists.
 
         Raises:
+            InvalidNameError: the name cannot be one.
             BrokerError: the broker cannot be reached, or this user may not see it.
         """
+        check_name("queue", queue)
         return await exists(await self._in_time(self._publisher.connection()), Topology(queues=[Queue(queue)]))
 
     def consume(

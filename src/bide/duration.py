@@ -35,6 +35,10 @@ DueTimeLike = datetime | str
 """A due time: an aware ``datetime``, or ISO 8601 text with an offset."""
 
 
+_LONGEST: Final = timedelta(days=999_999_999)
+"""The longest delay that can be negated and rounded: arithmetic with more overflows."""
+
+
 def parse_delay(value: DelayLike) -> timedelta:
     """A delay as a ``timedelta``.
 
@@ -53,6 +57,8 @@ def parse_delay(value: DelayLike) -> timedelta:
         raise InvalidDelayError(f"the delay {value!r} has no unit: {_WAY_OUT}")
     if delay < timedelta(0):
         raise InvalidDelayError(f"the delay {format_delay(delay)} is negative: give zero or more")
+    if delay > _LONGEST:
+        raise InvalidDelayError(f"the delay {format_delay(delay)} is longer than any infrastructure can hold")
     return delay
 
 
@@ -86,7 +92,8 @@ def _microseconds(number: str, unit: str) -> int:
 def format_delay(delay: timedelta) -> str:
     """A delay as people write it: ``3199 d 23:59:59.99``, ``0:00:10``, ``-0:00:01``."""
     sign = "-" if delay < timedelta(0) else ""
-    delay = abs(delay)
+    # The most negative timedelta has no positive counterpart.
+    delay = abs(max(delay, -_LONGEST))
     hours, rest = divmod(delay.seconds, 3600)
     minutes, seconds = divmod(rest, 60)
     text = f"{hours}:{minutes:02}:{seconds:02}"

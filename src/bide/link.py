@@ -12,7 +12,7 @@ from typing import Final
 
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.errors import AuthenticationError, BrokerError, ClosedError, InvalidUrlError, TlsError
+from bide.errors import AuthenticationError, BrokerError, ClosedError, InvalidInputError, InvalidUrlError, TlsError
 from bide.logs import logger
 
 log = logger(__name__)
@@ -33,6 +33,7 @@ class Link:
     def __init__(self, url: BrokerUrl) -> None:
         self.url = url
         self._connection: Connection | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
         self._closed = asyncio.Event()
         self._opened_at: float | None = None
@@ -46,9 +47,11 @@ class Link:
 
         Raises:
             ClosedError: the link was closed.
+            InvalidInputError: it was opened in another event loop.
             BrokerError: the first connection could not be opened.
             TlsError: the broker's certificate is not to be trusted, the first time or later.
         """
+        self._check_loop()
         connection = self._connection
         if connection is not None and connection.is_open and not self._closed.is_set():
             return connection
@@ -60,6 +63,15 @@ class Link:
                     return self._connection
                 await self._spare_the_broker()
                 await self._open()
+
+    def _check_loop(self) -> None:
+        running = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = running
+        elif self._loop is not running:
+            raise InvalidInputError(
+                "this client was connected in another event loop: use it there, or connect another client in this one"
+            )
 
     async def _spare_the_broker(self) -> None:
         """Pause before a connection is opened that breaks at once again and again."""
@@ -104,7 +116,12 @@ class Link:
                 await self._closed.wait()
 
     async def close(self) -> None:
-        """Close the connection and open no other."""
+        """Close the connection and open no other.
+
+        Raises:
+            InvalidInputError: it was opened in another event loop.
+        """
+        self._check_loop()
         self._closed.set()
         connection, self._connection = self._connection, None
         if connection is not None:

@@ -328,6 +328,8 @@ class Publisher:
         """
         session = self._session
         if session is not None and session.connection.is_open:
+            if session.connection.loop is not asyncio.get_running_loop():
+                await self._link.connection()
             return session
         async with self._opening:
             session = self._session

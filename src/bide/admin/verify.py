@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -370,7 +371,7 @@ async def _prefetch(connection: Connection) -> list[Finding]:
         text = await asyncio.to_thread(broker.rabbitmqctl, "eval", f"application:get_env(rabbit, {_PREFETCH}).")
     except LocalBrokerError as error:
         return [unchecked("dead-letter prefetch", str(error))]
-    value = int("".join(filter(str.isdigit, text)) or DEFAULT_PREFETCH)
+    value = int("".join(re.findall("[0-9]", text)) or DEFAULT_PREFETCH)
     if value < DEFAULT_PREFETCH:
         return [
             Finding(

@@ -64,6 +64,8 @@ class BrokerUrl:
         Raises:
             InvalidUrlError: it is not of that form; the message never shows the password.
         """
+        if not isinstance(text, str):
+            raise InvalidUrlError(f"the broker URL {text!r} is of type {type(text).__name__}, not text: {_FORM}")
         try:
             return cls._parse(text)
         except InvalidUrlError:

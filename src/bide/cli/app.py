@@ -76,6 +76,13 @@ def run(arguments: Sequence[str]) -> int:
     except BideError as error:
         log.debug("where it failed", exc_info=True)
         return _fail(str(error), FAILED)
+    except BrokenPipeError:
+        # The reader of the output ended first, as "head" does.
+        return FAILED
+    except OSError as error:
+        log.debug("where it failed", exc_info=True)
+        what = f"{error.filename}: " if error.filename is not None else "input or output failed: "
+        return _fail(f"{what}{error.strerror or error}", FAILED)
     except Exception as error:  # noqa: BLE001 (the last line of defence: a stranger gets no traceback)
         if settings.verbosity:
             traceback.print_exc()

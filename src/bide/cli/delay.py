@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from bide.cli.output import print_json, working
-from bide.cli.running import connected, run_async
+from bide.cli.running import confirm, connected, run_async
 from bide.cli.settings import (
     Settings,
     allow_option,
@@ -132,7 +132,7 @@ def destroy(settings: Settings, *, infrastructure: DelayInfrastructure, force: b
     if not yes:
         url = settings.broker_url()
         what = f"Delete the {infrastructure.name} infrastructure on {url}"
-        click.confirm(f"{what}{', with the messages in it' if force else ''}?", abort=True, err=True)
+        confirm(f"{what}{', with the messages in it' if force else ''}?")
     with working("deleting"):
         result = run_async(_destroy(settings, infrastructure, force=force))
     if as_json:

@@ -15,7 +15,7 @@ import click
 
 from bide.cli import errors_view as view
 from bide.cli.output import print_json
-from bide.cli.running import run_async
+from bide.cli.running import confirm, run_async
 from bide.cli.selecting import pairs, queue_option, selection_options
 from bide.cli.settings import Settings, json_option, layout_options, management_options, pass_settings
 from bide.foreign_text import visible
@@ -332,8 +332,7 @@ def _decide(
         if how.dry_run:
             view.write_count(number, verb, as_json=how.as_json)
             return 0
-        if not click.confirm(f"{view.counted(number)} of {counted or queue} will be {verb}: go on?", err=True):
-            raise click.Abort
+        confirm(f"{view.counted(number)} of {counted or queue} will be {verb}: go on?")
     moved = run_async(work())
     view.write_moved(moved, verb, as_json=how.as_json)
     for reason, number in moved.kept.items():

@@ -222,8 +222,8 @@ def round_up(delay: timedelta, resolution: timedelta, *, maximum: timedelta) -> 
     """
     if delay < timedelta(0):
         raise InvalidDelayError(f"the delay {format_delay(delay)} is negative: give zero or more")
-    units = -(-delay // resolution)
-    if units * resolution > maximum:
+    # Compared first: a delay near the longest timedelta overflows when it is rounded up.
+    if delay > maximum or (units := -(-delay // resolution)) * resolution > maximum:
         raise InvalidDelayError(
             f"the delay {format_delay(delay)} is longer than this infrastructure can hold ({format_delay(maximum)}): "
             "give a shorter delay"

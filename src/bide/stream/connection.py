@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 import socket
 import ssl
 import struct
@@ -133,7 +134,7 @@ class StreamConnection:
             raise VirtualHostError(
                 f"the virtual host {url.vhost!r} does not exist at {self._place}, or user {url.user!r} may not enter it"
             ) from None
-        if (port := node.get("advertised_port", "")).isdigit():
+        if re.fullmatch("[0-9]{1,5}", port := node.get("advertised_port", "")):
             self.advertised = node.get("advertised_host", ""), int(port)
 
     def __enter__(self) -> Self:

@@ -198,7 +198,11 @@ def from_definitions(document: Mapping[str, Any], vhost: str | None = None) -> T
 
     def read(kind: str, build: Callable[[Mapping[str, Any]], Any]) -> list[Any]:
         found = []
-        for number, entry in enumerate(document.get(kind, ())):
+        entries = document.get(kind, ())
+        if not isinstance(entries, list | tuple):
+            problems.append(f"{kind} is {type(entries).__name__}, not a list: export the definitions anew")
+            return []
+        for number, entry in enumerate(entries):
             try:
                 if vhost is None or entry.get("vhost", vhost) == vhost:
                     found.append(build(entry))
