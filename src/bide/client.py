@@ -51,6 +51,7 @@ class Client:
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
     async def __aenter__(self) -> Self:
+        self._receiving.check_loop()
         try:
             await self._publisher.connection()
         except BaseException:

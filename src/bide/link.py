@@ -51,7 +51,7 @@ class Link:
             BrokerError: the first connection could not be opened.
             TlsError: the broker's certificate is not to be trusted, the first time or later.
         """
-        self._check_loop()
+        self.check_loop()
         connection = self._connection
         if connection is not None and connection.is_open and not self._closed.is_set():
             return connection
@@ -64,7 +64,12 @@ class Link:
                 await self._spare_the_broker()
                 await self._open()
 
-    def _check_loop(self) -> None:
+    def check_loop(self) -> None:
+        """Belong to the event loop that asks first.
+
+        Raises:
+            InvalidInputError: another one did.
+        """
         running = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = running
@@ -121,7 +126,7 @@ class Link:
         Raises:
             InvalidInputError: it was opened in another event loop.
         """
-        self._check_loop()
+        self.check_loop()
         self._closed.set()
         connection, self._connection = self._connection, None
         if connection is not None:
