@@ -66,7 +66,7 @@ async def _check_in(connection: Connection, key: str = "k", *, body: bytes = b""
 
 async def test_a_relay_does_not_deliver_where_the_sender_may_not_write(vhost: Vhost, stranger: Connection) -> None:
     """By a header for a queue, an exchange, or further queues in a CC list; due at once, and after a delay."""
-    refused = (
+    refused: tuple[dict[str, object], ...] = (
         {"bide_to": "q:salaries"},
         {"bide_to": "q:salaries", "x_delay": 86_400_000},
         {"bide_to": "x:private"},
