@@ -17,6 +17,7 @@ from zlib import crc32
 import click
 
 from bide.cli.app import cli, run
+from bide.layouts import LAYOUTS
 
 DEAD: Final = "amqp://guest:guest@127.0.0.1:9/?timeout=1"
 """A broker that does not answer."""
@@ -108,10 +109,22 @@ def cases(folder: Path, *, url: str = DEAD, api: str = DEAD_API, every: int = 1)
                         continue
                     given = (option,) if flag else (f"{option}={value}",)
                     rest = [one for one in base if not one.startswith(f"{option}=")]
-                    yield Case(path, name, (*given, *rest))
+                    for layout in _layouts(command, name, number if every > 1 else None):
+                        yield Case(path, name, (*given, *layout, *rest))
                 else:
                     others = [one for one in base if one.startswith("--")]
                     yield Case(path, name, (*others, "--", value, value))
+
+
+def _layouts(command: click.Command, name: str, number: int | None) -> Iterator[tuple[str, ...]]:
+    """What an option of a layout is tried with: every layout, or the one whose turn it is."""
+    others = {one.name for one in command.params}
+    if "layout" not in others or name not in {"prefix", "max_delay", "resolution", "lanes", "levels"}:
+        yield ()
+        return
+    for place, layout in enumerate(LAYOUTS):
+        if number is None or place == number % len(LAYOUTS):
+            yield (f"--layout={layout}",)
 
 
 def _required(path: Sequence[str], command: click.Command, *, url: str, api: str) -> list[str]:

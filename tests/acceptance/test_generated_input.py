@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+import bide
 from bide.broker.installation import HOME_VARIABLE
 from tests.generated_input import Case, cases, fault, report, run_in_process
 from tests.patience import PATIENCE
@@ -60,15 +59,16 @@ def of_one_pattern(some: Iterable[Case]) -> Iterable[Case]:
 
 @pytest.mark.slow
 def test_no_command_line_ends_in_an_internal_error_without_a_broker(tmp_path: Path) -> None:
-    some = (one for one in cases(tmp_path, every=20) if one.command[0] not in {"pipeline", "demo"})
-    assert check(of_one_pattern(some)) > 1000
+    some = (one for one in cases(tmp_path, every=30) if one.command[0] not in {"pipeline", "demo"})
+    assert check(of_one_pattern(some)) > 600
 
 
 @pytest.mark.slow
 def test_no_command_line_ends_in_an_internal_error_on_a_live_broker(tmp_path: Path, vhost: Vhost) -> None:
-    some = cases(tmp_path, url=vhost.url, api=vhost.broker.management_url, every=60)
-    some = (one for one in some if one.command[0] not in COSTLY | ENDLESS)
-    assert check(of_one_pattern(some)) > 300
+    some = cases(tmp_path, url=vhost.url, api=vhost.broker.management_url, every=400)
+    # To put 370 queues there takes seconds.
+    some = (one for one in some if one.command[0] not in COSTLY | ENDLESS and one.command != ("delay", "apply"))
+    assert check(of_one_pattern(some)) > 40
 
 
 @pytest.mark.long
@@ -86,8 +86,8 @@ def test_no_option_of_a_pipeline_ends_in_an_internal_error(tmp_path: Path) -> No
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_no_value_of_any_option_ends_in_an_internal_error_on_a_live_broker(tmp_path: Path, vhost: Vhost) -> None:
-    some = cases(tmp_path, url=vhost.url, api=vhost.broker.management_url, every=6)
-    assert check(of_one_pattern(one for one in some if one.command[0] not in COSTLY | ENDLESS)) > 3000
+    some = cases(tmp_path, url=vhost.url, api=vhost.broker.management_url, every=12)
+    assert check(of_one_pattern(one for one in some if one.command[0] not in COSTLY | ENDLESS)) > 1500
 
 
 def shell(words: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -105,8 +105,8 @@ def shell(words: str, **options: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_a_sample_as_processes(tmp_path: Path) -> None:
-    some = [one for one in of_one_pattern(cases(tmp_path, every=997)) if one.command[0] not in COSTLY | ENDLESS]
-    for case in some[:20]:
+    some = [one for one in of_one_pattern(cases(tmp_path, every=2003)) if one.command[0] not in COSTLY | ENDLESS]
+    for case in some[:8]:
         done = subprocess.run(
             [sys.executable, "-m", "bide", *case.command, *case.arguments],
             stdin=subprocess.DEVNULL,
@@ -156,15 +156,12 @@ def test_a_reader_that_ends_first_is_no_internal_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["delay destroy", "tap off --delete", "topology destroy rpc", "errors discard --all --queue none"]
+    "words", ["delay destroy", "tap off --delete", "topology destroy rpc --queue q", "errors discard --all"]
 )
 def test_a_question_without_an_answer_names_the_option(vhost: Vhost, words: str) -> None:
-    if "errors" in words:
-        vhost.broker.rabbitmqctl("list_queues", "-p", vhost.name)
+    with bide.connect_sync(vhost.url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue("error")]))
     done = shell(f"{words} </dev/null", env={**os.environ, "BIDE_URL": vhost.url})
-    if "errors" in words:
-        assert done.returncode in (1, 2)
-        return
     assert done.returncode == 2, done.stderr
     assert "give --yes" in done.stderr
     assert "Aborted" not in done.stderr
@@ -186,22 +183,3 @@ def test_ctrl_c_during_imports_leaves_no_traceback() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
-@pytest.mark.slow
-def test_ctrl_c_at_any_moment_leaves_no_traceback_of_ours() -> None:
-    """At moments spread over the start of the program."""
-    for wait in (0.05, 0.1, 0.15, 0.2, 0.3, 0.4):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bide", "delay", "explain", "3s", "--to", "x"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        time.sleep(wait)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=PATIENCE)
-        assert process.returncode in (0, 130, -signal.SIGINT)
-        assert "internal error" not in err
-        # Before main() is called, Ctrl-C is the interpreter's.
-        assert "bide/cli/app.py" not in err, err
