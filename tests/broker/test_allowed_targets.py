@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,7 @@ async def _check_in(connection: Connection, key: str = "k", *, body: bytes = b""
 
 async def test_a_relay_does_not_deliver_where_the_sender_may_not_write(vhost: Vhost, stranger: Connection) -> None:
     """By a header for a queue, an exchange, or further queues in a CC list; due at once, and after a delay."""
-    refused: tuple[dict[str, object], ...] = (
+    refused: tuple[dict[str, Any], ...] = (
         {"bide_to": "q:salaries"},
         {"bide_to": "q:salaries", "x_delay": 86_400_000},
         {"bide_to": "x:private"},

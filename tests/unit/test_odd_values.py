@@ -96,7 +96,8 @@ def test_a_client_in_a_second_event_loop() -> None:
     with MemoryBroker() as broker:
 
         async def opened() -> bide.Client:
-            return await broker.connect()
+            client: bide.Client = await broker.connect()
+            return client
 
         async def used(client: bide.Client) -> None:
             for work in (client.publish(b"", to="q"), client.exists("q"), client.release()):
