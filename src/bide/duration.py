@@ -36,7 +36,7 @@ DueTimeLike = datetime | str
 
 
 _LONGEST: Final = timedelta(days=999_999_999)
-"""The longest delay that can be negated and rounded: arithmetic with more overflows."""
+"""The longest delay whose negative is a timedelta too."""
 
 
 def parse_delay(value: DelayLike) -> timedelta:
@@ -57,8 +57,6 @@ def parse_delay(value: DelayLike) -> timedelta:
         raise InvalidDelayError(f"the delay {value!r} has no unit: {_WAY_OUT}")
     if delay < timedelta(0):
         raise InvalidDelayError(f"the delay {format_delay(delay)} is negative: give zero or more")
-    if delay > _LONGEST:
-        raise InvalidDelayError(f"the delay {format_delay(delay)} is longer than any infrastructure can hold")
     return delay
 
 

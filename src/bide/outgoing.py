@@ -310,9 +310,11 @@ def _is_texts(value: Any) -> bool:
 
 
 def _expiration(value: DelayLike) -> str:
-    milliseconds = (
-        int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else -(-parse_delay(value) // _MILLISECOND)
-    )
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        milliseconds = int(value)
+    else:
+        # Cut off first: the longest timedelta cannot be negated.
+        milliseconds = -(-min(parse_delay(value), _MAX_EXPIRATION + _MILLISECOND) // _MILLISECOND)
     if milliseconds > _MAX_EXPIRATION // _MILLISECOND:
         raise InvalidDelayError(
             f"the expiration {value!s} is longer than the broker takes ({format_delay(_MAX_EXPIRATION)}): give a "
