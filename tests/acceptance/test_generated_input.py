@@ -163,6 +163,7 @@ def test_a_reader_that_ends_first_is_no_internal_error() -> None:
 def test_a_question_without_an_answer_names_the_option(vhost: Vhost, words: str) -> None:
     with bide.connect_sync(vhost.url) as client:
         client.declare(bide.Topology(queues=[bide.Queue("error")]))
+        client.publish(b"failed", to="error")
     done = shell(f"{words} </dev/null", env={**os.environ, "BIDE_URL": vhost.url})
     assert done.returncode == 2, done.stderr
     assert "give --yes" in done.stderr

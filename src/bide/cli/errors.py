@@ -315,7 +315,7 @@ def _decide(
         )
     ask = (how.everything or always_ask) and not how.yes and not how.dry_run
     if ask and not sys.stdin.isatty():
-        raise click.UsageError("nobody is there to be asked: say --yes")
+        raise click.UsageError("the question has no answer on standard input: give --yes to go on without it")
 
     async def count() -> int:
         async with _queue(settings, counted or queue) as error_queue:
