@@ -9,6 +9,7 @@
     │   ├── InvalidNameError           a name, key or address that the broker or a layout cannot carry
     │   ├── ReservedHeaderError        a header that bide or the broker sets itself
     │   ├── UnsupportedTargetError     this infrastructure cannot deliver to this kind of target
+    │   ├── DelayQueueError            a queue of a delay infrastructure, where an error queue is wanted
     │   ├── MessageTooLargeError       a body over the limit
     │   ├── InvalidUrlError            a broker URL that cannot be read
     │   ├── InvalidOptionError         an option of the Spark data source that is unknown or cannot be read
@@ -102,6 +103,10 @@ class ReservedHeaderError(InvalidInputError):
 
 class UnsupportedTargetError(InvalidInputError):
     """This delay infrastructure cannot deliver to this kind of target."""
+
+
+class DelayQueueError(InvalidInputError):
+    """The queue belongs to a delay infrastructure: reading its messages would delay them anew, or send them early."""
 
 
 class MessageTooLargeError(InvalidInputError):
