@@ -56,7 +56,7 @@ for _pipeline in (audit, bundle, plan, replay, report):
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return the exit code. Whatever fails is said in one line on standard error."""
-    settings = Settings()
+    settings = Settings(arguments=tuple(arguments))
     configure_logging(0)
     try:
         result = cli.main(args=list(arguments), prog_name=PROGRAM, obj=settings, standalone_mode=False)

@@ -150,6 +150,23 @@ def write_moved(moved: Moved, verb: str, *, as_json: bool) -> None:
     click.echo(on_one_line(f"{counted(moved.done)} {verb}{f': {where}' if where else ''}"))
 
 
+def write_interrupted(moved: Moved, verb: str, queue: str, again: str, *, paced: bool, as_json: bool) -> None:
+    """Print what was done before an interruption, what is left, and the command that goes on."""
+    if as_json:
+        print_json({**moved.to_dict(), "interrupted": True, "go_on": again})
+        return
+    if moved.left is None:
+        done, left = f"{counted(moved.done)} {verb}", "the others are"
+    else:
+        total = moved.done + sum(moved.kept.values()) + moved.left
+        done = f"{moved.done:,} of {counted(total)} {verb}"
+        left = f"{moved.left:,} not yet due," if paced else f"{moved.left:,}"
+    click.echo(on_one_line(f"bide: interrupted: {done}, {left} still in {queue}"), err=True)
+    for reason, number in moved.kept.items():
+        click.echo(on_one_line(f"bide: {counted(number)} cannot be sent: {reason}"), err=True)
+    click.echo(f"bide: go on with: {again}", err=True)
+
+
 def write_count(number: int, verb: str, *, as_json: bool) -> None:
     """Print how many messages something would be done to."""
     if as_json:

@@ -31,11 +31,13 @@ class Settings:
         url: of the broker, or None where nobody named one.
         management_url: of its management API, or None.
         verbosity: how many ``-v`` were given.
+        arguments: of the program, as they were given.
     """
 
     url: str | None = None
     management_url: str | None = None
     verbosity: int = 0
+    arguments: tuple[str, ...] = ()
 
     def broker_url(self) -> BrokerUrl:
         """The broker's address: RabbitMQ's default on this machine where nobody named one.

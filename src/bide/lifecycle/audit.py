@@ -41,7 +41,7 @@ class AuditRecord:
         user: the broker's user.
         operation: ``retry``, ``replay``, ``edit``, ``archive``, ``unarchive`` or ``discard``.
         run: the same for all records of one operation.
-        step: ``begun``, ``ids`` (some of the messages that it was done to) or ``ended``.
+        step: ``begun``, ``ids`` (some of the messages that it was done to), ``ended`` or ``interrupted``.
         queue: the error queue.
         details: what was chosen, where to, which ids, and what came of it.
     """
@@ -136,6 +136,14 @@ class Audit:
             BrokerError: the record was not taken.
         """
         await self._write("ended", details)
+
+    async def interrupt(self, details: Mapping[str, Any]) -> None:
+        """Say what was done and what is left, as the operation was interrupted.
+
+        Raises:
+            BrokerError: the record was not taken.
+        """
+        await self._write("interrupted", details)
 
     async def _write(self, step: str, details: Mapping[str, Any]) -> None:
         record = AuditRecord(
