@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from bide.amqp import codec
 from bide.amqp.stencil import Stencil
 from bide.delay.clock import Clock
-from bide.delay.clock_keys import digit_key, padding_of, target_key
+from bide.delay.clock_keys import digit_key
 from bide.delay.infrastructure import (
     HEADER_DUE,
     HEADER_EXPIRATION,
@@ -167,9 +167,9 @@ class _Delayed:
         self._step = clock.resolution // RESOLUTION
         self._longest = clock.max_delay // RESOLUTION
         self._lanes = clock.lanes
-        self._padding = padding_of(target)
+        self._padding = clock.padding(target)
         self._carrier = codec.short_string(clock.carrier or "CC") + b"A"
-        self._target_key = codec.field_value(target_key(target))
+        self._target_key = codec.field_value(clock.target_key(target))
         self._tail = codec.table_items({HEADER_TO: str(target)}) + codec.short_string(HEADER_DUE) + b"l"
         self._carried = codec.table_items({name: value for name, value in carried.items() if value is not None})
 

@@ -336,8 +336,16 @@ class Publisher:
             connection = await self._link.connection()
             check_release(connection)
             infrastructure = self._infrastructure
+            spares_neighbours = False
             if isinstance(infrastructure, Clock) and infrastructure.carrier is None:
                 infrastructure = replace(infrastructure, carrier=carrier_for(connection.release))
-            session = Session(connection, infrastructure, declare=self._declare, applying=self._applying)
+                spares_neighbours = infrastructure.carrier == "CC"
+            session = Session(
+                connection,
+                infrastructure,
+                declare=self._declare,
+                applying=self._applying,
+                spares_neighbours=spares_neighbours,
+            )
             self._session = session
             return session

@@ -10,7 +10,7 @@ import pytest
 
 from bide.delay.clock import Clock
 from bide.delay.clock_keys import is_transport_key
-from bide.delay.infrastructure import ExchangeTarget, QueueTarget, Target
+from bide.delay.infrastructure import ExchangeTarget, QueueTarget, Target, address_of
 from bide.delay.units import LEVELS, MAX_DELAY
 from bide.errors import InvalidDelayError, InvalidNameError, UnsupportedTargetError
 from bide.topology import Binding, Exchange, Queue, Topology
@@ -266,8 +266,33 @@ def test_an_isolated_queue_has_a_release_queue_and_a_key_of_its_own() -> None:
     assert route.hops == 2
     (queue,) = route.requires.queues
     assert (queue.name, queue.arguments["x-dead-letter-exchange"]) == ("bide.v1.release.q:or.ders", "")
+    assert queue.arguments["x-dead-letter-routing-key"] == "or.ders", "or the CC list reaches the queue"
     assert route.requires.bindings == (Binding("bide.v1.delivery", queue.name, "~r:or.ders"),)
     assert route.expects == Topology(queues=[Queue("or.ders")])
+
+
+@pytest.mark.parametrize(
+    ("target", "key", "name"),
+    [
+        (QueueTarget("or.ders"), "~r:or.ders", "q:or.ders"),
+        (QueueTarget("or.ders", isolated=True), "~r:or.ders", "q:or.ders"),
+        (ExchangeTarget("shop", "a.b.c.d.e"), "~k:shop~a/b/c/d/e", "k:shop~a/b/c/d/e"),
+        (ExchangeTarget("Shop:OrderPlaced"), "~k:Shop:OrderPlaced~", "k:Shop:OrderPlaced~"),
+    ],
+)
+def test_a_clock_that_hides_its_keys_has_a_release_queue_for_each_target_and_key(
+    target: Target, key: str, name: str
+) -> None:
+    route = Clock(hides_keys=True).route(SECOND, target)
+    assert route.headers["CC"] == ["~s1", "~c0", key], "not padded: no exchange of others sees them"
+    assert is_transport_key(key)
+    assert route.hops == 2
+    (queue,) = route.requires.queues
+    assert queue.name == f"bide.v1.release.{name}"
+    assert (queue.arguments["x-dead-letter-exchange"], queue.arguments["x-dead-letter-routing-key"]) == (
+        address_of(target)
+    )
+    assert route.requires.bindings == (Binding("bide.v1.delivery", queue.name, key),)
 
 
 @pytest.mark.parametrize(

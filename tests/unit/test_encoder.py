@@ -25,6 +25,7 @@ CLOCKS = (
     bide.Clock(carrier="BCC", lanes=5),
     bide.Clock(max_delay=timedelta(seconds=30), resolution=timedelta(milliseconds=50)),
     bide.Clock(prefix="other", resolution=timedelta(seconds=15)),
+    bide.Clock(carrier="CC", hides_keys=True),
     bide.NServiceBus(),
     bide.Celery(),
 )

@@ -13,7 +13,9 @@ from bide.admin.management import FoundExchange, FoundQueue, ManagementApi
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.delay.cascade import Policy
+from bide.delay.celery import Celery
 from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.nservicebus import NServiceBus
 from bide.errors import BrokerError
 from bide.topology import Argument, Binding, DestinationType
 
@@ -21,7 +23,7 @@ _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
 RELEASE: Final = ".release."
-"""Part of the names of the release queues of ``Clock``."""
+"""Part of the names of release queues."""
 
 _CALLS_AT_ONCE: Final = 8
 _IN_FLIGHT: Final = 256
@@ -109,7 +111,7 @@ async def take_snapshot(api: ManagementApi, vhost: str, infrastructure: DelayInf
     found = await _at_once(lambda name: api.exchange(vhost, name), beyond_exchanges)
     exchanges |= {one.exchange.name: one for one in found if one}
     bindings += await _bindings_from(api, vhost, beyond_exchanges)
-    waiting = {release_target(one) for one in queues}
+    waiting = {release_target(one) for one in queues.values()}
     follow: set[tuple[DestinationType, str]] = {(one.destination_type, one.destination) for one in snapshot.bindings}
     follow |= {("queue", name) for name in waiting if name}
 
@@ -146,6 +148,8 @@ async def find_owned(
     topology = infrastructure.topology()
     names = [*(one.name for one in topology.exchanges), *(one.name for one in topology.queues)]
     fragments = {os.path.commonprefix(names), infrastructure.undeliverable}  # noqa: RUF071 (of names, not of paths)
+    if isinstance(infrastructure, NServiceBus | Celery):
+        fragments.add(infrastructure.cascade.release_prefix)
     fragments = {one for one in fragments if not any(other != one and other in one for other in fragments)}
     exchanges: dict[str, FoundExchange] = {}
     queues: dict[str, FoundQueue] = {}
@@ -159,15 +163,17 @@ async def find_owned(
 
 
 def release_exchange(found: FoundQueue) -> str | None:
-    """The exchange that a release queue of ``Clock`` sends its messages on to; None for any other queue."""
+    """The exchange that a release queue sends its messages on to; None for any other queue."""
     if RELEASE not in found.queue.name:
         return None
     return str(found.queue.arguments.get("x-dead-letter-exchange") or "") or None
 
 
-def release_target(name: str) -> str | None:
-    """The queue that a release queue of ``Clock`` stands before; None where it does not tell, and for any other."""
-    return name.partition(f"{RELEASE}q:")[2] or None
+def release_target(found: FoundQueue) -> str | None:
+    """The queue that a release queue stands before; None before an exchange, and for any other queue."""
+    if RELEASE not in found.queue.name or release_exchange(found) is not None:
+        return None
+    return str(found.queue.arguments.get("x-dead-letter-routing-key") or "") or None
 
 
 async def _bindings_from(api: ManagementApi, vhost: str, exchanges: Iterable[str]) -> list[Binding]:

@@ -10,13 +10,13 @@ from bide.admin.apply import MINIMUM_RELEASE, check_release, check_streams
 from bide.admin.delivery_limit import effective_limit
 from bide.admin.infrastructure import Guarded
 from bide.admin.management import FoundQueue, ManagementApi
+from bide.admin.nservicebus_targets import nservicebus_targets
 from bide.admin.private import private_broker
 from bide.admin.report import Finding, Report, judged, listed, unchecked
 from bide.admin.snapshot import Snapshot, ask_each, take_snapshot
 from bide.admin.taps import bound_taps, tap_findings, unseen_taps
 from bide.amqp.connection import Connection
 from bide.delay.cascade import foreign_suffix_bindings
-from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.delay.taps import find_taps
 from bide.delay.waiting_hall import WaitingHall
@@ -73,6 +73,7 @@ async def verify(connection: Connection, infrastructure: DelayInfrastructure, ap
         findings += _cross_delivery(snapshot, infrastructure)
         findings += tap_findings(snapshot, infrastructure)
         assert api is not None
+        findings += await nservicebus_targets(snapshot, api, vhost, infrastructure, connection.release)
         findings += await _stuck(snapshot, api, vhost, infrastructure)
         findings += await _undeliverable(connection, infrastructure)
     findings += await _prefetch(connection)
@@ -223,18 +224,13 @@ def _targets(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Fi
         return []
     problems = []
     targets = _delivered_to(snapshot, infrastructure)
-    way_out = (
-        "send to it with isolated=True, so that only its own messages wait"
-        if isinstance(infrastructure, Clock)
-        else "raise its limit, or let it drop the oldest instead (x-overflow drop-head)"
-    )
     for name in targets:
         found = snapshot.queues.get(name)
         limit = None if found is None else _refuses(snapshot, found)
         if limit is not None:
             problems.append(
                 f"the queue {name!r} refuses messages once it is full ({limit}), and then holds up everybody's "
-                f"messages in the delay queues: {way_out}"
+                "messages in the delay queues: send to it with isolated=True, so that only its own messages wait"
             )
     return judged("targets", problems, f"{len(targets)} queues are bound, none refuses messages")
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
 
-from bide.delay.cascade import RESOLUTION, Cascade
+from bide.delay.cascade import RESOLUTION, BoundTarget, Cascade
 from bide.delay.infrastructure import HEADER_TO, DelayRoute, QueueTarget, Step, Target, round_up
 from bide.errors import UnsupportedTargetError
 from bide.topology import Argument, Binding, Queue, Topology
@@ -66,10 +66,8 @@ class FineCascade:
 
     def route(self, delay: timedelta, target: Target, *, message_id: str = "") -> DelayRoute:
         """The way to a queue; zero goes through the lowest level, as with NServiceBus."""
-        address = _address(target)
         units = round_up(delay, self.resolution, maximum=self.max_delay)
-        requires = Topology(bindings=[Binding(self.delivery_exchange, address, self._cascade.exact_key(address))])
-        route = self._cascade.route(units, address, headers={HEADER_TO: str(target)}, requires=requires)
+        route = self._cascade.route(units, self._bound(target), headers={HEADER_TO: str(target)})
         return replace(route, delay=units * self.resolution)
 
     def sender_headers(
@@ -80,14 +78,18 @@ class FineCascade:
 
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
         """Every exchange on the way of a message, in order."""
-        address = _address(target)
         units = round_up(delay, self.resolution, maximum=self.max_delay)
-        coarse = self._cascade.steps(units, address, value=address, routed_to=address)
+        coarse = self._cascade.steps(units, self._bound(target), target)
         return tuple(replace(step, delay=step.delay / _TIMES_FINER) for step in coarse)
 
     def owns(self, name: str) -> bool:
         """Whether an exchange or queue of this name belongs to it."""
         return self._cascade.owns(name)
+
+    def _bound(self, target: Target) -> BoundTarget:
+        address = _address(target)
+        binding = Binding(self.delivery_exchange, address, self._cascade.exact_key(address))
+        return BoundTarget(address=address, routed_to=address, requires=Topology(bindings=[binding]))
 
 
 @lru_cache(maxsize=4)

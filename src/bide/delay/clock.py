@@ -36,13 +36,15 @@ from bide.delay.infrastructure import (
     address_of,
     check_name,
     check_span,
+    check_topic_key,
     existing,
     round_up,
 )
 from bide.delay.queues import final_queue, waiting_queue
+from bide.delay.release import release_key, release_queue
 from bide.delay.units import LEVELS, MAX_DELAY, RESOLUTION, Level, digits_of
 from bide.duration import format_delay
-from bide.errors import InvalidDelayError, InvalidNameError, InvalidTopologyError, UnsupportedTargetError
+from bide.errors import InvalidDelayError, InvalidNameError, InvalidTopologyError
 from bide.topology import Binding, Exchange, Topology
 
 Carrier = Literal["CC", "BCC"]
@@ -78,6 +80,9 @@ class Clock:
         lanes: parallel queues per digit, so that many messages due at the same moment leave faster. Messages are
             spread by message id; order holds within a lane.
         carrier: header for the digits; None lets the client choose by the broker's release.
+        hides_keys: deliver without the CC header, for receivers that cannot copy it (.NET, below RabbitMQ 4.0). Every
+            queue, and every pair of exchange and routing key, has a release queue then: one hop more. The client sets
+            it if the carrier is None, the broker is older than 4.0, and NServiceBus uses the virtual host.
 
     Raises:
         InvalidDelayError: ``max_delay`` or ``resolution`` cannot be had.
@@ -90,6 +95,7 @@ class Clock:
     resolution: timedelta = RESOLUTION
     lanes: int = 1
     carrier: Carrier | None = None
+    hides_keys: bool = False
 
     def __post_init__(self) -> None:
         check_name("prefix", self.prefix, limit=100)
@@ -205,12 +211,12 @@ class Clock:
                 expects=existing(target),
             )
         digits = digits_of(wait)
-        padding = padding_of(target)
+        padding = self.padding(target)
         lane = zlib.crc32(message_id.encode()) % self.lanes
         headers: dict[str, Any] = {
             self.carrier or "CC": [
                 *(padding + digit_key(level, digit, lane if digit else 0) for level, digit in digits),
-                target_key(target),
+                self.target_key(target),
             ],
             HEADER_TO: str(target),
         }
@@ -220,7 +226,7 @@ class Clock:
             headers=headers,
             delay=wait,
             hops=sum(1 for _, digit in digits if digit) + self._is_isolated(target),
-            requires=_requirements(self, _as_bound(target)),
+            requires=_requirements(self, target if self.hides_keys else _as_bound(target)),
             expects=existing(target),
         )
 
@@ -272,21 +278,40 @@ class Clock:
                 routed_to=_shown(target) if isinstance(target, QueueTarget) else "its bindings",
             )
 
+    def padding(self, target: Target) -> str:
+        """See :func:`padding_of`; nothing where the keys do not reach the target."""
+        return "" if self.hides_keys else padding_of(target)
+
+    def target_key(self, target: Target) -> str:
+        """The key that leads from the delivery exchange to a target, padding included.
+
+        Raises:
+            InvalidNameError: a routing key of so many words leaves no room for it.
+        """
+        if not self.hides_keys:
+            return target_key(target)
+        if isinstance(target, ExchangeTarget):
+            return release_key(target)
+        return target_key(QueueTarget(target.queue, isolated=True))
+
     def release_queue(self, target: Target) -> str:
         """The queue that stands between the delivery exchange and a target that may refuse messages."""
+        if self.hides_keys and isinstance(target, ExchangeTarget):
+            return release_queue(f"{self._base}.release.k:", *_address(target)).name
         name = f"{self._base}.release.{target}"
         return name if len(name.encode()) <= MAX_NAME_BYTES else f"{self._base}.release.{str(target)[0]}#{hashed(name)}"
 
     def _is_isolated(self, target: Target) -> bool:
-        return isinstance(target, ExchangeTarget) or target.isolated
+        return isinstance(target, ExchangeTarget) or target.isolated or self.hides_keys
 
     def target_topology(self, target: Target) -> Topology:
         """The binding of a target, and its release queue where it has one."""
-        key = target_key(target)
+        key = self.target_key(target)
         if not self._is_isolated(target):
             return Topology(bindings=[Binding(self.delivery_exchange, str(target)[2:], key)])
-        exchange, _ = _address(target)
-        queue = waiting_queue(self.release_queue(target), timedelta(0), exchange)
+        exchange, routing_key = _address(target)
+        fixed = routing_key if self.hides_keys or isinstance(target, QueueTarget) else None
+        queue = waiting_queue(self.release_queue(target), timedelta(0), exchange, dead_letter_key=fixed)
         return Topology(queues=[queue], bindings=[Binding(self.delivery_exchange, queue.name, key)])
 
     def word_bindings(self, padding: str) -> Iterator[Binding]:
@@ -305,11 +330,7 @@ class Clock:
 def _address(target: Target) -> tuple[str, str]:
     """The exchange and routing key of an undelayed publish to this target, checked."""
     exchange, routing_key = address_of(target)
-    if isinstance(target, ExchangeTarget) and target.type == "topic" and not routing_key:
-        raise UnsupportedTargetError(
-            f"the routing key for the topic exchange {exchange!r} is empty: a delayed message to a topic "
-            "exchange needs one of at least one word"
-        )
+    check_topic_key(target)
     if is_transport_key(routing_key):
         raise InvalidNameError(
             f"{routing_key!r} is a key that bide uses between its own exchanges: choose another name or routing key"
@@ -330,7 +351,7 @@ def _shown(target: Target) -> str:
 
 @lru_cache(maxsize=4096)
 def _requirements(clock: Clock, target: Target) -> Topology:
-    padding = padding_of(target)
+    padding = clock.padding(target)
     words = len(padding) // 2 + 1
     bindings = clock.word_bindings(padding) if words > WORDS_AT_APPLY else ()
     return Topology(bindings=bindings) | clock.target_topology(target)

@@ -204,6 +204,19 @@ def address_of(target: Target) -> tuple[str, str]:
     return target.exchange, target.routing_key
 
 
+def check_topic_key(target: Target) -> None:
+    """Refuse an empty routing key for an exchange that is known to be a topic exchange.
+
+    Raises:
+        UnsupportedTargetError: it is empty.
+    """
+    if isinstance(target, ExchangeTarget) and target.type == "topic" and not target.routing_key:
+        raise UnsupportedTargetError(
+            f"the routing key for the topic exchange {target.exchange!r} is empty: a delayed message to a topic "
+            "exchange needs one of at least one word"
+        )
+
+
 def existing(target: Target) -> Topology:
     """The target itself, as something that has to be there."""
     if isinstance(target, QueueTarget):
