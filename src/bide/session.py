@@ -264,4 +264,5 @@ def too_large(message: Outgoing, limit: int) -> MessageTooLargeError:
 def _names(topology: Topology) -> set[str]:
     """Everything that a topology refers to."""
     names = {one.source for one in topology.bindings} | {one.destination for one in topology.bindings}
-    return names | {str(one.arguments.get("x-dead-letter-exchange", "")) for one in topology.queues}
+    arguments = ("x-dead-letter-exchange", "x-dead-letter-routing-key")
+    return names | {str(one.arguments.get(name, "")) for one in topology.queues for name in arguments}

@@ -129,7 +129,8 @@ async def remove(
     # Should the ways in have to be made again, the taps are to be bound to them again.
     ways_in = {one.source for one in topology.bindings}
     topology |= Topology(bindings=[one for group in taps.values() for one in group if one.source in ways_in])
-    external = {str(one.arguments.get("x-dead-letter-exchange", "")) for one in topology.queues} | set(taps)
+    arguments = ("x-dead-letter-exchange", "x-dead-letter-routing-key")
+    external = {str(one.arguments.get(name, "")) for one in topology.queues for name in arguments} | set(taps)
     removed = await destroy(connection, topology, force=force, external=external)
     if api is not None and isinstance(infrastructure, Guarded):
         await api.delete_policy(vhost, infrastructure.guard_policy().name)

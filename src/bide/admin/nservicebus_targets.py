@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 from bide.admin.management import ManagementApi
 from bide.admin.neighbours import DELIVERY_EXCHANGES
 from bide.admin.report import Finding, judged
 from bide.admin.snapshot import Snapshot, release_exchange
 from bide.delay.clock import Clock, carrier_for
 from bide.delay.infrastructure import DelayInfrastructure
-from bide.topology import Binding
 
 
 async def nservicebus_targets(
@@ -29,7 +26,7 @@ async def nservicebus_targets(
     """
     if not isinstance(infrastructure, Clock) or carrier_for(release) != "CC":
         return []
-    endpoints = await _endpoint_queues(api, vhost)
+    endpoints = await _queues_behind(api, vhost, *DELIVERY_EXCHANGES)
     if not endpoints:
         return []
     problems = []
@@ -38,52 +35,32 @@ async def nservicebus_targets(
         if binding.destination_type != "queue":
             continue
         bound += 1
-        kind, name, queues = _target(snapshot, infrastructure, binding)
-        if endpoints.intersection(queues):
+        found = snapshot.queues.get(binding.destination)
+        exchange = release_exchange(found) if found is not None else None
+        if found is None or "x-dead-letter-routing-key" in found.queue.arguments:
+            continue
+        if exchange is None:
+            target, reached = f"queue {binding.destination!r}", {binding.destination}
+        else:
+            target, reached = f"exchange {exchange!r}", await _queues_behind(api, vhost, exchange)
+        if endpoints & reached:
             problems.append(
-                f"the {kind} {name!r} leads to endpoints of NServiceBus, and the messages that wait for it carry a CC "
-                "header, which .NET cannot copy on RabbitMQ below 4.0. New messages go through a release queue that "
-                f"takes the header off. For those that wait, unbind {binding.destination!r} from {binding.source!r} "
-                f"(key {binding.routing_key!r}), and send them on with 'bide delay resend' once they are due"
+                f"the {target} leads to endpoints of NServiceBus, and the messages that wait for it carry a CC header, "
+                "which .NET cannot copy on RabbitMQ below 4.0. New messages go through a release queue that takes the "
+                f"header off. For those that wait, unbind {binding.destination!r} from {binding.source!r} (key "
+                f"{binding.routing_key!r}), and send them on with 'bide delay resend' once they are due"
             )
     return judged("NServiceBus targets", problems, f"none of {bound} targets brings a CC header to an endpoint")
 
 
-def _target(snapshot: Snapshot, clock: Clock, binding: Binding) -> tuple[str, str, Iterable[str]]:
-    """The kind and name of a target, and the queues that its messages reach with a CC header."""
-    found = snapshot.queues.get(binding.destination)
-    if found is None or not clock.owns(binding.destination):
-        return "queue", binding.destination, [binding.destination]
-    if "x-dead-letter-routing-key" in found.queue.arguments:
-        return "queue", binding.destination, []
-    exchange = release_exchange(found) or ""
-    return "exchange", exchange, _queues_behind(exchange, snapshot.bindings)
-
-
-def _queues_behind(exchange: str, bindings: Iterable[Binding]) -> Iterator[str]:
-    follow, seen = [exchange], set[str]()
+async def _queues_behind(api: ManagementApi, vhost: str, *exchanges: str) -> set[str]:
+    """The queues that exchanges lead to, over however many others."""
+    queues, seen, follow = set[str](), set[str](), list(exchanges)
     while follow:
         source = follow.pop()
         if source in seen:
             continue
         seen.add(source)
-        for one in bindings:
-            if one.source == source and one.destination_type == "queue":
-                yield one.destination
-            elif one.source == source:
-                follow.append(one.destination)
-
-
-async def _endpoint_queues(api: ManagementApi, vhost: str) -> set[str]:
-    """The queues that the delivery exchanges of NServiceBus lead to."""
-    bindings: list[Binding] = []
-    follow, seen = list(DELIVERY_EXCHANGES), set[str]()
-    while follow:
-        source = follow.pop()
-        if source in seen:
-            continue
-        seen.add(source)
-        found = await api.bindings_from(vhost, source)
-        bindings += found
-        follow += [one.destination for one in found if one.destination_type == "exchange"]
-    return {one.destination for one in bindings if one.destination_type == "queue"}
+        for one in await api.bindings_from(vhost, source):
+            (queues.add if one.destination_type == "queue" else follow.append)(one.destination)
+    return queues
