@@ -19,7 +19,13 @@ from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, ExchangeTarget, Target
 from bide.duration import sending_time
 from bide.encoder import Encoder
-from bide.errors import AccessRefusedError, MessageTooLargeError, NotAppliedError, TargetNotFoundError
+from bide.errors import (
+    AccessRefusedError,
+    MessageTooLargeError,
+    NotAppliedError,
+    TargetNotFoundError,
+    UnsupportedTargetError,
+)
 from bide.outgoing import Kind, Outgoing
 from bide.patience import Applying
 from bide.topology import Exchange, Topology
@@ -33,6 +39,9 @@ _REMEMBERED: Final = 10_000
 
 _ASKING: Final = 100
 """Messages that ask for their exchange at once, each on a channel of its own. RabbitMQ allows a connection 2,047."""
+
+MAX_RELEASE_QUEUES: Final = 1000
+"""Pairs of exchange and routing key for which one connection declares a release queue: thousands harm the broker."""
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -73,6 +82,7 @@ class Session:
         self._largest: int | None = None
         self._targets: dict[tuple[Target, bool], float] = {}
         self._requirements: dict[Topology, float] = {}
+        self._release_queues: set[str] = set()
         self._exchanges: dict[str, float] = {}
         self._kinds: dict[tuple[Kind, bool], float] = {}
         self._opening = asyncio.Lock()
@@ -206,6 +216,7 @@ class Session:
         async with self._declaring:
             if self._is_known(self._targets, key):
                 return key
+            self._count_release_queues(target, route.requires)
             await self._check(route.expects)
             if len(route.requires) and not self._is_known(self._requirements, route.requires):
                 try:
@@ -217,6 +228,19 @@ class Session:
                 self._remember(self._requirements, route.requires)
             self._remember(self._targets, key)
             return key
+
+    def _count_release_queues(self, target: Target, requires: Topology) -> None:
+        if not isinstance(target, ExchangeTarget):
+            return
+        keyed = {one.name for one in requires.queues if "x-dead-letter-routing-key" in one.arguments}
+        if len(self._release_queues | keyed) > MAX_RELEASE_QUEUES:
+            raise UnsupportedTargetError(
+                f"the exchange {target.exchange!r} with the routing key {target.routing_key!r} needs a release queue, "
+                f"and this connection has declared {len(self._release_queues)}, the most that it may: use fewer "
+                "routing keys, name queues as targets (to=...), or use the clock layout on a virtual host without "
+                "NServiceBus"
+            )
+        self._release_queues |= keyed
 
     async def _expect(self, exchange: str) -> None:
         # A publish to a missing exchange closes the channel, and takes the confirms of others with it.

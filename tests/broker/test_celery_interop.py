@@ -20,6 +20,7 @@ from kombu import serialization
 from kombu.transport import native_delayed_delivery
 
 import bide
+from bide import session
 from bide.admin.apply import apply
 from bide.admin.infrastructure import install_guard, remove
 from bide.admin.management import ManagementApi
@@ -27,7 +28,7 @@ from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.celery import Celery
-from bide.errors import DeclarationMismatchError, NotEmptyError
+from bide.errors import DeclarationMismatchError, NotEmptyError, UnsupportedTargetError
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.rendering import from_definitions
 from tests.broker import celery_app
@@ -362,6 +363,20 @@ async def test_messages_for_bad_targets_do_not_stop_what_celery_delays(
         await asyncio.to_thread(app.tasks[TASK].apply_async, (f"{number}",), queue=WORK, countdown=DELAY)
     for message in await receive(client, WORK, 5):
         assert timedelta(seconds=DELAY) <= message.received_at - sent_at < timedelta(seconds=DELAY) + ON_TIME
+
+
+async def test_many_routing_keys_do_not_fill_the_broker_with_queues(
+    client: bide.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "MAX_RELEASE_QUEUES", 3)
+    await client.declare(on_exchange("topic", "plain", "orders", "#"))
+    for number in range(3):
+        await client.publish(b"", exchange="plain", routing_key=f"order.{number}", delay="1s")
+    with pytest.raises(UnsupportedTargetError, match=r"'plain' with the routing key 'order\.3'.* has declared 3"):
+        await client.publish(b"", exchange="plain", routing_key="order.3", delay="1s")
+    await client.publish(b"", exchange="plain", routing_key="order.0", delay="1s")
+    await client.publish(b"", exchange="plain", routing_key="order.4")
+    assert len(await receive(client, "orders", 5)) == 5
 
 
 async def test_what_waits_for_a_bad_target_is_found_and_removed(
