@@ -22,6 +22,7 @@ Check = Literal[
     "delivery limits",
     "guard",
     "cross-delivery",
+    "NServiceBus targets",
     "taps",
     "stuck messages",
     "undeliverable messages",
