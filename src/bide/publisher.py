@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from bide.admin.apply import check_release
+from bide.admin.neighbours import uses_nservicebus
 from bide.amqp import faults
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Awaited
@@ -182,7 +183,11 @@ class Publisher:
             BideError: as :meth:`publish`, but for what only a sending can meet.
         """
         async with self.patience():
-            await (await self.session()).prepare(message)
+            while True:
+                session = await self.session()
+                await session.prepare(message)
+                if not session.is_outdated:
+                    return
 
     async def publish(self, message: Outgoing, *, mandatory: bool = True) -> Receipt:
         """Send one message and wait for its confirm.
@@ -239,6 +244,8 @@ class Publisher:
             sending.reason = "what it needs on its way was not there yet"
             if not session.is_prepared(sending.message):
                 await session.prepare(sending.message)
+                if session.is_outdated:
+                    return False
             if not sending.suspect:
                 await self._send(session, await session.channel(), sending)
                 return True
@@ -327,11 +334,11 @@ class Publisher:
             BrokerError: the first connection could not be opened, or the broker is none that can be used.
         """
         session = self._session
-        if session is not None and session.connection.is_open:
+        if session is not None and session.connection.is_open and not session.is_outdated:
             return session
         async with self._opening:
             session = self._session
-            if session is not None and session.connection.is_open:
+            if session is not None and session.connection.is_open and not session.is_outdated:
                 return session
             connection = await self._link.connection()
             check_release(connection)
@@ -339,7 +346,10 @@ class Publisher:
             spares_neighbours = False
             if isinstance(infrastructure, Clock) and infrastructure.carrier is None:
                 infrastructure = replace(infrastructure, carrier=carrier_for(connection.release))
-                spares_neighbours = infrastructure.carrier == "CC"
+                if infrastructure.carrier == "CC" and not infrastructure.hides_keys:
+                    hides_keys = await uses_nservicebus(connection)
+                    infrastructure = replace(infrastructure, hides_keys=hides_keys)
+                    spares_neighbours = not hides_keys
             session = Session(
                 connection,
                 infrastructure,

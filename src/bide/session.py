@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Hashable
-from dataclasses import replace
 from datetime import timedelta
 from math import inf
 from typing import Final, TypeVar
@@ -15,7 +14,6 @@ from bide.admin.neighbours import uses_nservicebus
 from bide.amqp import faults
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
-from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, ExchangeTarget, Target
 from bide.duration import sending_time
 from bide.encoder import Encoder
@@ -53,10 +51,11 @@ class Session:
         infrastructure: as it is used on this broker's release.
         declare: put it on the broker where it is missing; else its absence is an error.
         applying: is told when that begins and ends.
-        spares_neighbours: have ``Clock`` hide its keys once NServiceBus uses the virtual host.
+        spares_neighbours: look for NServiceBus, which may come at any time, as often as targets are bound.
 
     Attributes:
         encoder: of the messages that go through this connection.
+        is_outdated: NServiceBus uses the virtual host now, and another session has to hide the keys of ``Clock``.
         suspects: held while a message is sent on a channel of its own, see :meth:`Publisher.publish`.
     """
 
@@ -76,7 +75,8 @@ class Session:
         self._declare = declare
         self._applying = applying
         self._spares_neighbours = spares_neighbours
-        self._neighbours_known_until = 0.0
+        self._neighbours_known_until = connection.loop.time() + REBIND_AFTER.total_seconds()
+        self.is_outdated = False
         self._channel: Channel | None = None
         self._applied = False
         self._largest: int | None = None
@@ -139,8 +139,8 @@ class Session:
             return
         if route.hops and not self._applied:
             await self._ensure_applied()
-        if route.hops and await self._hides_keys_now():
-            route = message.starting(now).route(self.infrastructure, now) or route
+        if route.hops:
+            await self._look_for_neighbours()
         key = await self._ensure_bound(message.target, route)
         self._remember_kind(message.kind, self._targets.get(key, 0.0), waits=route.hops > 0)
 
@@ -189,24 +189,14 @@ class Session:
         except AccessRefusedError as error:
             log.debug("the delay infrastructure is taken as it is: %s", error)
 
-    async def _hides_keys_now(self) -> bool:
-        """Whether ``Clock`` hides its keys since the caller made its route.
-
-        The endpoints of NServiceBus may come at any time, so this looks for them as often as targets are bound.
-        """
-        clock = self.infrastructure
-        if not self._spares_neighbours or not isinstance(clock, Clock) or clock.hides_keys:
-            return False
+    async def _look_for_neighbours(self) -> None:
+        if not self._spares_neighbours:
+            return
         async with self._declaring:
             now = self.connection.loop.time()
-            if self.infrastructure is clock and self._neighbours_known_until <= now:
-                if await uses_nservicebus(self.connection):
-                    self.infrastructure = replace(clock, hides_keys=True)
-                    self.encoder = Encoder(self.infrastructure, frame_max=self.connection.frame_max)
-                    self._targets.clear()
-                    self._kinds.clear()
+            if self._neighbours_known_until <= now:
                 self._neighbours_known_until = now + REBIND_AFTER.total_seconds()
-            return self.infrastructure is not clock
+                self.is_outdated = await uses_nservicebus(self.connection)
 
     async def _ensure_bound(self, target: Target, route: DelayRoute) -> tuple[Target, bool]:
         # A route without delay needs less than one with, so each kind is remembered for itself.

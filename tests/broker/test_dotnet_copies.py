@@ -128,12 +128,39 @@ async def test_an_endpoint_that_comes_later_is_not_poisoned(vhost: Vhost, dotnet
         (first,) = await receive(client, "Sales", 1)
         assert first.body == b"before"
         await asyncio.to_thread(dotnet.switch_delayed_delivery_on)
-        session = await client._publisher.session()
-        session._neighbours_known_until = 0.0
-        session._targets.clear()
-        session._kinds.clear()
+        await forget_what_is_known(client)
         await client.publish(b"after", to="Sales", delay="100ms")
         assert not {"CC", "BCC"} & (await asyncio.to_thread(dotnet.audit_one)).keys()
+
+
+async def test_an_endpoint_that_comes_while_messages_are_sent_is_not_poisoned(
+    vhost: Vhost, dotnet: DotnetEndpoint
+) -> None:
+    """Each message is bound and encoded alike, in bulk and side by side, so none ends in the undeliverable queue."""
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("other")]))
+
+        async def letters() -> AsyncIterator[bide.Letter]:
+            for number in range(100):
+                if number == 50:
+                    await asyncio.to_thread(dotnet.switch_delayed_delivery_on)
+                    await forget_what_is_known(client)
+                yield bide.Letter(b"", to=("Sales", "other")[number % 2], delay="100ms")
+
+        assert [outcome.error async for outcome in client.publish_many(letters())] == [None] * 100
+        await forget_what_is_known(client)
+        await asyncio.gather(*(client.publish(b"", to=("Sales", "other")[n % 2], delay="100ms") for n in range(100)))
+        carried = [message.raw.values["headers"] for message in await receive(client, "other", 100)]
+        assert not [headers for headers in carried[50:] if {"CC", "BCC"} & headers.keys()]
+        assert len(await receive(client, "Sales", 100)) == 100
+
+
+async def forget_what_is_known(client: bide.Client) -> None:
+    """What a client remembers of the broker for 30 s."""
+    session = await client._publisher.session()
+    session._neighbours_known_until = 0.0
+    session._targets.clear()
+    session._kinds.clear()
 
 
 async def test_without_nservicebus_messages_take_no_hop_more(vhost: Vhost) -> None:

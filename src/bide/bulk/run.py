@@ -203,6 +203,9 @@ class Run:
         if unprepared is not None:
             async with self._patience("what they need on their way was not there yet"):
                 await self._prepare(session, unprepared)
+                if session.is_outdated:
+                    # On the same connection, so the channel stays.
+                    self._session = await self._connected()
             # That was an answer.
             self._has_moved = True
         elif is_interrupted:
