@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from bide.admin.apply import check_release
-from bide.admin.neighbours import uses_nservicebus
+from bide.admin.neighbours import TEXTUAL_CC, uses_nservicebus
 from bide.amqp import faults
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Awaited
@@ -346,10 +346,10 @@ class Publisher:
             spares_neighbours = False
             if isinstance(infrastructure, Clock) and infrastructure.carrier is None:
                 infrastructure = replace(infrastructure, carrier=carrier_for(connection.release))
-                if infrastructure.carrier == "CC" and not infrastructure.hides_keys:
-                    hides_keys = await uses_nservicebus(connection)
-                    infrastructure = replace(infrastructure, hides_keys=hides_keys)
-                    spares_neighbours = not hides_keys
+            if isinstance(infrastructure, Clock) and connection.release < TEXTUAL_CC and not infrastructure.hides_keys:
+                hides_keys = await uses_nservicebus(connection)
+                infrastructure = replace(infrastructure, hides_keys=hides_keys)
+                spares_neighbours = not hides_keys
             session = Session(
                 connection,
                 infrastructure,

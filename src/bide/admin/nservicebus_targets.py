@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bide.admin.management import ManagementApi
-from bide.admin.neighbours import DELIVERY_EXCHANGES
+from bide.admin.neighbours import DELIVERY_EXCHANGES, TEXTUAL_CC
 from bide.admin.report import Finding, judged
 from bide.admin.snapshot import Snapshot, release_exchange
-from bide.delay.clock import Clock, carrier_for
+from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure
 
 
@@ -17,14 +17,14 @@ async def nservicebus_targets(
     infrastructure: DelayInfrastructure,
     release: tuple[int, ...],
 ) -> list[Finding]:
-    """Name the targets whose messages .NET cannot copy: those of ``Clock``, on a broker where it uses the CC header.
+    """Name the targets whose messages .NET cannot copy: those of ``Clock``, where the broker refuses a textual CC header.
 
     No finding where NServiceBus does not use the virtual host, and none where the header does not get to receivers.
 
     Raises:
         ManagementApiError: the API does not answer as it should.
     """
-    if not isinstance(infrastructure, Clock) or carrier_for(release) != "CC":
+    if not isinstance(infrastructure, Clock) or release >= TEXTUAL_CC:
         return []
     endpoints = await _queues_behind(api, vhost, *DELIVERY_EXCHANGES)
     if not endpoints:
