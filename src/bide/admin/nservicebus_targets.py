@@ -17,7 +17,7 @@ async def nservicebus_targets(
     infrastructure: DelayInfrastructure,
     release: tuple[int, ...],
 ) -> list[Finding]:
-    """Name the targets whose messages .NET cannot copy: those of ``Clock``, where the broker refuses a textual CC header.
+    """Name the targets of ``Clock`` whose messages .NET cannot copy, where the broker refuses a textual CC header.
 
     No finding where NServiceBus does not use the virtual host, and none where the header does not get to receivers.
 
