@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from bide.admin.apply import check_release
-from bide.admin.neighbours import TEXTUAL_CC, uses_nservicebus
+from bide.admin.neighbours import uses_nservicebus
 from bide.amqp import faults
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Awaited
@@ -346,10 +346,13 @@ class Publisher:
             spares_neighbours = False
             if isinstance(infrastructure, Clock) and infrastructure.carrier is None:
                 infrastructure = replace(infrastructure, carrier=carrier_for(connection.release))
-            if isinstance(infrastructure, Clock) and connection.release < TEXTUAL_CC and not infrastructure.hides_keys:
-                hides_keys = await uses_nservicebus(connection)
-                infrastructure = replace(infrastructure, hides_keys=hides_keys)
-                spares_neighbours = not hides_keys
+            if isinstance(infrastructure, Clock) and infrastructure.carrier == "CC" and not infrastructure.hides_keys:
+                if not await uses_nservicebus(connection):
+                    spares_neighbours = True
+                elif carrier_for(connection.release) == "CC":
+                    infrastructure = replace(infrastructure, hides_keys=True)
+                else:
+                    infrastructure = replace(infrastructure, carrier="BCC")
             session = Session(
                 connection,
                 infrastructure,

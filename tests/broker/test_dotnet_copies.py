@@ -98,7 +98,7 @@ async def dotnet(vhost: Vhost) -> AsyncIterator[DotnetEndpoint]:
 @pytest.mark.parametrize("carrier", [None, "CC"])
 @pytest.mark.parametrize("family", ["nsb.v2", "nsb"])
 async def test_a_delayed_message_does_not_poison_a_dotnet_endpoint(
-    vhost: Vhost, dotnet: DotnetEndpoint, family: str, carrier: Any, release: tuple[int, ...]
+    vhost: Vhost, dotnet: DotnetEndpoint, family: str, carrier: Any
 ) -> None:
     """By its queue, or by an exchange: from the first message on, without any setting."""
     await asyncio.to_thread(dotnet.switch_delayed_delivery_on, family)
@@ -106,7 +106,7 @@ async def test_a_delayed_message_does_not_poison_a_dotnet_endpoint(
         for name, target in TARGETS.items():
             await client.publish(name, **target, delay="100ms", headers={"mine": 1}, message_id=name)
             headers = await asyncio.to_thread(dotnet.audit_one)
-            assert (carrier == "CC" and release >= (4, 0)) or "CC" not in headers
+            assert not {"CC", "BCC"} & headers.keys()
             (copy,) = await receive(client, AUDIT, 1)
             assert (copy.body, copy.message_id, copy.headers["mine"]) == (name.encode(), name, 1)
 

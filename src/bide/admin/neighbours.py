@@ -9,9 +9,6 @@ from bide.amqp.connection import Connection
 from bide.delay.nservicebus import NServiceBus
 from bide.topology import Exchange, Topology
 
-TEXTUAL_CC: Final = (4, 0)
-"""From this release on the broker takes a CC header that is text, which .NET makes of every list that it copies."""
-
 DELIVERY_EXCHANGES: Final = (NServiceBus().delivery_exchange, NServiceBus(version=1).delivery_exchange)
 """Every endpoint declares one of these when it starts, unless its delayed delivery is switched off."""
 

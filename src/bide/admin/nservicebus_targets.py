@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bide.admin.management import ManagementApi
-from bide.admin.neighbours import DELIVERY_EXCHANGES, TEXTUAL_CC
+from bide.admin.neighbours import DELIVERY_EXCHANGES
 from bide.admin.report import Finding, judged
 from bide.admin.snapshot import Snapshot, release_exchange
-from bide.delay.clock import Clock
+from bide.delay.clock import Clock, carrier_for
 from bide.delay.infrastructure import DelayInfrastructure
 
 
@@ -17,14 +17,14 @@ async def nservicebus_targets(
     infrastructure: DelayInfrastructure,
     release: tuple[int, ...],
 ) -> list[Finding]:
-    """Name the targets of ``Clock`` whose messages .NET cannot copy, where the broker refuses a textual CC header.
+    """Name the targets of ``Clock`` whose messages .NET cannot copy, on a broker where it uses the CC header.
 
     No finding where NServiceBus does not use the virtual host, and none where the header does not get to receivers.
 
     Raises:
         ManagementApiError: the API does not answer as it should.
     """
-    if not isinstance(infrastructure, Clock) or release >= TEXTUAL_CC:
+    if not isinstance(infrastructure, Clock) or carrier_for(release) != "CC":
         return []
     endpoints = await _queues_behind(api, vhost, *DELIVERY_EXCHANGES)
     if not endpoints:
@@ -46,7 +46,7 @@ async def nservicebus_targets(
         if endpoints & reached:
             problems.append(
                 f"the {target} leads to endpoints of NServiceBus, and the messages that wait for it carry a CC header, "
-                "which .NET cannot copy on RabbitMQ below 4.0. New messages go through a release queue that takes the "
+                "which .NET cannot copy. New messages go through a release queue that takes the "
                 f"header off. For those that wait, unbind {binding.destination!r} from {binding.source!r} (key "
                 f"{binding.routing_key!r}), and send them on with 'bide delay resend' once they are due"
             )

@@ -82,7 +82,7 @@ class Clock:
         carrier: header for the digits; None lets the client choose by the broker's release.
         hides_keys: deliver without the CC header, for receivers that cannot copy it (.NET, below RabbitMQ 4.0). Every
             queue, and every pair of exchange and routing key, has a release queue then: one hop more. The client sets
-            it if the broker is older than 4.0 and NServiceBus uses the virtual host.
+            it if the broker is older than 4.0 and NServiceBus uses the virtual host; from 4.0 on it takes BCC there.
 
     Raises:
         InvalidDelayError: ``max_delay`` or ``resolution`` cannot be had.

@@ -67,7 +67,7 @@ def back(
     copy = copy_of(sent, message.body, queue=queue, headers=headers, sent_by=message.sent_by, delay=delay)
     if delay is None or not message.is_from_nservicebus:
         return copy
-    # A release queue takes off the CC list of Clock, which .NET endpoints cannot copy below RabbitMQ 4.0.
+    # A release queue takes off the CC list of Clock, which .NET endpoints cannot copy (RabbitMQ below 4.0).
     return replace(copy, target=QueueTarget(queue, isolated=True))
 
 
