@@ -373,7 +373,6 @@ def connect(
         infrastructure: how delays are made; ``Clock()`` if None.
         declare: put the delay infrastructure on the broker at the first delayed message where it is missing.
         timeout: for one publish, reconnecting and repeating included; of other calls, for reconnecting.
-            While the delay infrastructure is put on the broker, for three minutes at most, nobody's time runs.
         on_lost: what to do with a message whose confirm was lost with the connection: ``"repeat"`` sends it again
             with the same message id, so that it arrives at least once; ``"raise"`` reports it as in doubt.
         max_in_flight: messages sent and not yet confirmed; further publishes wait.

@@ -31,7 +31,6 @@ from bide.letter import Letters
 from bide.link import Link
 from bide.outcome import denied, in_doubt
 from bide.outgoing import Outgoing
-from bide.patience import TIME_TO_APPLY, Applying, Patience
 from bide.session import Session, too_large
 
 log = logging.getLogger(__name__)
@@ -77,6 +76,7 @@ class _Sending:
         reason: why it is not confirmed yet.
         suspect: whether it may be the one for which the broker closed a channel.
         blamed: whether it certainly is.
+        lacks_digits: whether it could not be encoded, because digits of its delay were not ready.
     """
 
     message: Outgoing
@@ -86,6 +86,7 @@ class _Sending:
     was_lost: bool = False
     suspect: bool = False
     blamed: bool = False
+    lacks_digits: bool = False
     hops: int = 0
 
     def in_doubt(self, reason: str) -> PublishInDoubtError:
@@ -117,8 +118,7 @@ class Publisher:
 
     Args:
         declare: put the delay infrastructure on the broker where it is missing; else its absence is an error.
-        timeout: for one message, reconnecting and repeating included. While the infrastructure is put on the broker
-            nobody's time runs; see :meth:`patience`.
+        timeout: for one message; declaring what it needs, reconnecting and repeating included.
         on_lost: see ``OnLost``.
         max_in_flight: messages sent and not yet confirmed; further publishes wait.
 
@@ -145,7 +145,6 @@ class Publisher:
         self.on_lost = on_lost
         self.max_in_flight = max_in_flight
         self._window = asyncio.Semaphore(max_in_flight)
-        self._applying = Applying()
         self._session: Session | None = None
         self._opening = asyncio.Lock()
 
@@ -161,28 +160,14 @@ class Publisher:
         """Close the connection."""
         await self._link.close()
 
-    def patience(self, *, end: float | None = None, allowance: float | None = None) -> Patience:
-        """A time limit that stands still while the delay infrastructure is put on the broker.
-
-        Args:
-            end: by the clock of the event loop; None is ``timeout`` from now.
-            allowance: seconds that it may stand still in all; None is ``TIME_TO_APPLY``, or ``timeout`` if more.
-        """
-        seconds = self.timeout.total_seconds()
-        return Patience(
-            self._applying,
-            asyncio.get_running_loop().time() + seconds if end is None else end,
-            max(seconds, TIME_TO_APPLY) if allowance is None else allowance,
-        )
-
     async def prepare(self, message: Outgoing) -> None:
-        """See to it that everything stands that such a message needs on its way, without sending it.
+        """See to it that such a message can be delivered after its delay, without sending it.
 
         Raises:
             BideError: as :meth:`publish`, but for what only a sending can meet.
         """
-        async with self.patience():
-            await (await self.session()).prepare(message)
+        async with asyncio.timeout(self.timeout.total_seconds()):
+            await (await self.session()).prepare(message, digits=False)
 
     async def publish(self, message: Outgoing, *, mandatory: bool = True) -> Receipt:
         """Send one message and wait for its confirm.
@@ -204,10 +189,9 @@ class Publisher:
             BrokerError: the broker cannot be reached, or refuses.
         """
         sending = _Sending(message, mandatory, f"{self.max_in_flight} messages before it are not confirmed yet")
-        begun = asyncio.get_running_loop().time()
-        patience = self.patience(end=begun + self.timeout.total_seconds())
+        seconds = self.timeout.total_seconds()
         try:
-            async with patience, self._window:
+            async with asyncio.timeout(seconds), self._window:
                 sending.reason = "the broker was not reached"
                 while True:
                     session = await self._session_for(sending)
@@ -222,7 +206,7 @@ class Publisher:
         except TimeoutError as error:
             connection = self._session.connection if self._session is not None else None
             blocked_by = connection.blocked_by if connection is not None and connection.is_open else None
-            raise sending.out_of_time(patience.end - begun, blocked_by) from error
+            raise sending.out_of_time(seconds, blocked_by) from error
 
     async def _session_for(self, sending: _Sending) -> Session:
         try:
@@ -237,15 +221,14 @@ class Publisher:
         before = sending.attempts
         try:
             sending.reason = "what it needs on its way was not there yet"
-            if not session.is_prepared(sending.message):
-                await session.prepare(sending.message)
+            prepared_at = None
+            if sending.lacks_digits or not session.is_prepared(sending.message):
+                prepared_at = await session.prepare(sending.message)
             if not sending.suspect:
-                await self._send(session, await session.channel(), sending)
-                return True
+                return await self._send(session, await session.channel(), sending, prepared_at)
             async with session.suspects, await session.connection.channel(confirms=True) as channel:
                 await session.connection.writable()
-                await self._send(session, channel, sending)
-                return True
+                return await self._send(session, channel, sending, prepared_at)
         except PublishError as error:
             if sending.attempts < 2:
                 raise
@@ -269,11 +252,19 @@ class Publisher:
                 sending.was_lost = sending.was_lost or not session.connection.is_open
             return False
 
-    async def _send(self, session: Session, channel: Channel, sending: _Sending) -> None:
+    async def _send(self, session: Session, channel: Channel, sending: _Sending, prepared_at: datetime | None) -> bool:
+        """Send it and wait for the confirm; False if nothing was sent, because digits of its delay are not ready."""
         # The delay counts from here: a first sending waits all of it, a repeated one the rest.
         now = sending_time(session.connection.now())
-        message = sending.message = sending.message.starting(now)
+        message = sending.message.starting(now)
         encoded = session.encoder.encode(message, now, channel=channel.number, mandatory=sending.mandatory)
+        if encoded is None and prepared_at is not None:
+            message = sending.message.starting(prepared_at)
+            encoded = session.encoder.encode(message, prepared_at, channel=channel.number, mandatory=sending.mandatory)
+        sending.lacks_digits = encoded is None
+        if encoded is None:
+            return False
+        sending.message = message
         sending.hops = encoded.hops
         confirm = Awaited(
             encoded.exchange, encoded.routing_key, message.message_id, message.body, loop=session.connection.loop
@@ -283,6 +274,7 @@ class Publisher:
         sending.reason = "the broker has not confirmed it"
         try:
             await confirm.future
+            return True
         except PublishError:
             raise
         except BrokerError as error:
@@ -338,6 +330,6 @@ class Publisher:
             infrastructure = self._infrastructure
             if isinstance(infrastructure, Clock) and infrastructure.carrier is None:
                 infrastructure = replace(infrastructure, carrier=carrier_for(connection.release))
-            session = Session(connection, infrastructure, declare=self._declare, applying=self._applying)
+            session = Session(connection, infrastructure, declare=self._declare)
             self._session = session
             return session

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Hashable
-from datetime import timedelta
+from collections.abc import Callable, Coroutine, Hashable
+from datetime import datetime, timedelta
+from functools import partial
 from math import inf
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from bide.admin.apply import apply, check_streams, exists, is_into
 from bide.amqp import faults
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
+from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, ExchangeTarget, Target
 from bide.duration import sending_time
 from bide.encoder import Encoder
 from bide.errors import AccessRefusedError, MessageTooLargeError, NotAppliedError, TargetNotFoundError
+from bide.growth import Growth
 from bide.outgoing import Kind, Outgoing
-from bide.patience import Applying
 from bide.topology import Exchange, Topology
 
 log = logging.getLogger(__name__)
 
 REBIND_AFTER: Final = timedelta(seconds=30)
-"""A queue that is deleted and made again loses its bindings: they are made anew this often while they are used."""
+"""A queue that is deleted and made again loses its bindings: they are made anew this often while they are used.
+
+The digit queues of ``Clock`` are looked for as often.
+"""
 
 _REMEMBERED: Final = 10_000
 
@@ -37,25 +42,26 @@ _Key = TypeVar("_Key", bound=Hashable)
 class Session:
     """Sees to it that everything stands that messages need on their way, and remembers that it does.
 
+    What several messages need is declared once, by a task that they all wait for. It goes on when they time out.
+
     Args:
         infrastructure: as it is used on this broker's release.
         declare: put it on the broker where it is missing; else its absence is an error.
-        applying: is told when that begins and ends.
 
     Attributes:
         encoder: of the messages that go through this connection.
         suspects: held while a message is sent on a channel of its own, see :meth:`Publisher.publish`.
     """
 
-    def __init__(
-        self, connection: Connection, infrastructure: DelayInfrastructure, *, declare: bool, applying: Applying
-    ) -> None:
+    def __init__(self, connection: Connection, infrastructure: DelayInfrastructure, *, declare: bool) -> None:
         self.connection = connection
         self.infrastructure = infrastructure
-        self.encoder = Encoder(infrastructure, frame_max=connection.frame_max)
+        self._growth = (
+            Growth(connection, infrastructure, declare=declare) if isinstance(infrastructure, Clock) else None
+        )
+        self.encoder = Encoder(infrastructure, frame_max=connection.frame_max, growth=self._growth)
         self.suspects = asyncio.Lock()
         self._declare = declare
-        self._applying = applying
         self._channel: Channel | None = None
         self._applied = False
         self._largest: int | None = None
@@ -63,9 +69,11 @@ class Session:
         self._requirements: dict[Topology, float] = {}
         self._exchanges: dict[str, float] = {}
         self._kinds: dict[tuple[Kind, bool], float] = {}
+        self._doubt_at = inf
         self._opening = asyncio.Lock()
         self._declaring = asyncio.Lock()
         self._asking = asyncio.Semaphore(_ASKING)
+        self._tasks: dict[Hashable, asyncio.Task[None]] = {}
 
     async def channel(self) -> Channel:
         """The publishing channel, once the broker and the socket take more.
@@ -92,10 +100,20 @@ class Session:
             return False
         due = message.due
         waits = bool(message.delay) if due is None else due > sending_time(self.connection.now())
-        return self._is_known(self._kinds, (message.kind, waits))
+        now = self.connection.loop.time()
+        if now >= self._doubt_at:
+            self._doubt(now)
+        return self._kinds.get((message.kind, waits), 0.0) > now
 
-    async def prepare(self, message: Outgoing) -> None:
+    async def prepare(self, message: Outgoing, *, digits: bool = True) -> datetime:
         """See to it that everything stands that this message needs on its way.
+
+        Args:
+            digits: the queues that it waits in, too.
+
+        Returns:
+            When it was looked at. The digits of a delay up to a due time change as time passes: where those of the
+            time of the sending are not there, the message is sent with those of this time, and so never early.
 
         Raises:
             MessageTooLargeError: the broker's limit is known, and the message over it.
@@ -114,11 +132,14 @@ class Session:
                 self._remember_kind(message.kind, self._exchanges.get(message.target.exchange, 0.0), waits=False)
             else:
                 self._remember_kind(message.kind, inf, waits=False)
-            return
+            return now
         if route.hops and not self._applied:
-            await self._ensure_applied()
+            await self._once("infrastructure", self._ensure_applied)
+        if self._growth is not None and digits:
+            await self._growth.ensure(route.digits)
         key = await self._ensure_bound(message.target, route)
         self._remember_kind(message.kind, self._targets.get(key, 0.0), waits=route.hops > 0)
+        return now
 
     def remember_limit(self, size: int) -> None:
         """The broker takes no bodies over so many bytes."""
@@ -130,21 +151,26 @@ class Session:
         if self.infrastructure.owns(exchange):
             # Somebody has taken the infrastructure away: it is put there again.
             self._applied = False
+            if self._growth is not None:
+                self._growth.forget()
             self._requirements.clear()
         self._targets.clear()
         self._kinds.clear()
 
     async def _ensure_applied(self) -> None:
         async with self._declaring:
-            if self._applied:
-                return
             probes = self.infrastructure.probes()
-            if await exists(self.connection, probes):
+            is_complete = await exists(self.connection, probes)
+            if self._growth is not None:
+                if not is_complete:
+                    await self._put_core(self._growth)
+                self._growth.is_complete = is_complete
+                self._doubt_at = self.connection.loop.time() + REBIND_AFTER.total_seconds()
+            elif is_complete:
                 await self._complete(probes)
             elif self._declare:
-                with self._applying.begun():
-                    await check_streams(self.connection, prefix=self.infrastructure.delivery_exchange)
-                    applied = await apply(self.connection, self.infrastructure.topology(), last=probes)
+                await check_streams(self.connection, prefix=self.infrastructure.delivery_exchange)
+                applied = await apply(self.connection, self.infrastructure.topology(), last=probes)
                 log.info("put the delay infrastructure %s on the broker: %s", self.infrastructure.name, applied)
             else:
                 raise NotAppliedError(
@@ -153,6 +179,15 @@ class Session:
                     "or connect with declare=True (on the command line, without --no-declare)"
                 )
             self._applied = True
+
+    async def _put_core(self, growth: Growth) -> None:
+        if not self._declare:
+            raise growth.not_applied()
+        await check_streams(self.connection, prefix=self.infrastructure.delivery_exchange)
+        try:
+            await apply(self.connection, growth.core)
+        except AccessRefusedError as error:
+            raise growth.not_applied(str(error)) from error
 
     async def _complete(self, probes: Topology) -> None:
         """The probes are declared last, so only their own bindings may be missing, or just be under way."""
@@ -165,14 +200,29 @@ class Session:
         except AccessRefusedError as error:
             log.debug("the delay infrastructure is taken as it is: %s", error)
 
+    async def _once(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run what several messages wait for, once for all of them. Those that time out leave it running."""
+        task = self._tasks.get(key)
+        if task is None:
+            task = self._tasks[key] = asyncio.create_task(make())
+            task.add_done_callback(partial(self._done, key))
+        await asyncio.shield(task)
+
+    def _done(self, key: Hashable, task: asyncio.Task[None]) -> None:
+        del self._tasks[key]
+        if not task.cancelled():
+            # All that waited for it may have timed out: then there is no caller to raise its error.
+            task.exception()
+
     async def _ensure_bound(self, target: Target, route: DelayRoute) -> tuple[Target, bool]:
         # A route without delay needs less than one with, so each kind is remembered for itself.
         key = (target, bool(len(route.requires)))
-        if self._is_known(self._targets, key):
-            return key
+        if not self._is_known(self._targets, key):
+            await self._once(key, partial(self._bind, key, route))
+        return key
+
+    async def _bind(self, key: tuple[Target, bool], route: DelayRoute) -> None:
         async with self._declaring:
-            if self._is_known(self._targets, key):
-                return key
             await self._check(route.expects)
             if len(route.requires) and not self._is_known(self._requirements, route.requires):
                 try:
@@ -183,14 +233,21 @@ class Session:
                     ) from error
                 self._remember(self._requirements, route.requires)
             self._remember(self._targets, key)
-            return key
 
     async def _expect(self, exchange: str) -> None:
         # A publish to a missing exchange closes the channel, and takes the confirms of others with it.
+        if not self._is_known(self._exchanges, exchange):
+            await self._once(exchange, partial(self._look_for, exchange))
+
+    async def _look_for(self, exchange: str) -> None:
         async with self._asking:
-            if not self._is_known(self._exchanges, exchange):
-                await self._check(Topology([Exchange(exchange)]))
-                self._remember(self._exchanges, exchange)
+            await self._check(Topology([Exchange(exchange)]))
+            self._remember(self._exchanges, exchange)
+
+    def _doubt(self, now: float) -> None:
+        if self._growth is not None:
+            self._growth.doubt()
+        self._doubt_at = now + REBIND_AFTER.total_seconds()
 
     async def _check(self, expected: Topology) -> None:
         for kind, topology in (

@@ -30,8 +30,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "testing": ("testing", "pytest_plugin"),
     "observability": ("metrics", "tracing"),
     "client": (
-        *("", "bulk", "cancellation", "client", "consumer", "encoder", "letter"),
-        *("link", "message", "publisher", "session", "subscription", "sync", "outcome", "patience", "undeliverable"),
+        *("", "bulk", "cancellation", "client", "consumer", "encoder", "growth", "letter"),
+        *("link", "message", "publisher", "session", "subscription", "sync", "outcome", "undeliverable"),
         "relay",
         *("endpoint", "event_bus", "lifecycle"),
         *("delayed_message", "ephemeral", "partitions", "rpc", "wire_tap"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from bide.amqp.confirms import Unconfirmed
+from bide.encoder import Encoded, Encoder
 from bide.errors import BideError, InvalidInputError
 from bide.outcome import Outcome
 from bide.outgoing import Outgoing
@@ -24,9 +26,13 @@ class Parcel(Unconfirmed):
         was_lost: whether the connection broke after it was sent.
         error: why it is not on the broker, once that is known.
         prepared_in: the session in which everything was found to be there that it needs.
+        prepared_at: when; see :meth:`bide.session.Session.prepare`.
     """
 
-    __slots__ = ("attempts", "error", "letter", "message", "position", "prepared_in", "refusals", "run", "was_lost")
+    __slots__ = (
+        *("attempts", "error", "letter", "message", "position", "prepared_at", "prepared_in", "refusals", "run"),
+        "was_lost",
+    )
 
     def __init__(self, run: Run, letter: Any, position: int, message: Outgoing | None) -> None:
         self.run = run
@@ -38,11 +44,24 @@ class Parcel(Unconfirmed):
         self.was_lost = False
         self.error: BideError | None = None
         self.prepared_in: Session | None = None
+        self.prepared_at: datetime | None = None
 
     @property
     def may_be_there(self) -> bool:
         """Whether the broker may have it from a sending that was not confirmed."""
         return self.attempts > self.refusals
+
+    def encode(self, message: Outgoing, encoder: Encoder, now: datetime, channel: int) -> Encoded | None:
+        """Encode it, to be sent now; None if digits of its delay are not ready."""
+        mandatory = self.letter.mandatory
+        started = message.starting(now)
+        encoded = encoder.encode(started, now, channel=channel, mandatory=mandatory)
+        if encoded is None and self.prepared_at is not None:
+            started = message.starting(self.prepared_at)
+            encoded = encoder.encode(started, self.prepared_at, channel=channel, mandatory=mandatory)
+        if encoded is not None:
+            self.message = started
+        return encoded
 
     def settle(self, error: BideError | None) -> None:
         """Tell the run what became of it."""

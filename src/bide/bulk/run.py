@@ -64,7 +64,7 @@ class Run:
     Args:
         window: letters that were taken from the input and whose fate is not known.
         timeout: seconds without any confirm after which it gives up. Time in which the broker says that it takes no
-            publishes does not count, and neither does that in which the delay infrastructure is put on the broker.
+            publishes does not count.
     """
 
     def __init__(
@@ -95,7 +95,6 @@ class Run:
         self._end: BideError | None = None
         self._has_moved = True
         self._since = self._deadline = 0.0
-        self._allowance: float | None = None
         self._reason = ""
 
     def count_from(self, position: int) -> None:
@@ -195,14 +194,16 @@ class Run:
                 channel = self._channel = await session.connection.channel(confirms=True)
         loop = asyncio.get_running_loop()
         started = loop.time()
-        unprepared, is_interrupted = self._send(source, session, channel)
+        unprepared: list[Parcel] = []
+        is_interrupted = self._send(source, session, channel, unprepared)
+        self._again.extendleft(reversed(unprepared))
         # The broker cannot be heard while the input takes its time.
         took = loop.time() - started
         self._since += took
         self._deadline += took
-        if unprepared is not None:
+        if unprepared:
             async with self._patience("what they need on their way was not there yet"):
-                await self._prepare(session, unprepared)
+                await self._prepare_all(session, unprepared)
             # That was an answer.
             self._has_moved = True
         elif is_interrupted:
@@ -242,14 +243,9 @@ class Run:
             self._has_moved = False
             self._since = asyncio.get_running_loop().time()
             self._deadline = self._since + self._timeout
-            self._allowance = None
         self._reason = reason
-        patience = self._publisher.patience(end=self._deadline, allowance=self._allowance)
-        try:
-            async with patience:
-                yield
-        finally:
-            self._deadline, self._allowance = patience.end, patience.allowance
+        async with asyncio.timeout_at(self._deadline):
+            yield
 
     def _out_of_time(self) -> str:
         was_sent = self._in_flight or any(one.attempts for one in (*self._lost, *self._again))
@@ -260,44 +256,49 @@ class Run:
         self._has_moved = True
         self._news.set()
 
-    def _send(self, source: Source, session: Session, channel: Channel) -> tuple[Parcel | None, bool]:
-        """Send what may be sent now.
+    def _send(self, source: Source, session: Session, channel: Channel, unprepared: list[Parcel]) -> bool:
+        """Send what may be sent now, and return whether there may be more to send at once.
 
-        Returns:
-            The first message for which not everything is there yet; and whether there may be more to send at once.
+        Args:
+            unprepared: gets the messages for which not everything is there yet, so that it is declared for all of them.
         """
         connection, encoder, clock = session.connection, session.encoder, asyncio.get_running_loop().time
         end = clock() + _TURN_SECONDS
         for _ in range(_TURN):
             if clock() >= end:
-                return None, True
-            if self._in_flight >= self._limit or self._bytes >= MAX_BYTES or not connection.is_writable:
-                return None, False
+                return True
+            if (
+                self._in_flight + len(unprepared) >= self._limit
+                or self._bytes >= MAX_BYTES
+                or not connection.is_writable
+            ):
+                return False
             parcel = self._again.popleft() if self._again else self._take(source)
             if parcel is None:
-                return None, False
+                return False
             message = parcel.message
             if message is None:
                 continue
             if parcel.prepared_in is not session and not session.is_prepared(message):
                 if not self._is_hopeless(parcel, message):
-                    self._again.appendleft(parcel)
-                    return parcel, False
+                    unprepared.append(parcel)
                 continue
             # The delay counts from here: a first sending waits all of it, a repeated one the rest.
-            now = sending_time(connection.now())
             try:
-                message = parcel.message = message.starting(now)
-                encoded = encoder.encode(message, now, channel=channel.number, mandatory=parcel.letter.mandatory)
+                encoded = parcel.encode(message, encoder, sending_time(connection.now()), channel.number)
             except Exception as error:  # noqa: BLE001 (whatever is wrong with one letter is no harm to the others)
                 self._denied(parcel, unsendable(parcel.position, error))
+                continue
+            if encoded is None:
+                parcel.prepared_in = None
+                unprepared.append(parcel)
                 continue
             Unconfirmed.__init__(parcel, encoded.exchange, encoded.routing_key, message.message_id, message.body)
             channel.post(encoded.frames, parcel)
             parcel.attempts += 1
             self._in_flight += 1
             self._bytes += len(message.body)
-        return None, True
+        return True
 
     def _take(self, source: Source) -> Parcel | None:
         """The next letter of the input, checked; None where there is none, or it is not the time for new ones."""
@@ -339,11 +340,20 @@ class Run:
         self._denied(parcel, error)
         return True
 
+    async def _prepare_all(self, session: Session, parcels: list[Parcel]) -> None:
+        first, *others = parcels
+        await self._prepare(session, first)
+        if self._end is None:
+            results = await asyncio.gather(*(self._prepare(session, one) for one in others), return_exceptions=True)
+            for error in results:
+                if error is not None:
+                    raise error
+
     async def _prepare(self, session: Session, parcel: Parcel) -> None:
         message = parcel.message
         assert message is not None
         try:
-            await session.prepare(message)
+            parcel.prepared_at = await session.prepare(message)
         except (BrokerError, InvalidInputError) as error:
             if isinstance(error, BrokerError) and not session.connection.is_open:
                 raise

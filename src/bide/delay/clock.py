@@ -12,16 +12,19 @@ Exchanges, from the publisher to the target (``P`` is the prefix and the layout 
     P.in.h (fanout) -> P.h (direct) -> queue P.h5 -> P.m -> ... -> P.released (fanout) -> P.delivery (direct) -> target
 
 Whatever matches nothing on the way goes to the queue ``P.undeliverable``.
+
+The infrastructure grows with use: :meth:`Clock.core_topology` is declared at once, the queues of a digit when a message
+first needs them (:meth:`Clock.digit_topology`). ``bide delay apply`` declares all of it ahead, and then the exchange
+``P.complete``, which says so to clients that may not declare.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, Final, Literal
 
 from bide.delay.clock_keys import digit_key, digit_name, hashed, is_transport_key, padding_of, target_key
@@ -40,17 +43,20 @@ from bide.delay.infrastructure import (
     round_up,
 )
 from bide.delay.queues import final_queue, waiting_queue
-from bide.delay.units import LEVELS, MAX_DELAY, RESOLUTION, Level, digits_of
+from bide.delay.units import LEVELS, MAX_DELAY, RESOLUTION, Digit, Level, digits_of
 from bide.duration import format_delay
 from bide.errors import InvalidDelayError, InvalidNameError, InvalidTopologyError, UnsupportedTargetError
-from bide.topology import Binding, Exchange, Topology
+from bide.topology import Binding, Exchange, Queue, Topology
 
 Carrier = Literal["CC", "BCC"]
 
 LAYOUT_VERSION: Final = "v1"
 MAX_LANES: Final = 64
 WORDS_AT_APPLY: Final = 4
-"""Routing keys of up to this many words need no further binding of the digit queues."""
+"""``bide delay apply`` binds the digit queues for routing keys of up to this many words."""
+
+
+_PADDINGS_AT_APPLY: Final = tuple("~." * words for words in range(WORDS_AT_APPLY))
 
 
 def carrier_for(release: tuple[int, ...]) -> Carrier:
@@ -169,18 +175,55 @@ class Clock:
             if level.unit * digit <= self.max_delay and not level.unit * digit % self.resolution
         )
 
+    @property
+    def complete_mark(self) -> Exchange:
+        """The exchange that ``bide delay apply`` declares last: where it exists, the whole topology was declared.
+
+        It is no part of :meth:`topology`, because it must not be there before the queues are bound.
+        """
+        return Exchange(f"{self._base}.complete", "fanout")
+
     def topology(self) -> Topology:
         """All exchanges, queues and bindings of the infrastructure, without targets."""
         return _topology(self)
 
+    def core_topology(self) -> Topology:
+        """The part that is declared at once: all exchanges, and the bindings between them."""
+        return _core_topology(self)
+
+    def digit_topology(self, digits: Iterable[Digit]) -> Topology:
+        """The queues of these digits, with the bindings that lead to them."""
+        queues: dict[str, Queue] = {}
+        bindings: list[Binding] = []
+        for digit in digits:
+            queue, binding = _digit(self, digit)
+            if queue is not None:
+                queues[queue.name] = queue
+            bindings.append(binding)
+        return Topology(queues=queues.values(), bindings=bindings)
+
+    def settling_queue(self, number: int) -> Queue:
+        """A queue that is declared and deleted after others, so that a node that is killed remembers those.
+
+        RabbitMQ's library ra notes the members of a quorum queue in a file (``names.dets``) through a cache. It writes
+        the cache out when it looks up a name that is not in it, as it does for every new queue, or after half a second
+        without a new queue. A member that is not in the file when its node is killed starts again empty
+        (ra 2.2 to 3.1: ``ra_directory:register_name``, ``rabbit_quorum_queue:recover``).
+
+        Args:
+            number: keeps clients apart that do so at the same time.
+        """
+        # As many members as there are nodes. It goes by itself if its client does not delete it.
+        arguments = {"x-quorum-initial-group-size": 99, "x-expires": 60_000}
+        return Queue.quorum(f"{self._base}.settle.{number % 0x10000:04x}", arguments)
+
     def probes(self) -> Topology:
-        """The last queues of the highest and the lowest level, which nothing smaller than these settings makes."""
-        used = [(level, self.used_digits(level)) for level in LEVELS]
-        ends = [(level, digits[-1]) for level, digits in used if digits]
-        wanted = {self.digit_queue(level, digit, self.lanes - 1) for level, digit in (ends[0], ends[-1])}
-        return Topology(
-            [Exchange(self.delivery_exchange)], [one for one in self.topology().queues if one.name in wanted]
-        )
+        """The mark of ``bide delay apply``, beside the exchange that targets are bound to."""
+        return Topology([Exchange(self.delivery_exchange), self.complete_mark])
+
+    def lane_of(self, message_id: str) -> int:
+        """The lane of a message."""
+        return zlib.crc32(message_id.encode()) % self.lanes if self.lanes > 1 else 0
 
     def route(self, delay: timedelta, target: Target, *, message_id: str = "") -> DelayRoute:
         """Where and how to publish so that the message reaches ``target`` after ``delay``.
@@ -206,7 +249,7 @@ class Clock:
             )
         digits = digits_of(wait)
         padding = padding_of(target)
-        lane = zlib.crc32(message_id.encode()) % self.lanes
+        lane = self.lane_of(message_id)
         headers: dict[str, Any] = {
             self.carrier or "CC": [
                 *(padding + digit_key(level, digit, lane if digit else 0) for level, digit in digits),
@@ -222,7 +265,16 @@ class Clock:
             hops=sum(1 for _, digit in digits if digit) + self._is_isolated(target),
             requires=_requirements(self, _as_bound(target)),
             expects=existing(target),
+            digits=tuple(
+                Digit(level, digit, lane if digit else 0, padding)
+                for level, digit in digits
+                if digit or not self.has_core_bindings(padding)
+            ),
         )
+
+    def has_core_bindings(self, padding: str) -> bool:
+        """Whether the core topology has the bindings for zeros of keys with this padding."""
+        return len(padding) // 2 < WORDS_AT_APPLY
 
     def sender_headers(
         self, *, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]
@@ -289,17 +341,10 @@ class Clock:
         queue = waiting_queue(self.release_queue(target), timedelta(0), exchange)
         return Topology(queues=[queue], bindings=[Binding(self.delivery_exchange, queue.name, key)])
 
-    def word_bindings(self, padding: str) -> Iterator[Binding]:
-        """The bindings of every level for routing keys of as many words as ``padding`` stands for."""
-        following = [*(self.level_exchange(level) for level in LEVELS[1:]), self.released_exchange]
-        for level, below in zip(LEVELS, following, strict=True):
-            exchange = self.level_exchange(level)
-            yield Binding(exchange, below, padding + digit_key(level, 0), "exchange")
-            for digit in self.used_digits(level):
-                for lane in range(self.lanes):
-                    yield Binding(
-                        exchange, self.digit_queue(level, digit, lane), padding + digit_key(level, digit, lane)
-                    )
+    def exchange_below(self, level: Level) -> str:
+        """The exchange that a message goes to after a level."""
+        index = LEVELS.index(level) + 1
+        return self.level_exchange(LEVELS[index]) if index < len(LEVELS) else self.released_exchange
 
 
 def _address(target: Target) -> tuple[str, str]:
@@ -330,14 +375,20 @@ def _shown(target: Target) -> str:
 
 @lru_cache(maxsize=4096)
 def _requirements(clock: Clock, target: Target) -> Topology:
-    padding = padding_of(target)
-    words = len(padding) // 2 + 1
-    bindings = clock.word_bindings(padding) if words > WORDS_AT_APPLY else ()
-    return Topology(bindings=bindings) | clock.target_topology(target)
+    return clock.target_topology(target)
+
+
+def _digit(clock: Clock, digit: Digit) -> tuple[Queue | None, Binding]:
+    level, below = digit.level, clock.exchange_below(digit.level)
+    exchange, key = clock.level_exchange(level), digit.padding + digit_key(level, digit.value, digit.lane)
+    if not digit.value:
+        return None, Binding(exchange, below, key, "exchange")
+    queue = waiting_queue(clock.digit_queue(level, digit.value, digit.lane), level.unit * digit.value, below)
+    return queue, Binding(exchange, queue.name, key)
 
 
 @lru_cache(maxsize=16)
-def _topology(clock: Clock) -> Topology:
+def _core_topology(clock: Clock) -> Topology:
     alternate = {"alternate-exchange": clock.undeliverable}
     exchanges = [
         Exchange(clock.undeliverable, "fanout"),
@@ -355,14 +406,16 @@ def _topology(clock: Clock) -> Topology:
             Exchange(clock.entry_exchange(level), "fanout"),
         ]
         bindings.append(Binding(clock.entry_exchange(level), clock.level_exchange(level), destination_type="exchange"))
-    below = dict(pairwise(LEVELS))
-    for level in LEVELS:
-        following = clock.level_exchange(below[level]) if level in below else clock.released_exchange
-        queues += [
-            waiting_queue(clock.digit_queue(level, digit, lane), level.unit * digit, following)
-            for digit in clock.used_digits(level)
-            for lane in range(clock.lanes)
-        ]
-    for words in range(WORDS_AT_APPLY):
-        bindings += clock.word_bindings("~." * words)
-    return Topology(exchanges, queues, bindings)
+    zeros = [Digit(level, 0, padding=padding) for padding in _PADDINGS_AT_APPLY for level in LEVELS]
+    return Topology(exchanges, queues, bindings) | clock.digit_topology(zeros)
+
+
+@lru_cache(maxsize=16)
+def _topology(clock: Clock) -> Topology:
+    return clock.core_topology() | clock.digit_topology(
+        Digit(level, value, lane, padding)
+        for padding in _PADDINGS_AT_APPLY
+        for level in LEVELS
+        for value in clock.used_digits(level)
+        for lane in range(clock.lanes)
+    )

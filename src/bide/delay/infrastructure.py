@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
 
+from bide.delay.units import Digit
 from bide.duration import format_delay
 from bide.errors import InvalidDelayError, InvalidNameError, UnsupportedTargetError
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Queue, Topology
@@ -112,9 +113,11 @@ class DelayRoute:
         headers: headers to add to the message's own.
         delay: the wait that this route gives: the delay asked for, rounded up to the resolution.
         hops: queues that the message waits in before it reaches its target.
-        requires: what must exist for this message beyond the infrastructure's own topology: the target's binding
-            and, where a layout needs them, bindings for this shape of routing key. It depends on the target alone.
+        requires: what must exist for this message beyond the infrastructure's own topology: the target's binding.
+            It depends on the target alone.
         expects: what others must have declared: the target itself, where binding it would not show that it is missing.
+        digits: what else this message needs of ``Clock``, which declares the queues of a digit at its first use; see
+            :meth:`bide.delay.clock.Clock.digit_topology`.
     """
 
     exchange: str
@@ -124,6 +127,7 @@ class DelayRoute:
     hops: int
     requires: Topology
     expects: Topology = field(default_factory=Topology)
+    digits: tuple[Digit, ...] = ()
 
 
 class DelayInfrastructure(Protocol):
