@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from bide.admin.apply import apply, exists
+from bide.admin.settling import settle
 from bide.amqp import codec
 from bide.amqp.connection import Connection
 from bide.delay.clock import Clock
@@ -162,22 +162,14 @@ class Growth:
         elif queues.queues:
             try:
                 await apply(self._connection, queues, external=_exchanges(queues))
+                await settle(self._connection, prefix=self._clock.delivery_exchange)
             except AccessRefusedError as error:
                 if not (self.is_complete and await exists(self._connection, queues)):
                     raise self.not_applied(str(error)) from error
-            else:
-                await self._settle()
         bindings = Topology(bindings=wanted.bindings)
         await apply(self._connection, bindings, external=_ends(bindings))
         if queues.queues:
             log.debug("the delay queues %s are ready", _listed(queues))
-
-    async def _settle(self) -> None:
-        """Have all nodes write down that they have the queues declared before; see :meth:`Clock.settling_queue`."""
-        queue = self._clock.settling_queue(random.getrandbits(16))
-        async with await self._connection.channel() as channel:
-            await channel.declare_queue(queue)
-            await channel.delete_queue(queue.name)
 
     def not_applied(self, reason: str = "") -> NotAppliedError:
         """The error for a client that may not declare what is missing."""

@@ -11,6 +11,7 @@ from math import inf
 from typing import Any, Final, TypeVar
 
 from bide.admin.apply import apply, check_streams, exists, is_into
+from bide.admin.settling import settle
 from bide.amqp import faults
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
@@ -171,6 +172,7 @@ class Session:
             elif self._declare:
                 await check_streams(self.connection, prefix=self.infrastructure.delivery_exchange)
                 applied = await apply(self.connection, self.infrastructure.topology(), last=probes)
+                await settle(self.connection, prefix=self.infrastructure.delivery_exchange)
                 log.info("put the delay infrastructure %s on the broker: %s", self.infrastructure.name, applied)
             else:
                 raise NotAppliedError(
@@ -227,6 +229,8 @@ class Session:
             if len(route.requires) and not self._is_known(self._requirements, route.requires):
                 try:
                     await apply(self.connection, route.requires, external=_names(route.requires))
+                    if route.requires.queues and route.requires not in self._requirements:
+                        await settle(self.connection, prefix=self.infrastructure.delivery_exchange)
                 except TargetNotFoundError as error:
                     raise TargetNotFoundError(
                         f"{error} (nothing can be delivered to it)", reply_code=error.reply_code

@@ -77,6 +77,11 @@ def crowd() -> Topology:
     return reduce(or_, [CLOCK.topology(), behind, *(CLOCK.route(SECOND, target).requires for target in OTHERS)])
 
 
+def needs_of(route: DelayRoute) -> Topology:
+    """What a client declares for a message."""
+    return route.requires | CLOCK.digit_topology(route.digits)
+
+
 def travel(topology: Topology, route: DelayRoute, headers: dict[str, Any] | None = None) -> list[Arrival]:
     return Model(topology).travel(route.exchange, route.routing_key, {**(headers or {}), **route.headers})
 
@@ -177,7 +182,7 @@ def test_a_queue_gets_the_message_and_nobody_else_does(
         return
     target = QueueTarget(name, isolated)
     route = Clock(carrier=carrier).route(delay, target)
-    topology = crowd() | Topology(queues=[Queue(name)]) | route.requires
+    topology = crowd() | Topology(queues=[Queue(name)]) | needs_of(route)
     (arrival,) = travel(topology, route, HEADERS)
     assert (arrival.queue, arrival.fate) == (name, "arrived")
     assert arrival.at == route.delay == rounded_up(delay)
@@ -235,7 +240,7 @@ def test_an_exchange_routes_a_delayed_message_as_it_routes_a_direct_one(
         return
     direct = Model(users).route("sh.op", key, HEADERS).queues
     route = Clock(carrier=carrier).route(delay, ExchangeTarget("sh.op", key, shop.type))
-    topology = crowd() | users | route.requires
+    topology = crowd() | users | needs_of(route)
     arrivals = travel(topology, route, HEADERS)
 
     if not direct:
@@ -266,14 +271,14 @@ def test_a_pattern_that_asks_for_our_word_gets_our_keys(pattern: str) -> None:
     """The one exception, which the description of ``padding_of`` names."""
     users = Topology([Exchange("shop", "topic")], bindings=[Binding("shop", "spy", pattern), Binding("shop", "u", "#")])
     route = CLOCK.route(SECOND, ExchangeTarget("shop", "a.b"))
-    assert {one.queue for one in travel(crowd() | users | route.requires, route)} == {"u", "spy"}
+    assert {one.queue for one in travel(crowd() | users | needs_of(route), route)} == {"u", "spy"}
 
 
 def test_the_empty_key_of_a_topic_exchange_is_refused_for_a_reason() -> None:
     """It has no word at all, our keys have one: ``*`` matches them. Where the type is unknown, that is the price."""
     users = Topology([Exchange("shop", "topic")], bindings=[Binding("shop", "spy", "*"), Binding("shop", "u", "#")])
     route = CLOCK.route(SECOND, ExchangeTarget("shop", ""))
-    assert {one.queue for one in travel(crowd() | users | route.requires, route)} == {"u", "spy"}
+    assert {one.queue for one in travel(crowd() | users | needs_of(route), route)} == {"u", "spy"}
 
 
 # -- what is missing
@@ -320,5 +325,25 @@ def test_what_a_smaller_layout_lacks_is_set_aside_never_early_never_elsewhere(
         assert arrival.at == route.delay == rounded_up(delay, big.resolution)
     if set(big.topology().queues) <= set(small.topology().queues):
         assert arrival.queue == expected
-    (arrival,) = travel(topology | big.topology() | route.requires, route)
+    (arrival,) = travel(topology | big.topology() | route.requires | big.digit_topology(route.digits), route)
     assert (arrival.queue, arrival.at) == (expected, route.delay)
+    grown = topology | big.core_topology() | big.digit_topology(route.digits) | route.requires
+    (arrival,) = travel(grown, route)
+    assert (arrival.queue, arrival.at) == (expected, route.delay)
+
+
+@given(delay=delays.filter(bool), target=st.sampled_from(OTHERS), data=st.data())
+def test_a_digit_queue_that_was_deleted_sets_messages_aside_never_early(
+    delay: timedelta, target: Target, data: st.DataObject
+) -> None:
+    route = CLOCK.route(delay, target)
+    kept = list(route.digits)
+    lost = data.draw(st.sampled_from([one for one in kept if one.value]))
+    kept.remove(lost)
+    behind = Topology(
+        [Exchange("other", "fanout"), Exchange("x", "fanout")], bindings=[Binding("other", "u"), Binding("x", "u")]
+    )
+    topology = CLOCK.core_topology() | CLOCK.digit_topology(kept) | behind | route.requires
+    (arrival,) = travel(topology, route)
+    assert (arrival.queue, arrival.fate) == (CLOCK.undeliverable, "arrived")
+    assert arrival.headers["bide-to"] == str(target)

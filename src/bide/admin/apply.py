@@ -293,7 +293,15 @@ async def destroy(
     Raises:
         NotEmptyError: queues hold messages and ``force`` is off; nothing was deleted that was not made again.
     """
-    _refuse_messages(await message_counts(connection, topology.queues), force)
+    there = await message_counts(connection, topology.queues)
+    _refuse_messages(there, force)
+    # Where all is to be as it was, queues that do not exist now are not declared.
+    missing = {one.name for one in topology.queues}.difference(there)
+    topology = Topology(
+        topology.exchanges,
+        (one for one in topology.queues if one.name in there),
+        (one for one in topology.bindings if not is_into(one, missing)),
+    )
     own = await _found(connection, [one for one in topology.exchanges if one.name not in PREDECLARED_EXCHANGES])
     removed = messages = 0
     counts: dict[str, int] = {}
@@ -351,8 +359,9 @@ async def _found(connection: Connection, items: Sequence[Exchange | Queue]) -> d
     """What the broker says of those that exist, by name."""
     found: dict[str, Any] = {}
     pending = list(items)
+    size = _IN_FLIGHT
     while pending:
-        batch = pending[:_IN_FLIGHT]
+        batch = pending[:size]
         async with await connection.channel() as channel:
             results = await asyncio.gather(*(_ask_for(channel, one) for one in batch), return_exceptions=True)
         answered = 0
@@ -365,6 +374,8 @@ async def _found(connection: Connection, items: Sequence[Exchange | Queue]) -> d
                 raise result
             found[item.name] = result
         pending = pending[answered:]
+        # Where one is missing others may be, and each makes the broker answer none behind it.
+        size = min(size * 4, _IN_FLIGHT) if batch[-1].name in found else 1
     return found
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from bide.admin.apply import Applied, Removed, apply, check_release, check_streams, destroy
+from bide.admin.apply import Applied, Removed, apply, check_release, check_streams, destroy, exists
 from bide.admin.management import ManagementApi
+from bide.admin.settling import settle
 from bide.admin.snapshot import find_owned
 from bide.admin.taps import find_tap_bindings
 from bide.amqp.connection import Connection
 from bide.delay.cascade import Policy
+from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.errors import InvalidInputError, ManagementApiError, NotEmptyError
 from bide.topology import Binding, Topology
@@ -44,13 +46,19 @@ class RemovedInfrastructure:
 async def install(connection: Connection, infrastructure: DelayInfrastructure) -> Applied:
     """Declare the infrastructure, after checking that the broker is up to it.
 
+    ``Clock`` gets its mark last, by which clients that may not declare know that everything is there.
+
     Raises:
         UnsupportedBrokerError: it is too old, or streams are off.
         DeclarationMismatchError: something exists with other properties.
     """
     check_release(connection)
     await check_streams(connection)
-    return await apply(connection, infrastructure.topology())
+    applied = await apply(connection, infrastructure.topology())
+    await settle(connection, prefix=infrastructure.delivery_exchange)
+    if isinstance(infrastructure, Clock):
+        await apply(connection, Topology([infrastructure.complete_mark]))
+    return applied
 
 
 async def install_guard(connection: Connection, api: ManagementApi, infrastructure: DelayInfrastructure) -> Policy:
@@ -130,7 +138,17 @@ async def remove(
     ways_in = {one.source for one in topology.bindings}
     topology |= Topology(bindings=[one for group in taps.values() for one in group if one.source in ways_in])
     external = {str(one.arguments.get("x-dead-letter-exchange", "")) for one in topology.queues} | set(taps)
-    removed = await destroy(connection, topology, force=force, external=external)
+    mark = Topology([infrastructure.complete_mark]) if isinstance(infrastructure, Clock) else Topology()
+    is_marked = bool(len(mark)) and await exists(connection, mark)
+    # First, so that it never stands for what is not there.
+    await destroy(connection, mark)
+    try:
+        removed = await destroy(connection, topology, force=force, external=external)
+    except NotEmptyError:
+        # Then everything is as it was.
+        if is_marked:
+            await apply(connection, mark)
+        raise
     if api is not None and isinstance(infrastructure, Guarded):
         await api.delete_policy(vhost, infrastructure.guard_policy().name)
     return RemovedInfrastructure(removed=removed, complete=complete, kept=tuple(taps))

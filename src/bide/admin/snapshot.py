@@ -197,15 +197,19 @@ async def ask_each(
         BideError: the connection broke.
     """
     answers: list[Any | BrokerError] = []
+    size = _IN_FLIGHT
     while len(answers) < len(items):
         channel = await connection.channel()
-        batch = items[len(answers) : len(answers) + _IN_FLIGHT]
+        batch = items[len(answers) : len(answers) + size]
+        size = min(size * 4, _IN_FLIGHT)
         results = await asyncio.gather(*(ask(channel, item) for item in batch), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException) and (connection.lost.done() or not isinstance(result, BrokerError)):
                 raise result
             answers.append(result)
             if isinstance(result, BrokerError):
+                # Others may be refused too, as many queues of a Clock that do not exist yet.
+                size = 1
                 break
         if channel.is_open:
             await channel.close()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
-from bide.admin.apply import MINIMUM_RELEASE, check_release, check_streams
+from bide.admin.apply import MINIMUM_RELEASE, check_release, check_streams, exists
 from bide.admin.delivery_limit import effective_limit
 from bide.admin.infrastructure import Guarded
 from bide.admin.management import FoundQueue, ManagementApi
@@ -29,7 +29,7 @@ from bide.errors import (
     UnsupportedBrokerError,
 )
 from bide.recoverability.policy import Retry, poison_limit
-from bide.topology import Binding, Exchange, Queue
+from bide.topology import Binding, Exchange, Queue, Topology
 
 DEFAULT_PREFETCH: Final = 32
 _FLAGS: Final = ("quorum_queue", "stream_queue")
@@ -59,14 +59,15 @@ async def verify(connection: Connection, infrastructure: DelayInfrastructure, ap
     findings.append(finding)
     why = f"only the management API tells: {finding.text}"
     findings += await _flags(connection, api if snapshot else None)
-    findings += await _declared(connection, infrastructure)
+    is_growing = await _is_growing(connection, infrastructure)
+    findings += await _declared(connection, infrastructure, is_growing=is_growing)
     findings += await _relays(connection, infrastructure)
     if snapshot is None:
         findings += [unchecked(check, why) for check in ("bindings", "targets", "delivery limits", "stuck messages")]
         findings += await unseen_taps(connection, infrastructure, why)
         findings += await _undeliverable(connection, infrastructure)
     else:
-        findings += _bindings(snapshot, infrastructure)
+        findings += _bindings(snapshot, infrastructure, is_growing=is_growing)
         findings += _targets(snapshot, infrastructure)
         findings += _delivery_limits(snapshot, infrastructure, connection.release)
         findings += _guard(snapshot, infrastructure)
@@ -134,7 +135,12 @@ async def _flags(connection: Connection, api: ManagementApi | None) -> list[Find
     return [Finding(check="feature flags", status="ok", text="stream_queue is on")]
 
 
-async def _declared(connection: Connection, infrastructure: DelayInfrastructure) -> list[Finding]:
+async def _is_growing(connection: Connection, infrastructure: DelayInfrastructure) -> bool:
+    """Whether it is a ``Clock`` of which clients declare each queue at its first use, not all of it declared ahead."""
+    return isinstance(infrastructure, Clock) and not await exists(connection, Topology([infrastructure.complete_mark]))
+
+
+async def _declared(connection: Connection, infrastructure: DelayInfrastructure, *, is_growing: bool) -> list[Finding]:
     """Over AMQP: whether a thing exists, and for what exists whether declaring it as it should be is accepted."""
     topology = infrastructure.topology()
     findings: list[Finding] = []
@@ -147,8 +153,12 @@ async def _declared(connection: Connection, infrastructure: DelayInfrastructure)
     queues = await ask_each(connection, topology.queues, lambda channel, one: channel.declare_queue(one, passive=True))
     found = [one for one, answer in zip(topology.queues, queues, strict=True) if not _is_missing(answer)]
     answers = await ask_each(connection, found, lambda channel, one: channel.declare_queue(one))
-    findings += _compared("queues", topology.queues, found, answers)
-    return findings
+    if not is_growing:
+        return [*findings, *_compared("queues", topology.queues, found, answers)]
+    assert isinstance(infrastructure, Clock)
+    needed = [one for one in topology.queues if one in found or one in infrastructure.core_topology().queues]
+    fine = f"{len(found)} as they should be; the others of {len(topology.queues)} are declared when they are first used"
+    return [*findings, *_compared("queues", needed, found, answers, fine=fine)]
 
 
 async def _relays(connection: Connection, infrastructure: DelayInfrastructure) -> list[Finding]:
@@ -184,6 +194,8 @@ def _compared(
     wanted: Sequence[Exchange] | Sequence[Queue],
     found: Sequence[Exchange] | Sequence[Queue],
     answers: Sequence[Any],
+    *,
+    fine: str = "",
 ) -> list[Finding]:
     names = {one.name for one in found}
     missing = [one.name for one in wanted if one.name not in names]
@@ -202,12 +214,17 @@ def _compared(
                 if problems
                 else [unchecked(kind, str(answer))]
             )
-    return judged(kind, problems, f"{len(wanted)} as they should be")
+    return judged(kind, problems, fine or f"{len(wanted)} as they should be")
 
 
-def _bindings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
-    wanted = infrastructure.topology().bindings
+def _bindings(snapshot: Snapshot, infrastructure: DelayInfrastructure, *, is_growing: bool) -> list[Finding]:
+    wanted: Sequence[Binding] = infrastructure.topology().bindings
     there = set(snapshot.bindings)
+    if is_growing:
+        assert isinstance(infrastructure, Clock)
+        # Clients bind a queue for the words of the routing keys that they use, before the first message comes.
+        wanted = [*infrastructure.core_topology().bindings, *(one for one in wanted if one in there)]
+        wanted = list(dict.fromkeys(wanted))
     missing = [_shown(one) for one in wanted if one not in there]
     problems = [f"{len(missing)} of {len(wanted)} bindings are missing, {listed(missing)}: {_APPLY}"] if missing else []
     return judged("bindings", problems, f"{len(wanted)} as they should be")

@@ -202,21 +202,6 @@ class Clock:
             bindings.append(binding)
         return Topology(queues=queues.values(), bindings=bindings)
 
-    def settling_queue(self, number: int) -> Queue:
-        """A queue that is declared and deleted after others, so that a node that is killed remembers those.
-
-        RabbitMQ's library ra notes the members of a quorum queue in a file (``names.dets``) through a cache. It writes
-        the cache out when it looks up a name that is not in it, as it does for every new queue, or after half a second
-        without a new queue. A member that is not in the file when its node is killed starts again empty
-        (ra 2.2 to 3.1: ``ra_directory:register_name``, ``rabbit_quorum_queue:recover``).
-
-        Args:
-            number: keeps clients apart that do so at the same time.
-        """
-        # As many members as there are nodes. It goes by itself if its client does not delete it.
-        arguments = {"x-quorum-initial-group-size": 99, "x-expires": 60_000}
-        return Queue.quorum(f"{self._base}.settle.{number % 0x10000:04x}", arguments)
-
     def probes(self) -> Topology:
         """The mark of ``bide delay apply``, beside the exchange that targets are bound to."""
         return Topology([Exchange(self.delivery_exchange), self.complete_mark])
