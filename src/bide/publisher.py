@@ -21,6 +21,7 @@ from bide.errors import (
     BideError,
     BrokerError,
     ClosedError,
+    ConnectionLostError,
     InvalidInputError,
     MessageTooLargeError,
     PublishError,
@@ -238,7 +239,9 @@ class Publisher:
             sending.reason = str(error)
             if sending.attempts == before:
                 # Nothing was sent: what the broker, or our own checks, said before would only come again.
-                if session.connection.is_open or not isinstance(error, BrokerError):
+                # (That a connection broke that only checked the broker is not its last word.)
+                is_open = session.connection.is_open and not isinstance(error, ConnectionLostError)
+                if is_open or not isinstance(error, BrokerError):
                     if not before or isinstance(error, MessageTooLargeError):
                         raise
                     raise denied(sending.message.message_id, error) from error

@@ -185,8 +185,10 @@ class Session:
     async def _put_core(self, growth: Growth) -> None:
         if not self._declare:
             raise growth.not_applied()
-        await check_streams(self.connection, prefix=self.infrastructure.delivery_exchange)
+        delivery = self.infrastructure.delivery_exchange
         try:
+            if not await exists(self.connection, Topology([Exchange(delivery)])):
+                await check_streams(self.connection, prefix=delivery)
             await apply(self.connection, growth.core)
         except AccessRefusedError as error:
             raise growth.not_applied(str(error)) from error

@@ -138,10 +138,12 @@ async def remove(
     ways_in = {one.source for one in topology.bindings}
     topology |= Topology(bindings=[one for group in taps.values() for one in group if one.source in ways_in])
     external = {str(one.arguments.get("x-dead-letter-exchange", "")) for one in topology.queues} | set(taps)
-    mark = Topology([infrastructure.complete_mark]) if isinstance(infrastructure, Clock) else Topology()
-    is_marked = bool(len(mark)) and await exists(connection, mark)
-    # First, so that it never stands for what is not there.
-    await destroy(connection, mark)
+    mark = Topology([infrastructure.complete_mark] if isinstance(infrastructure, Clock) else ())
+    is_marked = await exists(connection, mark)
+    async with await connection.channel() as channel:
+        for one in mark.exchanges:
+            # First, so that it never stands for what is not there.
+            await channel.delete_exchange(one.name)
     try:
         removed = await destroy(connection, topology, force=force, external=external)
     except NotEmptyError:

@@ -430,6 +430,10 @@ class Channel:
         for consumer in consumers.values():
             consumer.on_end(error)
 
+    async def gone(self) -> None:
+        """Wait until the broker has closed it too, which frees its number."""
+        await asyncio.shield(self._gone)
+
     def _end(self) -> None:
         if not self._gone.done():
             self._gone.set_result(None)

@@ -170,16 +170,19 @@ class Connection(asyncio.Protocol):
             raise self.lost.result()
 
     async def channel(self, *, confirms: bool = False) -> Channel:
-        """Open a channel; ``async with`` closes it.
+        """Open a channel; ``async with`` closes it. If all numbers are taken, wait for one that is being closed.
 
         Raises:
             BideError: the connection is closed, or has no channel number left.
         """
+        while len(self._channels) >= self.channel_max and not self.lost.done():
+            closing = next((one for one in self._channels.values() if not one.is_open), None)
+            if closing is None:
+                raise BrokerError(f"all {self.channel_max} channels of the connection to {self.address} are in use")
+            await closing.gone()
         if self.lost.done():
             raise self.lost.result()
-        number = next((one for one in range(1, self.channel_max + 1) if one not in self._channels), None)
-        if number is None:
-            raise BrokerError(f"all {self.channel_max} channels of the connection to {self.address} are in use")
+        number = next(one for one in range(1, self.channel_max + 1) if one not in self._channels)
         channel = Channel(self, number)
         self._channels[number] = channel
         try:

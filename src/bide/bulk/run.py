@@ -20,6 +20,7 @@ from bide.errors import (
     BrokerError,
     BulkInDoubtError,
     ClosedError,
+    ConnectionLostError,
     InvalidInputError,
     MessageTooLargeError,
     NotAppliedError,
@@ -263,15 +264,12 @@ class Run:
             unprepared: gets the messages for which not everything is there yet, so that it is declared for all of them.
         """
         connection, encoder, clock = session.connection, session.encoder, asyncio.get_running_loop().time
-        end = clock() + _TURN_SECONDS
+        end, held = clock() + _TURN_SECONDS, 0
         for _ in range(_TURN):
             if clock() >= end:
                 return True
-            if (
-                self._in_flight + len(unprepared) >= self._limit
-                or self._bytes >= MAX_BYTES
-                or not connection.is_writable
-            ):
+            is_full = self._in_flight + len(unprepared) >= self._limit or self._bytes + held >= MAX_BYTES
+            if is_full or not connection.is_writable:
                 return False
             parcel = self._again.popleft() if self._again else self._take(source)
             if parcel is None:
@@ -282,6 +280,7 @@ class Run:
             if parcel.prepared_in is not session and not session.is_prepared(message):
                 if not self._is_hopeless(parcel, message):
                     unprepared.append(parcel)
+                    held += len(message.body)
                 continue
             # The delay counts from here: a first sending waits all of it, a repeated one the rest.
             try:
@@ -292,6 +291,7 @@ class Run:
             if encoded is None:
                 parcel.prepared_in = None
                 unprepared.append(parcel)
+                held += len(message.body)
                 continue
             Unconfirmed.__init__(parcel, encoded.exchange, encoded.routing_key, message.message_id, message.body)
             channel.post(encoded.frames, parcel)
@@ -354,6 +354,10 @@ class Run:
         assert message is not None
         try:
             parcel.prepared_at = await session.prepare(message)
+        except ConnectionLostError:
+            # Where it was another, that only checked the broker, it is tried again.
+            if not session.connection.is_open:
+                raise
         except (BrokerError, InvalidInputError) as error:
             if isinstance(error, BrokerError) and not session.connection.is_open:
                 raise
