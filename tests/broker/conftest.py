@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 import bide
-from bide.admin.apply import apply
+from bide.admin.infrastructure import install
 from bide.admin.management import ManagementApi
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
@@ -32,7 +32,7 @@ def clock_url(broker: LocalBroker) -> Iterator[str]:
 
     async def put() -> None:
         connection = await Connection.open(BrokerUrl.parse(url))
-        await apply(connection, SMALL_CLOCK.topology())
+        await install(connection, SMALL_CLOCK)
         await connection.close()
 
     asyncio.run(put())

@@ -258,11 +258,7 @@ class Run:
         self._news.set()
 
     def _send(self, source: Source, session: Session, channel: Channel, unprepared: list[Parcel]) -> bool:
-        """Send what may be sent now, and return whether there may be more to send at once.
-
-        Args:
-            unprepared: gets the messages for which not everything is there yet, so that it is declared for all of them.
-        """
+        """Send what may be sent now, set aside what is not prepared, and return whether there may be more to send."""
         connection, encoder, clock = session.connection, session.encoder, asyncio.get_running_loop().time
         end, held = clock() + _TURN_SECONDS, 0
         for _ in range(_TURN):
@@ -345,9 +341,8 @@ class Run:
         await self._prepare(session, first)
         if self._end is None:
             results = await asyncio.gather(*(self._prepare(session, one) for one in others), return_exceptions=True)
-            for error in results:
-                if error is not None:
-                    raise error
+            for error in filter(None, results):
+                raise error
 
     async def _prepare(self, session: Session, parcel: Parcel) -> None:
         message = parcel.message
