@@ -221,7 +221,8 @@ async def test_cuts_while_the_delay_infrastructure_is_made(
         if where == "deaf":
             proxy.cut()
         receipt = await publishing
-        assert proxy.cuts == 1
+        # Below 4.0 another connection checks the broker first; both may have been there to be cut.
+        assert proxy.cuts in ((1, 2) if where == "deaf" else (1,))
         (message,) = await receive(client, queue, 1)
     assert message.message_id == receipt.message_id
     assert message.lateness is not None
