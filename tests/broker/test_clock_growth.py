@@ -260,7 +260,7 @@ async def test_a_grown_clock_with_a_wrong_queue_does_not_pass_verify(client: bid
     missing, wrong, unbound = problems
     assert missing.startswith("queues: 1 of 3 queues do not exist, 'bide.v1.undeliverable'")
     assert wrong.startswith("queues: the queue 'bide.v1.s7' is declared with ")
-    assert unbound.startswith("bindings: 2 of 32 bindings are missing")
+    assert unbound.startswith("bindings: 2 of 33 bindings are missing")
     assert "bide.v1.m -> bide.v1.s (~m0)" in unbound
 
 

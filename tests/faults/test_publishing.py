@@ -239,8 +239,8 @@ async def test_an_infrastructure_that_was_cut_short_is_completed(vhost: Vhost, p
     incomplete = 0
     for number in range(1, 9):
         clock = _prefixed(number)
-        # Mostly near the end, where exchanges stand and bindings are missing.
-        proxy.budget = lambda: chance.randint(needed // 3, needed - 1)
+        # Below 4.0 another connection checks the broker first, which takes less than a third of the bytes.
+        proxy.budget = lambda: chance.randint(needed // 3, needed * 2 // 3)
         already = proxy.cuts
         async with bide.connect(proxy.url, infrastructure=clock) as client:
             publishing = asyncio.create_task(client.publish(b"", to=queue, delay="20s"))
