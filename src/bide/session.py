@@ -137,7 +137,13 @@ class Session:
         if route.hops and not self._applied:
             await self._once("infrastructure", self._ensure_applied)
         if self._growth is not None and digits:
-            await self._growth.ensure(route.digits)
+            try:
+                await self._growth.ensure(route.digits)
+            except TargetNotFoundError:
+                # Exchanges of the infrastructure were deleted.
+                self.forget(self.infrastructure.delivery_exchange)
+                await self._once("infrastructure", self._ensure_applied)
+                await self._growth.ensure(route.digits)
         key = await self._ensure_bound(message.target, route)
         self._remember_kind(message.kind, self._targets.get(key, 0.0), waits=route.hops > 0)
         return now

@@ -121,13 +121,16 @@ async def test_a_queue_deleted_under_a_client_does_not_lose_or_hasten_its_messag
     assert message.lateness >= timedelta(0)
 
 
-async def test_an_infrastructure_deleted_under_a_client_is_declared_again(vhost: Vhost, client: bide.Client) -> None:
+@pytest.mark.parametrize("delay", ["10ms", "20ms"])
+async def test_an_infrastructure_deleted_under_a_client_is_declared_again(
+    vhost: Vhost, client: bide.Client, delay: str
+) -> None:
     await client.publish(b"", to="q", delay="10ms")
     connection = await Connection.open(BrokerUrl.parse(vhost.url))
     await receive(client, "q", 1)
     await remove(connection, bide.Clock(), None)
     assert queues_of(vhost) == set()
-    await client.publish(b"again", to="q", delay="10ms")
+    await client.publish(b"again", to="q", delay=delay)
     (message,) = await receive(client, "q", 1)
     assert message.body == b"again"
     await connection.close()
