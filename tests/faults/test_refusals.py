@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 import bide
+from bide.admin.infrastructure import install
 from bide.admin.taps import turn_on
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
@@ -175,14 +176,17 @@ async def test_no_permission_to_declare(vhost: Vhost, limited: str) -> None:
     vhost.broker.set_permissions(vhost.name, "limited", configure="^(?!bide)", write=".*", read=".*")
     async with bide.connect(limited, infrastructure=CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("mine")]))
-        with pytest.raises(AccessRefusedError, match=r"'bide.*' in vhost.* give this user the permission"):
+        with pytest.raises(
+            bide.errors.NotAppliedError, match=r"'bide.*' in vhost.* give this user the permission.*bide delay apply"
+        ):
             await client.publish(b"", to="mine", delay="1s")
         # What needs no declaring goes on.
         await client.publish(b"", to="mine")
     async with bide.connect(vhost.url, infrastructure=CLOCK) as administrator:
         await administrator.publish(b"", to="mine", delay="1s")
+        await install(await administrator._publisher.connection(), CLOCK)
     async with bide.connect(limited, infrastructure=CLOCK) as client:
-        # Where the infrastructure is there already, the right to bind a target is enough.
+        # Where all of the infrastructure is there already, the right to bind a target is enough.
         receipt = await client.publish(b"", to="mine", delay="1s")
         assert receipt.message_id in {one.message_id for one in await receive(client, "mine", 3)}
 
@@ -197,7 +201,7 @@ async def test_no_permission_to_write(vhost: Vhost, limited: str) -> None:
                 [bide.Binding(exchange, queue, "#")],
             )
         )
-        await administrator.publish(b"", to=queue, delay="1s")
+        await install(await administrator._publisher.connection(), CLOCK)
     vhost.broker.set_permissions(vhost.name, "limited", configure=".*", write=f"^{queue}$", read=".*")
     async with bide.connect(limited, infrastructure=CLOCK) as client:
         with pytest.raises(AccessRefusedError, match=r"'amq\.default' in vhost.*give this user the permission"):
