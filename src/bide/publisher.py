@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from bide.admin.apply import check_release
 from bide.amqp import faults
@@ -67,6 +68,20 @@ class Receipt:
     attempts: int
 
 
+class Waiting(Protocol):
+    """A message that is not confirmed yet. If another host confirms it, ``elsewhere`` is set."""
+
+    # Outgoing, or None for a letter that cannot be read.
+    message: Any
+    attempts: int
+    elsewhere: bool
+    hops: int
+
+    @property
+    def mandatory(self) -> bool:
+        """Whether it is returned where no queue takes it."""
+
+
 @dataclass(slots=True)
 class _Sending:
     """One message on its way to the broker.
@@ -77,6 +92,7 @@ class _Sending:
         reason: why it is not confirmed yet.
         suspect: whether it may be the one for which the broker closed a channel.
         blamed: whether it certainly is.
+        elsewhere: whether another host confirmed it.
     """
 
     message: Outgoing
@@ -86,6 +102,7 @@ class _Sending:
     was_lost: bool = False
     suspect: bool = False
     blamed: bool = False
+    elsewhere: bool = False
     hops: int = 0
 
     def in_doubt(self, reason: str) -> PublishInDoubtError:
@@ -99,11 +116,14 @@ class _Sending:
             return self.attempts > 1
         return self.was_lost and not isinstance(error, MessageTooLargeError)
 
-    def out_of_time(self, seconds: float, blocked_by: str | None) -> PublishError:
+    def out_of_time(self, seconds: float, connection: Connection | None) -> PublishError:
         """The error for a message whose time is up."""
         reason = self.reason
-        if blocked_by is not None:
-            reason = f"the broker takes no publishes at the moment: {blocked_by}"
+        if connection is not None and connection.is_open:
+            if connection.blocked_by is not None:
+                reason = f"the broker takes no publishes at the moment: {connection.blocked_by}"
+            elif connection.trouble:
+                reason = connection.trouble
         if self.attempts:
             return self.in_doubt(f"no confirm within {seconds:g} s: {reason}")
         message_id = self.message.message_id
@@ -124,6 +144,8 @@ class Publisher:
 
     Attributes:
         letters: checks what is to be sent.
+        link: the publishing connection, as it comes and goes.
+        oldest: asked for a message that waits longest and may be sent again, or None; see ``Waiting``.
         timeout, on_lost, max_in_flight: as given.
     """
 
@@ -138,12 +160,14 @@ class Publisher:
         max_in_flight: int = 10_000,
     ) -> None:
         self.letters = Letters()
-        self._link = Link(url)
+        self.link = Link(url, trial=self._is_confirmed_by)
         self._infrastructure = infrastructure
         self._declare = declare
         self.timeout = timeout
         self.on_lost = on_lost
         self.max_in_flight = max_in_flight
+        self.oldest: set[Callable[[], Waiting | None]] = {self._oldest}
+        self._waiting: dict[int, _Sending] = {}
         self._window = asyncio.Semaphore(max_in_flight)
         self._applying = Applying()
         self._session: Session | None = None
@@ -159,7 +183,7 @@ class Publisher:
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._link.close()
+        await self.link.close()
 
     def patience(self, *, end: float | None = None, allowance: float | None = None) -> Patience:
         """A time limit that stands still while the delay infrastructure is put on the broker.
@@ -208,6 +232,7 @@ class Publisher:
         patience = self.patience(end=begun + self.timeout.total_seconds())
         try:
             async with patience, self._window:
+                self._waiting[id(sending)] = sending
                 sending.reason = "the broker was not reached"
                 while True:
                     session = await self._session_for(sending)
@@ -221,8 +246,9 @@ class Publisher:
                     log.debug("the message %s is not confirmed yet: %s", message.message_id, sending.reason)
         except TimeoutError as error:
             connection = self._session.connection if self._session is not None else None
-            blocked_by = connection.blocked_by if connection is not None and connection.is_open else None
-            raise sending.out_of_time(patience.end - begun, blocked_by) from error
+            raise sending.out_of_time(patience.end - begun, connection) from error
+        finally:
+            self._waiting.pop(id(sending), None)
 
     async def _session_for(self, sending: _Sending) -> Session:
         try:
@@ -247,11 +273,15 @@ class Publisher:
                 await self._send(session, channel, sending)
                 return True
         except PublishError as error:
+            if sending.elsewhere:
+                return True
             if sending.attempts < 2:
                 raise
             # The broker may have taken it before, and that was not heard.
             raise denied(sending.message.message_id, error) from error
         except BideError as error:
+            if sending.elsewhere:
+                return True
             sending.reason = str(error)
             if sending.attempts == before:
                 # Nothing was sent: what the broker, or our own checks, said before would only come again.
@@ -268,6 +298,28 @@ class Publisher:
             else:
                 sending.was_lost = sending.was_lost or not session.connection.is_open
             return False
+
+    def _oldest(self) -> _Sending | None:
+        return next(iter(self._waiting.values()), None) if self.on_lost == "repeat" else None
+
+    async def _is_confirmed_by(self, other: Connection) -> bool:
+        """Send a message that waits over another connection, and tell whether that host confirms it."""
+        waiting = next(filter(None, (oldest() for oldest in self.oldest)), None)
+        if waiting is None or waiting.message is None:
+            return False
+        session = self._session_on(other)
+        await session.prepare(waiting.message)
+        async with await other.channel(confirms=True) as channel:
+            now = sending_time(other.now())
+            message = waiting.message = waiting.message.starting(now)
+            encoded = session.encoder.encode(message, now, channel=channel.number, mandatory=waiting.mandatory)
+            confirm = Awaited(encoded.exchange, encoded.routing_key, message.message_id, message.body, loop=other.loop)
+            channel.post(encoded.frames, confirm)
+            waiting.attempts += 1
+            waiting.hops = encoded.hops
+            await confirm.future
+        waiting.elsewhere = True
+        return True
 
     async def _send(self, session: Session, channel: Channel, sending: _Sending) -> None:
         # The delay counts from here: a first sending waits all of it, a repeated one the rest.
@@ -333,11 +385,13 @@ class Publisher:
             session = self._session
             if session is not None and session.connection.is_open:
                 return session
-            connection = await self._link.connection()
-            check_release(connection)
-            infrastructure = self._infrastructure
-            if isinstance(infrastructure, Clock) and infrastructure.carrier is None:
-                infrastructure = replace(infrastructure, carrier=carrier_for(connection.release))
-            session = Session(connection, infrastructure, declare=self._declare, applying=self._applying)
-            self._session = session
+            connection = await self.link.connection()
+            session = self._session = self._session_on(connection)
             return session
+
+    def _session_on(self, connection: Connection) -> Session:
+        check_release(connection)
+        infrastructure = self._infrastructure
+        if isinstance(infrastructure, Clock) and infrastructure.carrier is None:
+            infrastructure = replace(infrastructure, carrier=carrier_for(connection.release))
+        return Session(connection, infrastructure, declare=self._declare, applying=self._applying)

@@ -101,7 +101,8 @@ async def test_a_host_that_refuses_has_the_next_tried(vhost: Vhost, frail: Frail
     async with await asyncio.start_server(web, "127.0.0.1", 0) as server:
         refusing = f"{stranger}:{port},127.0.0.1:{server.sockets[0].getsockname()[1]}"
         (host, port) = BrokerUrl.parse(proxy.url).hosts[0]
-        async with bide.connect(proxy.url.replace(f"{host}:{port}", f"{refusing},{host}:{port}")) as client:
+        url = f"{proxy.url.replace(f'{host}:{port}', f'{refusing},{host}:{port}')}?order=given"
+        async with bide.connect(url) as client:
             await client.declare(bide.Topology(queues=[bide.Queue("q")]))
             proxy.cut()
             await client.publish(b"", to="q")

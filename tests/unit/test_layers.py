@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "testing": ("testing", "pytest_plugin"),
     "observability": ("metrics", "tracing"),
     "client": (
-        *("", "bulk", "cancellation", "client", "consumer", "encoder", "letter"),
+        *("", "bulk", "cancellation", "client", "consumer", "encoder", "failover", "letter"),
         *("link", "message", "publisher", "session", "subscription", "sync", "outcome", "patience", "undeliverable"),
         "relay",
         *("endpoint", "event_bus", "lifecycle"),

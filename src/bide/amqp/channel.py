@@ -77,6 +77,11 @@ class Channel:
         """Whether it can still be used."""
         return self.closed_with is None
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a call waits for its reply, or a message for its confirm."""
+        return bool(self._calls or self.confirms)
+
     def call(self, payload: bytes, *replies: type[Frame]) -> asyncio.Future[Any]:
         """Send a method and return a future of its reply.
 
@@ -94,6 +99,11 @@ class Channel:
     async def open(self) -> None:
         """Open it on the broker."""
         await self.call(codec.method(20, 10, b"\x00"), commands.Channel.OpenOk)
+
+    def probe(self) -> None:
+        """Open and close it, for the sake of an answer."""
+        self._write(codec.method(20, 10, b"\x00"))
+        self.abandon()
 
     async def confirm_select(self) -> None:
         """Switch publisher confirms on."""

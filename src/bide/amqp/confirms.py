@@ -82,6 +82,11 @@ class Confirms:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def oldest(self) -> Unconfirmed | None:
+        """The message that waits longest."""
+        return next(iter(self._waiting.values()), None)
+
     def add(self, message: Unconfirmed) -> None:
         """Count a message that is being sent."""
         self._sent += 1

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import ssl
 import struct
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-import pamqp.frame
 from pamqp import commands
-from pamqp.base import Frame
 
 from bide.amqp import codec, decoding, faults
 from bide.amqp.channel import Channel
 from bide.amqp.handshake import open_vhost, refused_certificate, release_of, start_ok, tls_reason, tune_ok
-from bide.amqp.url import BrokerUrl
+from bide.amqp.heartbeat import Heartbeat
+from bide.amqp.url import BrokerUrl, address_of
 from bide.amqp.writer import Writer
 from bide.errors import (
     BideError,
@@ -51,6 +51,9 @@ class Connection(asyncio.Protocol):
         frame_max: the largest frame, in bytes.
         opened: done when the broker let us in, or failed with the reason why not.
         lost: done when the connection is no longer usable; its result says why.
+        heartbeat: knows when bytes came last.
+        answers: how many confirms and replies came, heartbeats and answers to :meth:`probe` not counted.
+        trouble: what is known of a node that answers nothing or confirms nothing, for errors; empty while all is well.
     """
 
     def __init__(self, url: BrokerUrl, address: str) -> None:
@@ -63,20 +66,23 @@ class Connection(asyncio.Protocol):
         self.channel_max = 2047
         self.lost: asyncio.Future[BideError] = self.loop.create_future()
         self.opened: asyncio.Future[None] = self.loop.create_future()
+        self.answers = 0
+        self.trouble = ""
         self._closed: asyncio.Future[None] = self.loop.create_future()
         self._ended: asyncio.Future[None] = self.loop.create_future()
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._writer = Writer(self.loop)
+        self.heartbeat = Heartbeat(self.loop, self._writer, self._on_silence)
         self._channels: dict[int, Channel] = {}
-        self._heartbeat = 0
-        self._heartbeat_handle: asyncio.TimerHandle | None = None
         self._abort_handle: asyncio.TimerHandle | None = None
-        self._received_at = self.loop.time()
 
     @classmethod
-    async def open(cls, url: BrokerUrl) -> Connection:
-        """Connect to the first host of the URL that lets us in.
+    async def open(cls, url: BrokerUrl, *, last: str = "") -> Connection:
+        """Connect to the first host that lets us in; they are tried in random order unless the URL says otherwise.
+
+        Args:
+            last: address of a host to try only when no other lets us in.
 
         Raises: where none does, what the most telling of them said.
             BrokerUnreachableError: none answers; TlsError where TLS was the reason.
@@ -87,7 +93,8 @@ class Connection(asyncio.Protocol):
         """
         codec.short_string(url.vhost)  # too long a name should fail here, not when it is its turn to be sent
         failures: list[BrokerError] = []
-        for host, port in url.hosts:
+        hosts = random.sample(url.hosts, len(url.hosts)) if url.shuffle else list(url.hosts)
+        for host, port in sorted(hosts, key=lambda one: address_of(*one) == last):
             try:
                 return await cls._open_one(url, host, port)
             except BrokerError as error:
@@ -97,7 +104,7 @@ class Connection(asyncio.Protocol):
 
     @classmethod
     async def _open_one(cls, url: BrokerUrl, host: str, port: int) -> Connection:
-        address = f"{host}:{port}"
+        address = address_of(host, port)
         seconds = url.timeout.total_seconds()
         connection: Connection | None = None
         try:
@@ -177,7 +184,7 @@ class Connection(asyncio.Protocol):
         """
         if self.lost.done():
             raise self.lost.result()
-        number = next((one for one in range(1, self.channel_max + 1) if one not in self._channels), None)
+        number = self._free_number()
         if number is None:
             raise BrokerError(f"all {self.channel_max} channels of the connection to {self.address} are in use")
         channel = Channel(self, number)
@@ -191,6 +198,21 @@ class Connection(asyncio.Protocol):
             channel.abandon()
             raise
         return channel
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a call waits for its reply, or a message for its confirm."""
+        return any(channel.is_waiting for channel in self._channels.values())
+
+    def probe(self) -> None:
+        """Ask the node for a sign of life: what it answers shows in ``heartbeat.received_at``."""
+        number = self._free_number()
+        if number is not None:
+            channel = self._channels[number] = Channel(self, number)
+            channel.probe()
+
+    def _free_number(self) -> int | None:
+        return next((one for one in range(1, self.channel_max + 1) if one not in self._channels), None)
 
     async def close(self) -> None:
         """Close it, with the handshake that lets the broker see a clean end, and wait until the socket is closed."""
@@ -281,7 +303,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came in."""
-        self._received_at = self.loop.time()
+        self.heartbeat.received_at = self.loop.time()
         # What is whole when it comes, as nearly everything is, is not copied before it is read.
         kept = self._buffer
         buffer: bytes | bytearray = data
@@ -317,12 +339,14 @@ class Connection(asyncio.Protocol):
         if kind == codec.HEARTBEAT:
             return
         if number == 0:
-            self._on_connection_method(_method(frame))
+            self._on_connection_method(decoding.method(frame))
             return
         channel = self._channels.get(number)
         if channel is None:
             # What was under way when we closed the channel.
             return
+        if channel.is_open:
+            self.answers += 1
         if kind == codec.BODY:
             channel.on_body(frame[7:-1])
         elif kind == codec.HEADER:
@@ -334,7 +358,7 @@ class Connection(asyncio.Protocol):
         elif (message := decoding.announcement(frame)) is not None:
             channel.on_message(message)
         else:
-            channel.on_method(_method(frame))
+            channel.on_method(decoding.method(frame))
 
     def _on_connection_method(self, method: Any) -> None:
         match method:
@@ -368,24 +392,15 @@ class Connection(asyncio.Protocol):
         self.channel_max = method.channel_max or 65535
         self.frame_max = min(method.frame_max or self.frame_max, MAX_FRAME)
         theirs, ours = method.heartbeat or 0, self.url.heartbeat
-        self._heartbeat = min(theirs, ours) if theirs and ours else ours
+        heartbeat = min(theirs, ours) if theirs and ours else ours
         self.send(
-            codec.frame(codec.METHOD, 0, tune_ok(self.channel_max, self.frame_max, self._heartbeat)),
+            codec.frame(codec.METHOD, 0, tune_ok(self.channel_max, self.frame_max, heartbeat)),
             codec.frame(codec.METHOD, 0, open_vhost(self.url.vhost)),
         )
-        if self._heartbeat:
-            self._heartbeat_handle = self.loop.call_later(self._heartbeat / 2, self._beat)
+        self.heartbeat.start(heartbeat)
 
-    def _beat(self) -> None:
-        now = self.loop.time()
-        if now - self._received_at > 2 * self._heartbeat:
-            self.give_up(
-                ConnectionLostError(f"the broker at {self.address} has been silent for {now - self._received_at:.0f} s")
-            )
-            return
-        if now - self._writer.sent_at >= self._heartbeat / 2:
-            self.send(codec.HEARTBEAT_FRAME)
-        self._heartbeat_handle = self.loop.call_later(self._heartbeat / 2, self._beat)
+    def _on_silence(self, seconds: float) -> None:
+        self.give_up(ConnectionLostError(f"the broker at {self.address} has been silent for {seconds:.0f} s"))
 
     def _on_close(self, method: Any) -> None:
         self.send(codec.frame(codec.METHOD, 0, codec.method(10, 51)))
@@ -414,8 +429,7 @@ class Connection(asyncio.Protocol):
         if self.lost.done():
             return
         self.lost.set_result(error)
-        if self._heartbeat_handle is not None:
-            self._heartbeat_handle.cancel()
+        self.heartbeat.stop()
         self._writer.close()
         for channel in list(self._channels.values()):
             channel.fail(error)
@@ -433,13 +447,3 @@ class Connection(asyncio.Protocol):
             self._abort_handle = self.loop.call_later(_CLOSE_GRACE, self._transport.abort)
         else:
             self._transport.abort()
-
-
-def _method(frame: bytes) -> Frame:
-    try:
-        _, _, method = pamqp.frame.unmarshal(frame)
-    except Exception as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from error
-    if not isinstance(method, Frame):
-        raise ValueError("a frame that is no method")
-    return method

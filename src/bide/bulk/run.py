@@ -109,6 +109,7 @@ class Run:
         everything before it is known.
         """
         source = source_of(self._letters, self._news.set)
+        self._publisher.oldest.add(self._oldest)
         failure: Exception | None = None
         try:
             while True:
@@ -129,9 +130,15 @@ class Run:
                     left = [] if cause is source.error else source.left()
                     raise with_unsent(cause, left, first=self._taken) if isinstance(cause, BideError) else cause
         finally:
+            self._publisher.oldest.discard(self._oldest)
             if self._channel is not None:
                 self._channel.abandon()
             await source.close()
+
+    def _oldest(self) -> Parcel | None:
+        """The letter that waits longest for its confirm, if it may be sent again."""
+        oldest = self._channel.confirms.oldest if self._channel is not None and self._on_lost == "repeat" else None
+        return oldest if isinstance(oldest, Parcel) else None
 
     def _is_done(self, source: Source) -> bool:
         return (source.ended or self._end is not None) and not self._is_waiting()
@@ -254,7 +261,9 @@ class Run:
     def _out_of_time(self) -> str:
         was_sent = self._in_flight or any(one.attempts for one in (*self._lost, *self._again))
         what = "no confirm" if was_sent else "nothing was sent"
-        return f"{what} within {self._deadline - self._since:g} s{self._reason and ': '}{self._reason}"
+        trouble = self._session.connection.trouble if self._session is not None else ""
+        reason = trouble or self._reason
+        return f"{what} within {self._deadline - self._since:g} s{reason and ': '}{reason}"
 
     def _has_room(self) -> None:
         self._has_moved = True

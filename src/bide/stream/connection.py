@@ -120,10 +120,8 @@ class StreamConnection:
         if key != frames.TUNE:
             raise ProtocolError(f"the broker at {self._place} sent {key:#06x} where limits were expected")
         largest, heartbeat = tune.uint32(), tune.uint32()
-        # As often as the more careful of the two wants; 0 is not careful at all.
-        self._heartbeat = min(heartbeat, url.heartbeat) or max(heartbeat, url.heartbeat)
-        if not url.heartbeat:
-            self._heartbeat = 0
+        # A reader beats only while it reads, and what it reads for may take its time: the broker's interval is longer.
+        self._heartbeat = heartbeat if url.heartbeat else 0
         self._send(frames.frame(frames.TUNE, struct.pack(">II", largest, self._heartbeat)))
         try:
             node = self._ask(frames.OPEN, frames.string(url.vhost)).properties()
