@@ -118,9 +118,7 @@ class Failover:
             reason = await self._verdict(connection, other, begun=begun, failure=failure)
             if other is None or reason is None:
                 return
-            log.warning(
-                "leaving the broker at %s for %s: %s", connection.address, other.address, connection.trouble or reason
-            )
+            log.warning("leaving the broker at %s for %s: %s", connection.address, other.address, connection.trouble)
             moves[reason] += 1
             self._on_move(other)
         finally:
@@ -158,6 +156,9 @@ class Failover:
                     if is_silent:
                         return "silent"
                     if trying is not None and trying.done() and trying.result():
+                        connection.trouble = (
+                            f"the node at {connection.address} confirms nothing, and the one at {other.address} does"
+                        )
                         return "unconfirmed"
                     if trying is None or trying.done() or self._quiet >= patience + TRIAL:
                         return None

@@ -93,6 +93,7 @@ class _Sending:
         suspect: whether it may be the one for which the broker closed a channel.
         blamed: whether it certainly is.
         elsewhere: whether another host confirmed it.
+        trouble: what was known of the node, when a connection broke that it waited on.
     """
 
     message: Outgoing
@@ -103,6 +104,7 @@ class _Sending:
     suspect: bool = False
     blamed: bool = False
     elsewhere: bool = False
+    trouble: str = ""
     hops: int = 0
 
     def in_doubt(self, reason: str) -> PublishInDoubtError:
@@ -118,12 +120,9 @@ class _Sending:
 
     def out_of_time(self, seconds: float, connection: Connection | None) -> PublishError:
         """The error for a message whose time is up."""
-        reason = self.reason
-        if connection is not None and connection.is_open:
-            if connection.blocked_by is not None:
-                reason = f"the broker takes no publishes at the moment: {connection.blocked_by}"
-            elif connection.trouble:
-                reason = connection.trouble
+        reason = (connection.trouble if connection is not None else "") or self.trouble or self.reason
+        if connection is not None and connection.is_open and connection.blocked_by is not None:
+            reason = f"the broker takes no publishes at the moment: {connection.blocked_by}"
         if self.attempts:
             return self.in_doubt(f"no confirm within {seconds:g} s: {reason}")
         message_id = self.message.message_id
@@ -283,6 +282,7 @@ class Publisher:
             if sending.elsewhere:
                 return True
             sending.reason = str(error)
+            sending.trouble = session.connection.trouble
             if sending.attempts == before:
                 # Nothing was sent: what the broker, or our own checks, said before would only come again.
                 if session.connection.is_open or not isinstance(error, BrokerError):

@@ -41,7 +41,7 @@ async def address(client: bide.Client) -> str:
 
 async def test_hosts_are_not_always_tried_in_the_order_of_the_url(hosts: tuple[Proxy, Proxy]) -> None:
     url = url_of(*hosts).replace("order=given", "order=random")
-    seen = set()
+    seen: set[str] = set()
     while len(seen) < 2:
         async with bide.connect(url) as client:
             seen.add(await address(client))
@@ -205,7 +205,7 @@ async def test_a_host_that_was_left_is_not_tried_first(hosts: tuple[Proxy, Proxy
 async def test_a_blocked_event_loop_is_not_taken_for_a_silent_broker(vhost: Vhost, proxy: Proxy) -> None:
     async with bide.connect(f"{proxy.url}?heartbeat=1", infrastructure=CLOCK) as client:
         connection = await client._publisher.connection()
-        # The proxy is in the same event loop. (The broker hears nothing meanwhile either, and may give up for its part.)
+        # The proxy is in the same event loop. (The broker hears nothing meanwhile either, and may give up by itself.)
         time.sleep(3)  # noqa: ASYNC251
         await asyncio.sleep(0.1)
         assert not connection.lost.done() or "silent" not in str(connection.lost.result())

@@ -97,6 +97,7 @@ class Run:
         self._since = self._deadline = 0.0
         self._allowance: float | None = None
         self._reason = ""
+        self._trouble = ""
 
     def count_from(self, position: int) -> None:
         """Give the first letter this position instead of 0."""
@@ -179,6 +180,7 @@ class Run:
             raise error.reason from error.reason.__cause__
         except BideError as error:
             if self._session is not None and not self._session.connection.is_open and not _is_final(error):
+                self._trouble = self._session.connection.trouble
                 log.debug("publishing goes on over another connection after: %s", error)
             elif self._is_waiting():
                 raise self._in_doubt(str(error)) from error
@@ -261,8 +263,7 @@ class Run:
     def _out_of_time(self) -> str:
         was_sent = self._in_flight or any(one.attempts for one in (*self._lost, *self._again))
         what = "no confirm" if was_sent else "nothing was sent"
-        trouble = self._session.connection.trouble if self._session is not None else ""
-        reason = trouble or self._reason
+        reason = (self._session.connection.trouble if self._session else "") or self._trouble or self._reason
         return f"{what} within {self._deadline - self._since:g} s{reason and ': '}{reason}"
 
     def _has_room(self) -> None:
