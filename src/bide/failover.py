@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 TICK: Final = 0.5
 PROBE_AFTER: Final = 3.0
 """Seconds without any answer, while something waits for one, after which the node is probed."""
+PROBE_ANSWER: Final = 3.0
+"""Seconds that the node has to answer the probe."""
 LEAVE_AFTER: Final = 6.0
 """Seconds without any answer after which the node is left, if another host is better."""
 JITTER: Final = 1.3
@@ -134,7 +136,7 @@ class Failover:
         if not hosts:
             return None, ""
         try:
-            return await Connection.open(replace(url, hosts=hosts, timeout=timedelta(seconds=PROBE_AFTER))), ""
+            return await Connection.open(replace(url, hosts=hosts, timeout=timedelta(seconds=PROBE_ANSWER))), ""
         except BideError as error:
             return None, str(error)
 
@@ -149,7 +151,8 @@ class Failover:
         try:
             while connection.is_open and not self._is_well(connection):
                 is_silent = connection.heartbeat.received_at < begun
-                if self._quiet >= patience:
+                seconds = connection.loop.time() - begun
+                if self._quiet >= patience and seconds >= PROBE_ANSWER:
                     connection.trouble = _described(connection, is_silent=is_silent, failure=failure)
                     if other is None or not other.is_open:
                         return None
@@ -160,7 +163,7 @@ class Failover:
                             f"the node at {connection.address} confirms nothing, and the one at {other.address} does"
                         )
                         return "unconfirmed"
-                    if trying is None or trying.done() or self._quiet >= patience + TRIAL:
+                    if trying is None or trying.done() or seconds >= TRIAL:
                         return None
                 await asyncio.sleep(TICK)
             return None

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 import bide
 from bide.amqp.connection import Connection
@@ -14,6 +15,7 @@ from bide.amqp.url import BrokerUrl
 from bide.errors import BulkInDoubtError, PublishInDoubtError
 from bide.failover import moves
 from bide.letter import Letter
+from bide.metrics import Metrics
 from tests.broker.receiving import eventually, fresh, receive
 from tests.faults.conftest import CLOCK, Frail
 from tests.faults.proxy import Proxy, url_of, without_confirms
@@ -51,6 +53,8 @@ async def test_hosts_are_not_always_tried_in_the_order_of_the_url(hosts: tuple[P
 async def test_a_node_that_stops_does_not_keep_its_client(hosts: tuple[Proxy, Proxy], delay: str | None) -> None:
     first, second = hosts
     before = moves.copy()
+    registry = CollectorRegistry()
+    Metrics(registry)
     async with bide.connect(url_of(first, second), infrastructure=CLOCK) as client:
         queue = await prepared(client)
         await client.publish(b"", to=queue, delay=delay)
@@ -61,6 +65,8 @@ async def test_a_node_that_stops_does_not_keep_its_client(hosts: tuple[Proxy, Pr
         assert receipt.attempts == 2
         assert second.accepted == 1
     assert moves - before == {"silent": 1}
+    shown = registry.get_sample_value("bide_connection_moves_total", {"reason": "silent"})
+    assert shown == moves["silent"]
 
 
 async def test_a_consumer_does_not_stay_on_a_node_that_its_publisher_has_left(hosts: tuple[Proxy, Proxy]) -> None:
