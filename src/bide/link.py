@@ -114,6 +114,7 @@ class Link:
     def _move(self, other: Connection) -> None:
         left = self._connection
         assert left is not None
+        self._left = left.address
         self._take(other)
         self._give_up(left)
         if self.on_leave is not None:
@@ -121,12 +122,12 @@ class Link:
 
     def leave(self, address: str) -> None:
         """Leave this host, which another link has found broken, and try it last from now on."""
+        self._left = address
         connection = self._connection
         if connection is not None and connection.is_open and connection.address == address:
             self._give_up(connection)
 
     def _give_up(self, connection: Connection) -> None:
-        self._left = connection.address
         why = connection.trouble or "it was found broken"
         connection.give_up(ConnectionLostError(f"the connection to {connection.address} was left: {why}"))
 

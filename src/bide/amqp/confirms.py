@@ -135,7 +135,8 @@ class Confirms:
 
 def _refused(entry: Unconfirmed) -> PublishRefusedError:
     return PublishRefusedError(
-        f"no queue stored {_described(entry)}: a queue is full, or has no leader; send it again later",
+        f"no queue stored {_described(entry)}: a queue is full, or has no leader because the majority of its nodes is "
+        "lost; send it again later",
         message_id=entry.message_id,
     )
 
