@@ -83,8 +83,7 @@ class Failover:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait({task})
 
     def _tick(self, connection: Connection) -> None:
         if not connection.is_open:
@@ -170,8 +169,7 @@ class Failover:
         finally:
             if trying is not None:
                 trying.cancel()
-                with suppress(asyncio.CancelledError):
-                    await trying
+                await asyncio.wait({trying})
 
 
 def _described(connection: Connection, *, is_silent: bool, failure: str) -> str:
@@ -190,8 +188,12 @@ def _jittered(seconds: float) -> float:
 
 
 async def _succeeds(trial: Trial, other: Connection) -> bool:
+    """Whether the trial succeeds. It is repeated: a channel that still takes a lost node for the leader waits 10 s."""
     try:
-        return await trial(other)
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_ANSWER):
+                    return await trial(other)
     except BideError as error:
         log.debug("the trial of the broker at %s failed: %s", other.address, error)
         return False

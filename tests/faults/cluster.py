@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 from urllib.parse import quote
 
 from bide.broker.configuration import LOOPBACK, MANAGEMENT_PLUGIN, USER, Ports
-from bide.broker.installation import find_installation
+from bide.broker.installation import find_installation, numbers
 from bide.broker.launch import crash, is_running, kill, launch
 from bide.broker.processes import send_signal
 from bide.broker.settings import Settings
@@ -237,6 +237,11 @@ class Cluster:
             environment={},
             stop_seconds=30.0,
         )
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """The release of RabbitMQ, e.g. (4, 3, 6)."""
+        return numbers(self._settings.installation.release)
 
     @property
     def url(self) -> str:

