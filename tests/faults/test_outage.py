@@ -64,8 +64,8 @@ FAULTS: dict[str, tuple[Callable[[Node, list[Node]], None], Callable[[Node, list
 async def test_an_outage_of_one_node_does_not_stop_publishing(nodes: Cluster, fault: str) -> None:
     """Two clients of each node: for a queue whose leader is on the node that fails, and for one whose leader is not.
 
-    Up to RabbitMQ 4.1 a new channel looks for the leader of a queue in Mnesia, which does not learn of a new one before it
-    has given up the node that fails, after 60 s (``net_ticktime``). There only the other queues are looked at.
+    Up to RabbitMQ 4.1 a new channel looks for the leader of a queue in Mnesia, which does not learn of a new one before
+    it has given up the node that fails, after 60 s (``net_ticktime``). There only the other queues are looked at.
     """
     victim, *others = nodes.nodes
     before = moves.total()
