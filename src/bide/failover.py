@@ -134,8 +134,10 @@ class Failover:
         hosts = tuple(one for one in url.hosts if address_of(*one) != connection.address)
         if not hosts:
             return None, ""
+        # In random order, whatever the URL says: the first may be broken too, and the next time another is tried.
+        others = replace(url, hosts=hosts, shuffle=True, timeout=timedelta(seconds=PROBE_ANSWER))
         try:
-            return await Connection.open(replace(url, hosts=hosts, timeout=timedelta(seconds=PROBE_ANSWER))), ""
+            return await Connection.open(others), ""
         except BideError as error:
             return None, str(error)
 
