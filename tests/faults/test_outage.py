@@ -63,7 +63,7 @@ FAULTS: dict[str, tuple[Callable[[Node, list[Node]], None], Callable[[Node, list
 async def test_an_outage_of_one_node_does_not_stop_publishing(nodes: Cluster, fault: str) -> None:
     """Two clients of each node: for a queue whose leader is on the node that fails, and for one whose leader is not.
 
-    A channel on a healthy node that has sent something to a leader on the one that fails may wait for it for 10 s before
+    A channel on a healthy node that has sent something to a leader on the one that fails may wait 10 s for it before
     it sends that again, which is RabbitMQ's own time: these two clients are not looked at. Up to RabbitMQ 4.1 a new
     channel looks for the leader of a queue in Mnesia, which does not learn of a new one before it has given up the node
     that fails, after 60 s (``net_ticktime``): there only the queues are looked at whose leader stays.
