@@ -10,7 +10,7 @@ PYSPARK ?= 4.2.1
 PYSPARK_TESTS := $(wildcard $(foreach kind,source sink registration,tests/spark/test_$(kind)*.py))
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
-.PHONY: help demo test test-long test-brokers test-pyspark test-soak soak test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq clean
+.PHONY: help demo check test test-long test-brokers test-pyspark test-soak soak test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -20,13 +20,16 @@ demo: setup ## watch delayed messages arrive on time, on a RabbitMQ that bide st
 	@scripts/install-java.sh || true # it says what to do; without, the demo ends before its report
 	@.venv/bin/bide demo
 
+check: lint ## lint, type-check, and run the unit tests (about a minute)
+	@$(PYTHON_BIN) -m pytest --numprocesses=2 --dist=worksteal tests/unit
+
 test: lint rabbitmq java browser ## lint, type-check, and run the tests on the installed RabbitMQ (a quarter of an hour)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m "not long"
 
-test-long: setup rabbitmq java browser ## the tests that `test` leaves out: a night, whole clusters, more kills (seven minutes)
+test-long: setup rabbitmq java browser iproute2 ## the tests that `test` leaves out: a night, whole clusters, more kills (seven minutes)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m long
 
-test-brokers: setup java browser ## run the broker tests on RabbitMQ 4.0 and 4.3 too (Linux, as root: each needs 520 MB)
+test-brokers: setup java browser iproute2 ## run the broker tests on RabbitMQ 4.0 and 4.3 too (Linux, as root: each needs 520 MB)
 	@failed=; for suite in trixie forky; do \
 		root=$$(scripts/broker-root.sh $$suite) || exit 1; \
 		echo "== the RabbitMQ of $$suite"; \
@@ -47,10 +50,10 @@ soak: setup java ## kill Spark 500 times as it reads and writes, and count (an h
 
 bench: setup ## compare bide, other clients, and the limits of the broker (hours; BENCH="publish --scale 0.1" for less)
 	@scripts/install-rabbitmq.sh
-	@.venv/bin/bide bench --keep benchmarks/results $(BENCH)
+	@$(PYTHON_BIN) -m benchmarks --keep benchmarks/results $(BENCH)
 
 bench-docs: setup ## draw docs/benchmarks.md from the newest results of each release
-	@.venv/bin/bide bench $(foreach file,$(wildcard benchmarks/results/*.json),--from $(file)) --page docs >/dev/null
+	@$(PYTHON_BIN) -m benchmarks $(foreach file,$(wildcard benchmarks/results/*.json),--from $(file)) --page docs >/dev/null
 
 doc-pictures: setup java ## run a campaign of two minutes, and draw it for the pages of the pipelines (PICTURES="--from FILE" only draws)
 	@env -u BIDE_URL scripts/install-rabbitmq.sh
@@ -82,6 +85,9 @@ browser: # for the tests of the report
 
 rabbitmq: # the tests run on a private broker, whatever BIDE_URL says
 	@env -u BIDE_URL scripts/install-rabbitmq.sh
+
+iproute2: # for the tests that cut nodes of a cluster off
+	@scripts/install-iproute2.sh
 
 clean: ## remove everything that make made, but the broker roots in the user's cache
 	@rm -rf .venv .venv-pyspark-* .lock-venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bide-demo

@@ -1,6 +1,6 @@
 """How long ``bide pipeline audit`` takes for many messages, and whether a round costs what is new whatever the history.
 
-``python benchmarks/audit_scale.py --messages 1000000 --increment 100000`` starts a broker of its own, turns the taps
+``python -m benchmarks.audit_scale --messages 1000000 --increment 100000`` starts a broker of its own, turns the taps
 on, publishes a million messages with delays of up to a minute while consumers take them, and runs ``bide pipeline audit
 --once``: that is the first figure. Then come some increments, each followed by an audit; the same million again,
 audited too; and as many increments of the same size. All messages are due on one day, so that each round has the whole

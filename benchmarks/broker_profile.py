@@ -1,6 +1,6 @@
 """What a delayed message costs inside RabbitMQ: where the ratios of docs/benchmarks.md come from.
 
-``python benchmarks/broker_profile.py --rate 1500 --seconds 30`` sends messages at an even rate without a delay, through
+``python -m benchmarks.broker_profile --rate 1500 --seconds 30`` sends messages at an even rate without a delay, through
 ``Clock`` with whole seconds and to 10 ms, and through the binary cascade, on a fresh private broker each. It asks the
 node's own counters before and after, and prints per message: processor time in user and system mode, what the node's
 threads did in it, reductions (Erlang's unit of work) by kind of process, and what the log of the quorum queues had to
@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from bide.bench import lateness, sustained
-from bide.bench.job import Answer, Job
-from bide.bench.machine import describe, source
-from bide.bench.percentiles import percentile
-from bide.bench.processor import processor_seconds, processor_times
-from bide.bench.stage import prepare
+from benchmarks.suite import lateness, sustained
+from benchmarks.suite.job import Answer, Job
+from benchmarks.suite.machine import describe, source
+from benchmarks.suite.percentiles import percentile
+from benchmarks.suite.processor import processor_seconds, processor_times
+from benchmarks.suite.stage import prepare
 from bide.broker import LocalBroker
 
 LAYOUTS: Final = {
@@ -39,7 +39,7 @@ IDLE: Final = 10.0
 """Seconds that a node with nothing to do is looked at."""
 
 WARM_UP: Final = 45.0
-"""Seconds until the longest delay of :mod:`bide.bench.sustained` has passed."""
+"""Seconds until the longest delay of :mod:`benchmarks.suite.sustained` has passed."""
 
 KINDS: Final = {
     "delay queue": "what holds messages back",

@@ -1,6 +1,6 @@
 """What only docs/bulk.md tells: what it costs to encode and to decode a message, and how late a window makes delays.
 
-``python benchmarks/bulk.py`` prints the tables. Encoding needs no broker: each way encodes the same 5,000 messages,
+``python -m benchmarks.bulk`` prints the tables. Encoding needs no broker: each way encodes the same 5,000 messages,
 200 bytes with delays of whole minutes, and the time that counts is the processor's, of the quickest of many rounds.
 Neither does decoding: of the content header of a message that was in two queues of ``Clock``. For the windows a fresh
 private broker is started. ``publish_many`` publishes messages of 200 bytes as fast as it can, with delays of whole
@@ -22,10 +22,10 @@ from typing import Final, TypeVar
 
 from pamqp import body, commands, frame, header
 
+from benchmarks.suite.percentiles import percentile
+from benchmarks.suite.raw import FRAME_MAX
+from benchmarks.suite.stage import TARGET, prepare, random_minutes
 from bide.amqp import codec, decoding
-from bide.bench.percentiles import percentile
-from bide.bench.raw import FRAME_MAX
-from bide.bench.stage import TARGET, prepare, random_minutes
 from bide.broker import LocalBroker
 from bide.client import Client, connect
 from bide.delay.arrival import restore

@@ -1,6 +1,6 @@
 """What holds up a burst inside RabbitMQ: where the ratios of bursts in docs/benchmarks.md come from.
 
-``python benchmarks/burst_profile.py`` lets 200,000 messages become due at once, through several numbers of lanes
+``python -m benchmarks.burst_profile`` lets 200,000 messages become due at once, through several numbers of lanes
 and with several dead-letter prefetches, each in three ways: as it is; with the broker's data in memory
 (``/dev/shm``), so that no write waits for a disk; and without a consumer, so that nothing has to be delivered and
 acknowledged. What becomes faster by that is what it had waited for. Meanwhile it looks 50 times a second at the node's
@@ -23,14 +23,14 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
+from benchmarks.suite.burst import PATIENCE, PREFETCH, infrastructure_of, send
+from benchmarks.suite.job import Job
+from benchmarks.suite.machine import busy_cores, describe, source, stolen_seconds
+from benchmarks.suite.processor import processor_seconds
+from benchmarks.suite.stage import TARGET, prepare
 from bide.admin.apply import message_counts
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.bench.burst import PATIENCE, PREFETCH, infrastructure_of, send
-from bide.bench.job import Job
-from bide.bench.machine import busy_cores, describe, source, stolen_seconds
-from bide.bench.processor import processor_seconds
-from bide.bench.stage import TARGET, prepare
 from bide.broker import LocalBroker
 from bide.client import Client, connect
 from bide.topology import Queue

@@ -1,6 +1,6 @@
 """Is the plan right? What ``bide pipeline plan`` says of a table, against a broker that gets its messages.
 
-``python benchmarks/plan_check.py --messages 1000000 --seconds 300`` plans a table of messages to be sent evenly over
+``python -m benchmarks.plan_check --messages 1000000 --seconds 300`` plans a table of messages to be sent evenly over
 five minutes, a third of them delayed by whole minutes, a third by minutes and seconds, a third by minutes, seconds and
 hundredths of a second. Then it sends them at those times through ``Clock``, asks the broker every few seconds how many
 messages each queue has, and compares level by level. It prints the comparison, and writes all of it to ``--result``.

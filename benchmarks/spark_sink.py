@@ -1,6 +1,6 @@
 """How fast the Spark sink publishes from one task and from several, beside the bulk publisher that it stands on.
 
-``python benchmarks/spark_sink.py [--messages 200000] [--rounds 3] [--tasks 1 2 4]`` starts a broker of its own, and
+``python -m benchmarks.spark_sink [--messages 200000] [--rounds 3] [--tasks 1 2 4]`` starts a broker of its own, and
 prints messages per second, round by round, both kinds in turn so that both meet the same machine. Messages have 200
 bytes, are persistent, and delayed by 10 to 60 minutes at random; the table is a Parquet file per task.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import bide
 import bide.spark
-from bide.bench.machine import busy_cores, describe, source
+from benchmarks.suite.machine import busy_cores, describe, source
 from bide.broker import LocalBroker
 from bide.bulk.sync import BulkPublisher
 

@@ -2,7 +2,7 @@
 
 The stream is filled once, on a private broker. Nothing is written, so that the sink is not measured::
 
-    .venv/bin/python benchmarks/spark_source.py --messages 1000000 --cores 4 --rounds 3
+    .venv/bin/python -m benchmarks.spark_source --messages 1000000 --cores 4 --rounds 3
 
 The first line tells what decoding alone costs: a range read in this process into record batches, without Spark.
 """
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import bide
 import bide.spark
-from bide.bench.machine import busy_cores, describe, source
+from benchmarks.suite.machine import busy_cores, describe, source
 from bide.broker import LocalBroker
 from bide.spark.batches import Batches
 from bide.spark.columns import STREAM_COLUMNS, arrow_schema, table_schema

@@ -1,6 +1,6 @@
 """What the latest messages had in common: where the maximum of docs/benchmarks.md comes from.
 
-``python benchmarks/spikes.py --rate 1500 --seconds 60`` sends delayed messages at an even rate through a fresh private
+``python -m benchmarks.spikes --rate 1500 --seconds 60`` sends delayed messages at an even rate through a fresh private
 broker, and writes down meanwhile when anything stood still: the machine (a process that wakes every two milliseconds),
 the disk (another that writes and syncs), this client (its event loop, and its collections of garbage), and the broker's
 node (its timers, long collections of garbage, long runs of one process, new files of its log). Then it prints the
@@ -25,10 +25,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from bide.bench.job import Job
-from bide.bench.lateness import infrastructure_of, publish_steadily
-from bide.bench.percentiles import percentile
-from bide.bench.stage import TARGET, prepare
+from benchmarks.suite.job import Job
+from benchmarks.suite.lateness import infrastructure_of, publish_steadily
+from benchmarks.suite.percentiles import percentile
+from benchmarks.suite.stage import TARGET, prepare
 from bide.broker import LocalBroker
 from bide.client import connect
 

@@ -21,9 +21,10 @@ class Process:
     """One ``bide relay``."""
 
     def __init__(self, vhost: Vhost, *options: str) -> None:
+        allowed = () if "--allow" in options else ("--allow", "*")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bide", "relay", *options],
+            [sys.executable, "-m", "bide", "relay", *allowed, *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,

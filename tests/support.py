@@ -71,6 +71,22 @@ class Rabbitmq:
         return f"home={_source(self.home)}, chroot={_source(self.chroot)}"
 
 
+class RawText(str):
+    """Text that pika sends as these bytes, whatever they are."""
+
+    def __new__(cls, data: bytes) -> RawText:
+        """The text shows the bytes with escapes."""
+        made = super().__new__(cls, data.decode(errors="backslashreplace"))
+        made.data = data
+        return made
+
+    data: bytes
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        """The bytes."""
+        return self.data
+
+
 def flush_declarations(broker: LocalBroker) -> None:
     """Have the node write down which quorum queues there are, before it is killed.
 

@@ -24,7 +24,6 @@ from typing import Any, Final
 
 from benchmarks.doc_pictures.pages import write
 from benchmarks.doc_pictures.running import Options, run
-
 from bide.broker import LocalBroker
 
 ROOT: Final = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from bide.bench.percentiles import percentile
+from benchmarks.suite.percentiles import percentile
 
 EVERY: Final = 2.0
 LATE_EVERY: Final = 5.0

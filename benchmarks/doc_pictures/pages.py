@@ -11,7 +11,6 @@ from typing import Any
 
 from benchmarks.doc_pictures.figures import EVERY, Audited, Campaign, Replayed, levels_of
 from benchmarks.doc_pictures.plots import audited, campaign, picture, planned, replayed
-
 from bide.pipelines.report import texts
 from bide.pipelines.report.drawing import Drawing
 

@@ -11,7 +11,6 @@ from math import ceil, floor, log10
 from typing import Final
 
 from benchmarks.doc_pictures.figures import Audited, Campaign, Level, Replayed
-
 from bide.pipelines.report import texts
 from bide.pipelines.report.axes import TICK_SIZE, Frame, filled, legend, steps, value_axis
 from bide.pipelines.report.drawing import BOLD_LETTER, Bar, Drawing, Label, Line, Mark, Point, Role

@@ -17,9 +17,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from benchmarks.doc_pictures.figures import Audited, Received, audited_of, campaign_of, lateness, replay_of
 
 import bide
+from benchmarks.doc_pictures.figures import Audited, Received, audited_of, campaign_of, lateness, replay_of
 from bide.admin.apply import apply
 from bide.admin.taps import turn_on
 from bide.amqp.connection import Connection

@@ -16,7 +16,7 @@ from bide.amqp.url import BrokerUrl
 from bide.checks import whole_number
 from bide.consumer import Consumer
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.infrastructure import DelayInfrastructure, check_name
 from bide.duration import DelayLike, DueTimeLike, parse_delay
 from bide.errors import BrokerUnreachableError
 from bide.letter import Letter
@@ -47,10 +47,12 @@ class Client:
         self._publisher = publisher
         self._stamp = stamp
         self._receiving = Link(replace(url, name=f"{url.name} (receiving)"))
+        publisher.link.on_leave = self._receiving.leave
         # A consumer that the caller has dropped must not be kept.
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
     async def __aenter__(self) -> Self:
+        self._receiving.check_loop()
         try:
             await self._publisher.connection()
         except BaseException:
@@ -267,8 +269,10 @@ class Client:
         """Whether a queue of this name exists.
 
         Raises:
+            InvalidNameError: the name cannot be one.
             BrokerError: the broker cannot be reached, or this user may not see it.
         """
+        check_name("queue", queue)
         return await exists(await self._in_time(self._publisher.connection()), Topology(queues=[Queue(queue)]))
 
     def consume(
@@ -296,6 +300,9 @@ class Client:
     async def declare(self, topology: Topology, *, external: Iterable[str] = ()) -> Applied:
         """Declare exchanges, queues and bindings; what exists as wanted is left as it is.
 
+        What a busy broker refuses for a moment is tried again, until nothing has succeeded for the client's
+        ``timeout``. What was declared before is not declared again.
+
         Args:
             external: names of exchanges and queues that others declare, and that bindings and arguments may refer to.
 
@@ -306,7 +313,7 @@ class Client:
             BrokerError: the broker cannot be reached, or refuses.
         """
         connection = await self._in_time(self._publisher.connection())
-        return await apply(connection, topology, external=external)
+        return await apply(connection, topology, external=external, retry_for=self._publisher.timeout)
 
     async def destroy(self, topology: Topology, *, force: bool = False, external: Iterable[str] = ()) -> Removed:
         """Delete the exchanges and queues of a topology; what is gone already is no error.
@@ -320,7 +327,7 @@ class Client:
             BrokerError: the broker cannot be reached, or refuses.
         """
         connection = await self._in_time(self._publisher.connection())
-        return await destroy(connection, topology, force=force, external=external)
+        return await destroy(connection, topology, force=force, external=external, retry_for=self._publisher.timeout)
 
     async def _in_time(self, reaching: Awaitable[_Result]) -> _Result:
         """Wait for a connection that is opened again, but not for ever."""
@@ -372,8 +379,8 @@ def connect(
         url: of the broker; None takes ``BIDE_URL``, or RabbitMQ's default on this machine.
         infrastructure: how delays are made; ``Clock()`` if None.
         declare: put the delay infrastructure on the broker at the first delayed message where it is missing.
-        timeout: for one publish, reconnecting and repeating included; of other calls, for reconnecting.
-            While the delay infrastructure is put on the broker, for three minutes at most, nobody's time runs.
+        timeout: for one publish, reconnecting and repeating included; of other calls, for reconnecting, and for how
+            long what the broker refuses for a moment is tried again.
         on_lost: what to do with a message whose confirm was lost with the connection: ``"repeat"`` sends it again
             with the same message id, so that it arrives at least once; ``"raise"`` reports it as in doubt.
         max_in_flight: messages sent and not yet confirmed; further publishes wait.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
@@ -13,10 +12,11 @@ from bide.checks import whole_number
 from bide.delay.infrastructure import check_name
 from bide.errors import AccessRefusedError, BideError, BrokerError, ConsumerCancelledError, TargetNotFoundError
 from bide.link import Link
+from bide.logs import logger
 from bide.message import Message
 from bide.subscription import Subscription, retire_with
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 MAX_PREFETCH: Final = 65535
 

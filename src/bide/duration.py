@@ -35,6 +35,10 @@ DueTimeLike = datetime | str
 """A due time: an aware ``datetime``, or ISO 8601 text with an offset."""
 
 
+_LONGEST: Final = timedelta(days=999_999_999)
+"""The longest delay whose negative is a timedelta too."""
+
+
 def parse_delay(value: DelayLike) -> timedelta:
     """A delay as a ``timedelta``.
 
@@ -86,7 +90,8 @@ def _microseconds(number: str, unit: str) -> int:
 def format_delay(delay: timedelta) -> str:
     """A delay as people write it: ``3199 d 23:59:59.99``, ``0:00:10``, ``-0:00:01``."""
     sign = "-" if delay < timedelta(0) else ""
-    delay = abs(delay)
+    # The most negative timedelta has no positive counterpart.
+    delay = abs(max(delay, -_LONGEST))
     hours, rest = divmod(delay.seconds, 3600)
     minutes, seconds = divmod(rest, 60)
     text = f"{hours}:{minutes:02}:{seconds:02}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from bide.amqp import codec
 from bide.amqp.stencil import Stencil
 from bide.delay.clock import Clock
-from bide.delay.clock_keys import digit_key, padding_of, target_key
+from bide.delay.clock_keys import digit_key
 from bide.delay.infrastructure import (
     HEADER_DUE,
     HEADER_EXPIRATION,
@@ -26,6 +26,7 @@ from bide.delay.infrastructure import (
 from bide.delay.units import LEVELS, RESOLUTION
 from bide.duration import to_milliseconds
 from bide.errors import InvalidInputError
+from bide.growth import Growth
 from bide.outgoing import Kind, Outgoing
 
 _LENGTH: Final = struct.Struct(">I")
@@ -61,20 +62,25 @@ class Encoder:
 
     Args:
         frame_max: of the connection, in bytes.
+        growth: which digits of the infrastructure are ready; None if all are.
     """
 
-    def __init__(self, infrastructure: DelayInfrastructure, *, frame_max: int) -> None:
+    def __init__(self, infrastructure: DelayInfrastructure, *, frame_max: int, growth: Growth | None = None) -> None:
         self._infrastructure = infrastructure
+        self._growth = growth
         self._clock = infrastructure if isinstance(infrastructure, Clock) else None
         self._frame_max = frame_max
         self._prepared: dict[Kind, _Direct | _Delayed | None] = {}
 
-    def encode(self, message: Outgoing, now: datetime, *, channel: int, mandatory: bool) -> Encoded:
+    def encode(self, message: Outgoing, now: datetime, *, channel: int, mandatory: bool) -> Encoded | None:
         """Encode a message that is sent now.
 
         Args:
             message: started, if it has a delay; see :meth:`Outgoing.starting`.
             channel: the number of the channel.
+
+        Returns:
+            None if digits of its delay are not ready; see :class:`bide.growth.Growth`.
 
         Raises:
             InvalidInputError: it cannot be delayed so long, or so, or a value cannot be encoded.
@@ -94,7 +100,11 @@ class Encoder:
     def _prepare(self, clock: Clock, kind: Kind) -> _Direct | _Delayed | None:
         prepared: _Direct | _Delayed | None
         try:
-            prepared = _Delayed(clock, kind, self._frame_max) if kind.is_delayed else _Direct(kind, self._frame_max)
+            prepared = (
+                _Delayed(clock, kind, self._frame_max, self._growth)
+                if kind.is_delayed
+                else _Direct(kind, self._frame_max)
+            )
         except InvalidInputError:
             # It may still be sent without a wait; what is wrong is said by whoever finds it in a message.
             prepared = None
@@ -103,8 +113,10 @@ class Encoder:
         self._prepared[kind] = prepared
         return prepared
 
-    def _encode_all(self, message: Outgoing, now: datetime, channel: int, mandatory: bool) -> Encoded:
+    def _encode_all(self, message: Outgoing, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
         route = message.route(self._infrastructure, now)
+        if route is not None and self._growth is not None and not self._growth.has(route.digits):
+            return None
         exchange, routing_key = (
             (route.exchange, route.routing_key) if route is not None else _plain_address(message.target)
         )
@@ -148,7 +160,7 @@ class _Direct:
 class _Delayed:
     """Messages of a kind that ``Clock`` delays; :meth:`Clock.route` for many at once."""
 
-    def __init__(self, clock: Clock, kind: Kind, frame_max: int) -> None:
+    def __init__(self, clock: Clock, kind: Kind, frame_max: int, growth: Growth | None) -> None:
         values = dict(kind.values)
         # See Outgoing.wire_values for what becomes of these two while a message waits.
         carried = {HEADER_EXPIRATION: values.pop("expiration", None), HEADER_PRIORITY: values.pop("priority", None)}
@@ -167,14 +179,17 @@ class _Delayed:
         self._step = clock.resolution // RESOLUTION
         self._longest = clock.max_delay // RESOLUTION
         self._lanes = clock.lanes
-        self._padding = padding_of(target)
+        padding = clock.padding(target)
+        self._tables: list[Sequence[Sequence[bytes | None]]] = [
+            _keys(padding, lane) if growth is None else growth.keys(padding, lane) for lane in range(clock.lanes)
+        ]
         self._carrier = codec.short_string(clock.carrier or "CC") + b"A"
-        self._target_key = codec.field_value(target_key(target))
+        self._target_key = codec.field_value(clock.target_key(target))
         self._tail = codec.table_items({HEADER_TO: str(target)}) + codec.short_string(HEADER_DUE) + b"l"
         self._carried = codec.table_items({name: value for name, value in carried.items() if value is not None})
 
     def encode(self, message: Outgoing, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
-        """None for what only the infrastructure itself can tell: too long a delay, or none any more."""
+        """None for what only the infrastructure itself can tell: too long a delay, none any more, digits not ready."""
         due = message.due
         assert due is not None
         wait = -(-(due - now) // self._resolution) * self._step
@@ -182,9 +197,9 @@ class _Delayed:
         if not 0 < wait <= self._longest or milliseconds < _LEAST_INT64:
             return None
         lane = zlib.crc32(message.message_id.encode()) % self._lanes if self._lanes > 1 else 0
-        tables = _keys(self._padding, lane)
+        tables = self._tables[lane]
         hops, place = self._hops, 0
-        keys: list[bytes] = []
+        keys: list[bytes | None] = []
         for index, (unit, _, _) in enumerate(self._levels):
             digit, wait = divmod(wait, unit)
             if digit:
@@ -195,7 +210,11 @@ class _Delayed:
             keys.append(tables[index][digit])
         _, exchange, starts = self._levels[place]
         keys.append(self._target_key)
-        array = b"".join(keys)
+        try:
+            array = b"".join(keys)  # type: ignore[arg-type]
+        except TypeError:
+            # One is None. To ask for it costs time with every message, and to be told costs none.
+            return None
         values = message.values
         frames = self._stencil.frames(
             channel,

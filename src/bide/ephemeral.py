@@ -6,7 +6,6 @@ small part of it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, Final
 from uuid import uuid4
@@ -14,12 +13,13 @@ from uuid import uuid4
 from bide.client import Client
 from bide.duration import DelayLike
 from bide.errors import BideError, PublishInDoubtError
+from bide.logs import logger
 from bide.message import KEPT_PROPERTIES, Message
 from bide.patterns.delays import ephemeral_delay
 from bide.publisher import Receipt
 from bide.topology import Exchange, Queue, Topology
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 RETRIES_HEADER: Final = "ephemeral-retries"
 """Header with the number of times that a message was sent back to its queue."""

@@ -9,6 +9,8 @@
     │   ├── InvalidNameError           a name, key or address that the broker or a layout cannot carry
     │   ├── ReservedHeaderError        a header that bide or the broker sets itself
     │   ├── UnsupportedTargetError     this infrastructure cannot deliver to this kind of target
+    │   ├── TargetNotAllowedError      a message names a target that is not on the allow-list
+    │   ├── DelayQueueError            a queue of a delay infrastructure, where an error queue is wanted
     │   ├── MessageTooLargeError       a body over the limit
     │   ├── InvalidUrlError            a broker URL that cannot be read
     │   ├── InvalidOptionError         an option of the Spark data source that is unknown or cannot be read
@@ -48,7 +50,6 @@
     │   ├── PoisonMessageError         processes die on it
     │   └── NotFoundError              no such message is in the queue
     ├── FolderInUseError               another run works with this ledger, or this folder of an audit
-    ├── BenchmarkError                 a case of the benchmark could not be measured
     ├── CallError: a request that got no good reply
     │   ├── ReplyTimeoutError          none came in time
     │   ├── ReplyLostError             the way back is gone
@@ -102,6 +103,14 @@ class ReservedHeaderError(InvalidInputError):
 
 class UnsupportedTargetError(InvalidInputError):
     """This delay infrastructure cannot deliver to this kind of target."""
+
+
+class TargetNotAllowedError(InvalidInputError):
+    """The message names a target that is not on the allow-list."""
+
+
+class DelayQueueError(InvalidInputError):
+    """The queue belongs to a delay infrastructure: reading its messages would delay them anew, or send them early."""
 
 
 class MessageTooLargeError(InvalidInputError):
@@ -378,10 +387,6 @@ class NotFoundError(MessageError):
 
 class FolderInUseError(BideError):
     """Another run works with this folder."""
-
-
-class BenchmarkError(BideError):
-    """A case of the benchmark could not be measured."""
 
 
 class CallError(BideError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,6 +16,7 @@ from bide.delay.arrival import Arrival, restore
 from bide.delay.infrastructure import HEADER_EXCHANGE
 from bide.duration import format_delay, to_milliseconds
 from bide.errors import BrokerError, ClosedError, DeliveryLostError, InvalidInputError
+from bide.logs import logger
 from bide.message import Message
 from bide.outgoing import Outgoing
 from bide.patterns.event_bus import EventBusQueue
@@ -27,7 +27,7 @@ from bide.recoverability.explanation import Explanation
 from bide.recoverability.history import expiry_of
 from bide.recoverability.report import HEADER_ERROR_MESSAGE, HEADER_FAILED_AT, HEADER_FAILED_QUEUE
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 HEADER_RETRY_FOR: Final = "bide-retry-for"
 """Header of a copy that is tried again: the queue that it is meant for."""

@@ -216,7 +216,7 @@ class Message:
         """
         try:
             return json.loads(self.body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UndecodableMessageError(
                 f"the body of the message {self.message_id!r} ({len(self.body)} bytes) is not JSON: {error}"
             ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Final, Self
 
 from bide.endpoint.observer import Observer
 from bide.errors import InvalidInputError
+from bide.failover import moves
 
 try:
-    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric, start_http_server
+    from prometheus_client.core import CounterMetricFamily
+    from prometheus_client.registry import Collector
 except ImportError as error:
     raise ImportError("bide.metrics needs prometheus-client: install the extra, bide[metrics]") from error
 
@@ -37,6 +40,9 @@ _FAILURE: Final = (*_MESSAGE, "exception")
 
 class Metrics(Observer):
     """Counts and measures what endpoints do.
+
+    ``bide_connection_moves_total`` counts how often connections of this process left a broken node for another one, by
+    the reason: ``silent`` or ``unconfirmed``.
 
     One of it serves all endpoints of a process, which the label ``endpoint`` tells apart. The label ``type`` is the
     message's type, empty where it has none. Senders choose it, and an exception's class may be made on the way, so of
@@ -111,6 +117,7 @@ class Metrics(Observer):
                 registry=registry,
                 multiprocess_mode="livesum",
             )
+            registry.register(_Moves())
             self._slow = Gauge(
                 "bide_endpoint_slow",
                 "1 while failures in a row make the endpoint handle one message at a time.",
@@ -207,6 +214,20 @@ class MetricsPage:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
+
+
+class _Moves(Collector):
+    """Reads what this process has counted; prometheus-client's mode for several processes does not show it."""
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "bide_connection_moves", "Connections that left a broken node for another one.", labels=["reason"]
+        )
+        for reason in ("silent", "unconfirmed"):
+            family.add_metric([reason], moves[reason])
+        yield family
+
+    describe = collect
 
 
 class _Values:

@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bide.checks import whole_number
 from bide.delay.arrival import DEATH_HEADERS, OWN_PREFIX
@@ -71,6 +71,18 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+class Moment(NamedTuple):
+    """A moment by both clocks of a connection.
+
+    Attributes:
+        now: in UTC, in which due times are given.
+        monotonic: seconds by the clock that cannot be set, which delays are counted by.
+    """
+
+    now: datetime
+    monotonic: float
+
+
 class Kind:
     """What messages that are alike share, so that it is checked and encoded once. Equal only to itself.
 
@@ -93,7 +105,8 @@ class Outgoing:
 
     Attributes:
         delay: how long after its sending it is due, or None.
-        due: when it is due; for a message with a delay it is set by :meth:`starting`.
+        due: when it is due; for a message with a delay it is set by :meth:`starting`, at each sending.
+        started_at: when the delay began, by the connection's monotonic clock; None before the first sending.
         values: properties by their AMQP names, without what the delay adds; absent ones are left out, and headers where
             there are none.
         kind: what it shares with others, where that is known.
@@ -105,6 +118,7 @@ class Outgoing:
     message_id: str
     delay: timedelta | None = None
     due: datetime | None = None
+    started_at: float | None = None
     values: Mapping[str, Any] = field(repr=False)
     kind: Kind | None = field(default=None, repr=False, compare=False)
     is_copy: bool = False
@@ -173,16 +187,27 @@ class Outgoing:
         """The sender's own."""
         return self.values.get("headers") or {}
 
-    def starting(self, now: datetime) -> Outgoing:
-        """The same message with its delay counted from ``now``, unless it was counted before.
+    def starting(self, now: datetime, monotonic: float = 0.0) -> Outgoing:
+        """The same message for a sending now: due after its delay, or when it is repeated, after the rest of that.
+
+        The rest is counted by a clock that cannot be set, and the due time from it by the present one. So a message
+        that is repeated after this machine's clock was set waits as long as it would have waited without that.
+
+        Args:
+            monotonic: what the connection's monotonic clock shows. It is not needed to check a message.
 
         Raises:
             InvalidDueTimeError: it would be due after the year 9999.
         """
-        if self.delay is None or self.due is not None:
+        if self.delay is None:
             return self
+        started_at, rest = self.started_at, self.delay
+        if started_at is None:
+            started_at = monotonic
+        else:
+            rest -= timedelta(seconds=monotonic - started_at)
         try:
-            due = now + self.delay
+            due = now + rest
         except OverflowError as error:
             raise InvalidDueTimeError(f"the delay {self.delay} ends after the year 9999: give a shorter one") from error
         # Every field by name: dataclasses.replace takes several times as long.
@@ -192,6 +217,7 @@ class Outgoing:
             message_id=self.message_id,
             delay=self.delay,
             due=due,
+            started_at=started_at,
             values=self.values,
             kind=self.kind,
             is_copy=self.is_copy,
@@ -310,9 +336,11 @@ def _is_texts(value: Any) -> bool:
 
 
 def _expiration(value: DelayLike) -> str:
-    milliseconds = (
-        int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else -(-parse_delay(value) // _MILLISECOND)
-    )
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        milliseconds = int(value)
+    else:
+        # Cut off first: the longest timedelta cannot be negated.
+        milliseconds = -(-min(parse_delay(value), _MAX_EXPIRATION + _MILLISECOND) // _MILLISECOND)
     if milliseconds > _MAX_EXPIRATION // _MILLISECOND:
         raise InvalidDelayError(
             f"the expiration {value!s} is longer than the broker takes ({format_delay(_MAX_EXPIRATION)}): give a "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from bide.admin.apply import check_release
+from bide.admin.neighbours import uses_nservicebus
 from bide.amqp import faults
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Awaited
@@ -16,11 +17,11 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.clock import Clock, carrier_for
 from bide.delay.infrastructure import DelayInfrastructure
-from bide.duration import sending_time
 from bide.errors import (
     BideError,
     BrokerError,
     ClosedError,
+    ConnectionLostError,
     InvalidInputError,
     MessageTooLargeError,
     PublishError,
@@ -29,12 +30,12 @@ from bide.errors import (
 )
 from bide.letter import Letters
 from bide.link import Link
+from bide.logs import logger
 from bide.outcome import denied, in_doubt
-from bide.outgoing import Outgoing
-from bide.patience import TIME_TO_APPLY, Applying, Patience
+from bide.outgoing import Moment, Outgoing
 from bide.session import Session, too_large
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 OnLost = Literal["repeat", "raise"]
 """What to do with a message whose confirm was lost with the connection: send it again, or tell the caller."""
@@ -58,13 +59,28 @@ class Receipt:
     Attributes:
         due: when it will be delivered; None for a message that was not delayed.
         hops: queues that it waits in.
-        attempts: how often it was sent; more than one may mean that it arrives more than once.
+        attempts: how often it was sent; more than one may mean that it arrives more than once. One does not mean that
+            it arrives once: brokers dead-letter some messages twice when leaders of queues change.
     """
 
     message_id: str
     due: datetime | None
     hops: int
     attempts: int
+
+
+class Waiting(Protocol):
+    """A message that is not confirmed yet. If another host confirms it, ``elsewhere`` is set."""
+
+    # Outgoing, or None for a letter that cannot be read.
+    message: Any
+    attempts: int
+    elsewhere: bool
+    hops: int
+
+    @property
+    def mandatory(self) -> bool:
+        """Whether it is returned where no queue takes it."""
 
 
 @dataclass(slots=True)
@@ -77,6 +93,9 @@ class _Sending:
         reason: why it is not confirmed yet.
         suspect: whether it may be the one for which the broker closed a channel.
         blamed: whether it certainly is.
+        lacks_digits: whether it could not be encoded, because digits of its delay were not ready.
+        elsewhere: whether another host confirmed it.
+        trouble: what was known of the node, when a connection broke that it waited on.
     """
 
     message: Outgoing
@@ -86,6 +105,9 @@ class _Sending:
     was_lost: bool = False
     suspect: bool = False
     blamed: bool = False
+    lacks_digits: bool = False
+    elsewhere: bool = False
+    trouble: str = ""
     hops: int = 0
 
     def in_doubt(self, reason: str) -> PublishInDoubtError:
@@ -99,11 +121,11 @@ class _Sending:
             return self.attempts > 1
         return self.was_lost and not isinstance(error, MessageTooLargeError)
 
-    def out_of_time(self, seconds: float, blocked_by: str | None) -> PublishError:
+    def out_of_time(self, seconds: float, connection: Connection | None) -> PublishError:
         """The error for a message whose time is up."""
-        reason = self.reason
-        if blocked_by is not None:
-            reason = f"the broker takes no publishes at the moment: {blocked_by}"
+        reason = (connection.trouble if connection is not None else "") or self.trouble or self.reason
+        if connection is not None and connection.is_open and connection.blocked_by is not None:
+            reason = f"the broker takes no publishes at the moment: {connection.blocked_by}"
         if self.attempts:
             return self.in_doubt(f"no confirm within {seconds:g} s: {reason}")
         message_id = self.message.message_id
@@ -117,13 +139,14 @@ class Publisher:
 
     Args:
         declare: put the delay infrastructure on the broker where it is missing; else its absence is an error.
-        timeout: for one message, reconnecting and repeating included. While the infrastructure is put on the broker
-            nobody's time runs; see :meth:`patience`.
+        timeout: for one message; declaring what it needs, reconnecting and repeating included.
         on_lost: see ``OnLost``.
         max_in_flight: messages sent and not yet confirmed; further publishes wait.
 
     Attributes:
         letters: checks what is to be sent.
+        link: the publishing connection, as it comes and goes.
+        oldest: asked for a message that waits longest and may be sent again, or None; see ``Waiting``.
         timeout, on_lost, max_in_flight: as given.
     """
 
@@ -138,14 +161,15 @@ class Publisher:
         max_in_flight: int = 10_000,
     ) -> None:
         self.letters = Letters()
-        self._link = Link(url)
+        self.link = Link(url, trial=self._is_confirmed_by)
         self._infrastructure = infrastructure
         self._declare = declare
         self.timeout = timeout
         self.on_lost = on_lost
         self.max_in_flight = max_in_flight
+        self.oldest: set[Callable[[], Waiting | None]] = {self._oldest}
+        self._waiting: dict[int, _Sending] = {}
         self._window = asyncio.Semaphore(max_in_flight)
-        self._applying = Applying()
         self._session: Session | None = None
         self._opening = asyncio.Lock()
 
@@ -159,30 +183,25 @@ class Publisher:
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._link.close()
-
-    def patience(self, *, end: float | None = None, allowance: float | None = None) -> Patience:
-        """A time limit that stands still while the delay infrastructure is put on the broker.
-
-        Args:
-            end: by the clock of the event loop; None is ``timeout`` from now.
-            allowance: seconds that it may stand still in all; None is ``TIME_TO_APPLY``, or ``timeout`` if more.
-        """
-        seconds = self.timeout.total_seconds()
-        return Patience(
-            self._applying,
-            asyncio.get_running_loop().time() + seconds if end is None else end,
-            max(seconds, TIME_TO_APPLY) if allowance is None else allowance,
-        )
+        await self.link.close()
 
     async def prepare(self, message: Outgoing) -> None:
-        """See to it that everything stands that such a message needs on its way, without sending it.
+        """See to it that such a message can be delivered after its delay, without sending it.
 
         Raises:
             BideError: as :meth:`publish`, but for what only a sending can meet.
         """
-        async with self.patience():
-            await (await self.session()).prepare(message)
+        async with asyncio.timeout(self.timeout.total_seconds()):
+            while True:
+                session = await self.session()
+                try:
+                    await session.prepare(message, digits=False)
+                except BrokerError:
+                    if session.connection.is_open:
+                        raise
+                else:
+                    if not session.is_outdated:
+                        return
 
     async def publish(self, message: Outgoing, *, mandatory: bool = True) -> Receipt:
         """Send one message and wait for its confirm.
@@ -204,10 +223,10 @@ class Publisher:
             BrokerError: the broker cannot be reached, or refuses.
         """
         sending = _Sending(message, mandatory, f"{self.max_in_flight} messages before it are not confirmed yet")
-        begun = asyncio.get_running_loop().time()
-        patience = self.patience(end=begun + self.timeout.total_seconds())
+        seconds = self.timeout.total_seconds()
         try:
-            async with patience, self._window:
+            async with asyncio.timeout(seconds), self._window:
+                self._waiting[id(sending)] = sending
                 sending.reason = "the broker was not reached"
                 while True:
                     session = await self._session_for(sending)
@@ -221,8 +240,11 @@ class Publisher:
                     log.debug("the message %s is not confirmed yet: %s", message.message_id, sending.reason)
         except TimeoutError as error:
             connection = self._session.connection if self._session is not None else None
-            blocked_by = connection.blocked_by if connection is not None and connection.is_open else None
-            raise sending.out_of_time(patience.end - begun, blocked_by) from error
+            if connection is not None and connection.lost.done():
+                sending.reason = f"{sending.reason}: {connection.lost.result()}"
+            raise sending.out_of_time(seconds, connection) from error
+        finally:
+            self._waiting.pop(id(sending), None)
 
     async def _session_for(self, sending: _Sending) -> Session:
         try:
@@ -237,25 +259,33 @@ class Publisher:
         before = sending.attempts
         try:
             sending.reason = "what it needs on its way was not there yet"
-            if not session.is_prepared(sending.message):
-                await session.prepare(sending.message)
+            prepared_at = None
+            if sending.lacks_digits or not session.is_prepared(sending.message):
+                prepared_at = await session.prepare(sending.message)
+                if session.is_outdated:
+                    return False
             if not sending.suspect:
-                await self._send(session, await session.channel(), sending)
-                return True
+                return await self._send(session, await session.channel(), sending, prepared_at)
             async with session.suspects, await session.connection.channel(confirms=True) as channel:
                 await session.connection.writable()
-                await self._send(session, channel, sending)
-                return True
+                return await self._send(session, channel, sending, prepared_at)
         except PublishError as error:
+            if sending.elsewhere:
+                return True
             if sending.attempts < 2:
                 raise
             # The broker may have taken it before, and that was not heard.
             raise denied(sending.message.message_id, error) from error
         except BideError as error:
+            if sending.elsewhere:
+                return True
             sending.reason = str(error)
+            sending.trouble = session.connection.trouble
             if sending.attempts == before:
                 # Nothing was sent: what the broker, or our own checks, said before would only come again.
-                if session.connection.is_open or not isinstance(error, BrokerError):
+                # (That a connection broke that only checked the broker is not its last word.)
+                is_open = session.connection.is_open and not isinstance(error, ConnectionLostError)
+                if is_open or not isinstance(error, BrokerError):
                     if not before or isinstance(error, MessageTooLargeError):
                         raise
                     raise denied(sending.message.message_id, error) from error
@@ -269,11 +299,42 @@ class Publisher:
                 sending.was_lost = sending.was_lost or not session.connection.is_open
             return False
 
-    async def _send(self, session: Session, channel: Channel, sending: _Sending) -> None:
-        # The delay counts from here: a first sending waits all of it, a repeated one the rest.
-        now = sending_time(session.connection.now())
-        message = sending.message = sending.message.starting(now)
-        encoded = session.encoder.encode(message, now, channel=channel.number, mandatory=sending.mandatory)
+    def _oldest(self) -> _Sending | None:
+        return next(iter(self._waiting.values()), None) if self.on_lost == "repeat" else None
+
+    async def _is_confirmed_by(self, other: Connection) -> bool:
+        """Send a message that waits over another connection, and tell whether that host confirms it."""
+        waiting = next(filter(None, (oldest() for oldest in self.oldest)), None)
+        if waiting is None or waiting.message is None:
+            return False
+        session = await self._session_on(other)
+        prepared_at = await session.prepare(waiting.message)
+        async with await other.channel(confirms=True) as channel:
+            made = session.encode(
+                waiting.message, channel=channel.number, mandatory=waiting.mandatory, prepared_at=prepared_at
+            )
+            if made is None:
+                return False
+            message, encoded = made
+            waiting.message = message
+            confirm = Awaited(encoded.exchange, encoded.routing_key, message.message_id, message.body, loop=other.loop)
+            channel.post(encoded.frames, confirm)
+            waiting.attempts += 1
+            waiting.hops = encoded.hops
+            await confirm.future
+        waiting.elsewhere = True
+        return True
+
+    async def _send(self, session: Session, channel: Channel, sending: _Sending, prepared_at: Moment | None) -> bool:
+        """Send it and wait for the confirm; False if nothing was sent, because digits of its delay are not ready."""
+        made = session.encode(
+            sending.message, channel=channel.number, mandatory=sending.mandatory, prepared_at=prepared_at
+        )
+        sending.lacks_digits = made is None
+        if made is None:
+            return False
+        message, encoded = made
+        sending.message = message
         sending.hops = encoded.hops
         confirm = Awaited(
             encoded.exchange, encoded.routing_key, message.message_id, message.body, loop=session.connection.loop
@@ -283,6 +344,7 @@ class Publisher:
         sending.reason = "the broker has not confirmed it"
         try:
             await confirm.future
+            return True
         except PublishError:
             raise
         except BrokerError as error:
@@ -327,17 +389,29 @@ class Publisher:
             BrokerError: the first connection could not be opened, or the broker is none that can be used.
         """
         session = self._session
-        if session is not None and session.connection.is_open:
+        if session is not None and session.connection.is_open and not session.is_outdated:
+            if session.connection.loop is not asyncio.get_running_loop():
+                await self.link.connection()
             return session
         async with self._opening:
             session = self._session
-            if session is not None and session.connection.is_open:
+            if session is not None and session.connection.is_open and not session.is_outdated:
                 return session
-            connection = await self._link.connection()
-            check_release(connection)
-            infrastructure = self._infrastructure
-            if isinstance(infrastructure, Clock) and infrastructure.carrier is None:
-                infrastructure = replace(infrastructure, carrier=carrier_for(connection.release))
-            session = Session(connection, infrastructure, declare=self._declare, applying=self._applying)
-            self._session = session
+            connection = await self.link.connection()
+            session = self._session = await self._session_on(connection)
             return session
+
+    async def _session_on(self, connection: Connection) -> Session:
+        check_release(connection)
+        infrastructure = self._infrastructure
+        spares_neighbours = False
+        if isinstance(infrastructure, Clock) and infrastructure.carrier is None:
+            infrastructure = replace(infrastructure, carrier=carrier_for(connection.release))
+        if isinstance(infrastructure, Clock) and infrastructure.carrier == "CC" and not infrastructure.hides_keys:
+            if not await uses_nservicebus(connection):
+                spares_neighbours = True
+            elif carrier_for(connection.release) == "CC":
+                infrastructure = replace(infrastructure, hides_keys=True)
+            else:
+                infrastructure = replace(infrastructure, carrier="BCC")
+        return Session(connection, infrastructure, declare=self._declare, spares_neighbours=spares_neighbours)

@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from datetime import timedelta
+from functools import partial
 from math import inf
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from bide.admin.apply import apply, check_streams, exists, is_into
+from bide.admin.neighbours import uses_nservicebus
+from bide.admin.settling import settle
 from bide.amqp import faults
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
+from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, ExchangeTarget, Target
 from bide.duration import sending_time
-from bide.encoder import Encoder
-from bide.errors import AccessRefusedError, MessageTooLargeError, NotAppliedError, TargetNotFoundError
-from bide.outgoing import Kind, Outgoing
-from bide.patience import Applying
+from bide.encoder import Encoded, Encoder
+from bide.errors import (
+    AccessRefusedError,
+    MessageTooLargeError,
+    NotAppliedError,
+    TargetNotFoundError,
+    UnsupportedTargetError,
+)
+from bide.growth import Growth
+from bide.logs import logger
+from bide.outgoing import Kind, Moment, Outgoing
 from bide.topology import Exchange, Topology
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 REBIND_AFTER: Final = timedelta(seconds=30)
-"""A queue that is deleted and made again loses its bindings: they are made anew this often while they are used."""
+"""A queue that is deleted and made again loses its bindings: they are made anew this often while they are used.
+
+The digit queues of ``Clock`` are looked for as often.
+"""
 
 _REMEMBERED: Final = 10_000
 
 _ASKING: Final = 100
 """Messages that ask for their exchange at once, each on a channel of its own. RabbitMQ allows a connection 2,047."""
+
+MAX_RELEASE_QUEUES: Final = 1000
+"""Pairs of exchange and routing key for which one connection declares a release queue: thousands harm the broker."""
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -37,35 +53,51 @@ _Key = TypeVar("_Key", bound=Hashable)
 class Session:
     """Sees to it that everything stands that messages need on their way, and remembers that it does.
 
+    What several messages need is declared once, by a task that they all wait for. It goes on when they time out.
+
     Args:
         infrastructure: as it is used on this broker's release.
         declare: put it on the broker where it is missing; else its absence is an error.
-        applying: is told when that begins and ends.
+        spares_neighbours: look for NServiceBus, which may come at any time, as often as targets are bound.
 
     Attributes:
         encoder: of the messages that go through this connection.
+        is_outdated: NServiceBus uses the virtual host now, and another session has to hide the keys of ``Clock``.
         suspects: held while a message is sent on a channel of its own, see :meth:`Publisher.publish`.
     """
 
     def __init__(
-        self, connection: Connection, infrastructure: DelayInfrastructure, *, declare: bool, applying: Applying
+        self,
+        connection: Connection,
+        infrastructure: DelayInfrastructure,
+        *,
+        declare: bool,
+        spares_neighbours: bool = False,
     ) -> None:
         self.connection = connection
         self.infrastructure = infrastructure
-        self.encoder = Encoder(infrastructure, frame_max=connection.frame_max)
+        self._growth = (
+            Growth(connection, infrastructure, declare=declare) if isinstance(infrastructure, Clock) else None
+        )
+        self.encoder = Encoder(infrastructure, frame_max=connection.frame_max, growth=self._growth)
         self.suspects = asyncio.Lock()
         self._declare = declare
-        self._applying = applying
+        self._spares_neighbours = spares_neighbours
+        self._neighbours_known_until = connection.loop.time() + REBIND_AFTER.total_seconds()
+        self.is_outdated = False
         self._channel: Channel | None = None
         self._applied = False
         self._largest: int | None = None
         self._targets: dict[tuple[Target, bool], float] = {}
         self._requirements: dict[Topology, float] = {}
+        self._release_queues: set[str] = set()
         self._exchanges: dict[str, float] = {}
         self._kinds: dict[tuple[Kind, bool], float] = {}
+        self._doubt_at = inf
         self._opening = asyncio.Lock()
         self._declaring = asyncio.Lock()
         self._asking = asyncio.Semaphore(_ASKING)
+        self._tasks: dict[Hashable, asyncio.Task[None]] = {}
 
     async def channel(self) -> Channel:
         """The publishing channel, once the broker and the socket take more.
@@ -84,18 +116,36 @@ class Session:
             if channel.is_open:
                 return channel
 
+    def moment(self) -> Moment:
+        """The present, as a message is sent with it."""
+        return Moment(sending_time(self.connection.now()), self.connection.monotonic())
+
     def is_prepared(self, message: Outgoing) -> bool:
         """Whether :meth:`prepare` would find everything as it should be, known without asking anybody."""
         if self._largest is not None and len(message.body) > self._largest:
             return False
         if message.kind is None:
             return False
-        due = message.due
-        waits = bool(message.delay) if due is None else due > sending_time(self.connection.now())
-        return self._is_known(self._kinds, (message.kind, waits))
+        if message.due is None:
+            waits = bool(message.delay)
+        else:
+            moment = self.moment()
+            due = message.starting(*moment).due
+            waits = due is not None and due > moment.now
+        now = self.connection.loop.time()
+        if now >= self._doubt_at:
+            self._doubt(now)
+        return self._kinds.get((message.kind, waits), 0.0) > now
 
-    async def prepare(self, message: Outgoing) -> None:
+    async def prepare(self, message: Outgoing, *, digits: bool = True) -> Moment:
         """See to it that everything stands that this message needs on its way.
+
+        Args:
+            digits: the queues that it waits in, too.
+
+        Returns:
+            When it was looked at. The digits of a delay up to a due time change as time passes: where those of the
+            time of the sending are not there, the message is sent with those of this time, and so never early.
 
         Raises:
             MessageTooLargeError: the broker's limit is known, and the message over it.
@@ -106,19 +156,52 @@ class Session:
         """
         if self._largest is not None and len(message.body) > self._largest:
             raise too_large(message, self._largest)
-        now = sending_time(self.connection.now())
-        route = message.starting(now).route(self.infrastructure, now)
+        moment = self.moment()
+        route = message.starting(*moment).route(self.infrastructure, moment.now)
         if route is None:
             if isinstance(message.target, ExchangeTarget):
                 await self._expect(message.target.exchange)
                 self._remember_kind(message.kind, self._exchanges.get(message.target.exchange, 0.0), waits=False)
             else:
                 self._remember_kind(message.kind, inf, waits=False)
-            return
+            return moment
         if route.hops and not self._applied:
-            await self._ensure_applied()
+            await self._once("infrastructure", self._ensure_applied)
+        if route.hops and self._spares_neighbours and self._neighbours_known_until <= self.connection.loop.time():
+            await self._once("neighbours", self._look_for_neighbours)
+        if self._growth is not None and digits:
+            try:
+                await self._growth.ensure(route.digits)
+            except TargetNotFoundError:
+                # Exchanges of the infrastructure were deleted.
+                self.forget(self.infrastructure.delivery_exchange)
+                await self._once("infrastructure", self._ensure_applied)
+                await self._growth.ensure(route.digits)
         key = await self._ensure_bound(message.target, route)
         self._remember_kind(message.kind, self._targets.get(key, 0.0), waits=route.hops > 0)
+        return moment
+
+    def encode(
+        self, message: Outgoing, *, channel: int, mandatory: bool, prepared_at: Moment | None
+    ) -> tuple[Outgoing, Encoded] | None:
+        """Encode a message that is sent now. Its delay counts from here: all of it, or of a repeated one the rest.
+
+        Args:
+            prepared_at: what :meth:`prepare` returned for this sending, if it was called.
+
+        Returns:
+            The message, started, with its frames; None if digits of its delay are not ready.
+
+        Raises:
+            InvalidInputError: it cannot be delayed so long, or so, or a value cannot be encoded.
+        """
+        for moment in (self.moment(), prepared_at):
+            if moment is not None:
+                started = message.starting(*moment)
+                encoded = self.encoder.encode(started, moment.now, channel=channel, mandatory=mandatory)
+                if encoded is not None:
+                    return started, encoded
+        return None
 
     def remember_limit(self, size: int) -> None:
         """The broker takes no bodies over so many bytes."""
@@ -130,21 +213,27 @@ class Session:
         if self.infrastructure.owns(exchange):
             # Somebody has taken the infrastructure away: it is put there again.
             self._applied = False
+            if self._growth is not None:
+                self._growth.forget()
             self._requirements.clear()
         self._targets.clear()
         self._kinds.clear()
 
     async def _ensure_applied(self) -> None:
         async with self._declaring:
-            if self._applied:
-                return
             probes = self.infrastructure.probes()
-            if await exists(self.connection, probes):
+            is_complete = await exists(self.connection, probes)
+            if self._growth is not None:
+                if not is_complete:
+                    await self._put_core(self._growth)
+                self._growth.is_complete = is_complete
+                self._doubt_at = self.connection.loop.time() + REBIND_AFTER.total_seconds()
+            elif is_complete:
                 await self._complete(probes)
             elif self._declare:
-                with self._applying.begun():
-                    await check_streams(self.connection, prefix=self.infrastructure.delivery_exchange)
-                    applied = await apply(self.connection, self.infrastructure.topology(), last=probes)
+                await check_streams(self.connection, prefix=self.infrastructure.delivery_exchange)
+                applied = await apply(self.connection, self.infrastructure.topology(), last=probes)
+                await settle(self.connection, prefix=self.infrastructure.delivery_exchange)
                 log.info("put the delay infrastructure %s on the broker: %s", self.infrastructure.name, applied)
             else:
                 raise NotAppliedError(
@@ -153,6 +242,17 @@ class Session:
                     "or connect with declare=True (on the command line, without --no-declare)"
                 )
             self._applied = True
+
+    async def _put_core(self, growth: Growth) -> None:
+        if not self._declare:
+            raise growth.not_applied()
+        delivery = self.infrastructure.delivery_exchange
+        try:
+            if not await exists(self.connection, Topology([Exchange(delivery)])):
+                await check_streams(self.connection, prefix=delivery)
+            await apply(self.connection, growth.core)
+        except AccessRefusedError as error:
+            raise growth.not_applied(str(error)) from error
 
     async def _complete(self, probes: Topology) -> None:
         """The probes are declared last, so only their own bindings may be missing, or just be under way."""
@@ -165,32 +265,74 @@ class Session:
         except AccessRefusedError as error:
             log.debug("the delay infrastructure is taken as it is: %s", error)
 
+    async def _look_for_neighbours(self) -> None:
+        self.is_outdated = await uses_nservicebus(self.connection)
+        self._neighbours_known_until = self.connection.loop.time() + REBIND_AFTER.total_seconds()
+
+    async def _once(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run what several messages wait for, once for all of them. Those that time out leave it running."""
+        task = self._tasks.get(key)
+        if task is None:
+            task = self._tasks[key] = asyncio.create_task(make())
+            task.add_done_callback(partial(self._done, key))
+        await asyncio.shield(task)
+
+    def _done(self, key: Hashable, task: asyncio.Task[None]) -> None:
+        del self._tasks[key]
+        if not task.cancelled():
+            # All that waited for it may have timed out: then there is no caller to raise its error.
+            task.exception()
+
     async def _ensure_bound(self, target: Target, route: DelayRoute) -> tuple[Target, bool]:
         # A route without delay needs less than one with, so each kind is remembered for itself.
         key = (target, bool(len(route.requires)))
-        if self._is_known(self._targets, key):
-            return key
+        if not self._is_known(self._targets, key):
+            await self._once(key, partial(self._bind, key, route))
+        return key
+
+    async def _bind(self, key: tuple[Target, bool], route: DelayRoute) -> None:
         async with self._declaring:
-            if self._is_known(self._targets, key):
-                return key
+            self._count_release_queues(key[0], route.requires)
             await self._check(route.expects)
             if len(route.requires) and not self._is_known(self._requirements, route.requires):
                 try:
                     await apply(self.connection, route.requires, external=_names(route.requires))
+                    if route.requires.queues and route.requires not in self._requirements:
+                        await settle(self.connection, prefix=self.infrastructure.delivery_exchange)
                 except TargetNotFoundError as error:
                     raise TargetNotFoundError(
                         f"{error} (nothing can be delivered to it)", reply_code=error.reply_code
                     ) from error
                 self._remember(self._requirements, route.requires)
             self._remember(self._targets, key)
-            return key
+
+    def _count_release_queues(self, target: Target, requires: Topology) -> None:
+        if not isinstance(target, ExchangeTarget):
+            return
+        keyed = {one.name for one in requires.queues if "x-dead-letter-routing-key" in one.arguments}
+        if len(self._release_queues | keyed) > MAX_RELEASE_QUEUES:
+            raise UnsupportedTargetError(
+                f"the exchange {target.exchange!r} with the routing key {target.routing_key!r} needs a release queue, "
+                f"and this connection has declared {len(self._release_queues)}, the most that it may: use fewer "
+                "routing keys, name queues as targets (to=...), or use the clock layout on a virtual host without "
+                "NServiceBus"
+            )
+        self._release_queues |= keyed
 
     async def _expect(self, exchange: str) -> None:
         # A publish to a missing exchange closes the channel, and takes the confirms of others with it.
+        if not self._is_known(self._exchanges, exchange):
+            await self._once(exchange, partial(self._look_for, exchange))
+
+    async def _look_for(self, exchange: str) -> None:
         async with self._asking:
-            if not self._is_known(self._exchanges, exchange):
-                await self._check(Topology([Exchange(exchange)]))
-                self._remember(self._exchanges, exchange)
+            await self._check(Topology([Exchange(exchange)]))
+            self._remember(self._exchanges, exchange)
+
+    def _doubt(self, now: float) -> None:
+        if self._growth is not None:
+            self._growth.doubt()
+        self._doubt_at = now + REBIND_AFTER.total_seconds()
 
     async def _check(self, expected: Topology) -> None:
         for kind, topology in (
@@ -231,4 +373,5 @@ def too_large(message: Outgoing, limit: int) -> MessageTooLargeError:
 def _names(topology: Topology) -> set[str]:
     """Everything that a topology refers to."""
     names = {one.source for one in topology.bindings} | {one.destination for one in topology.bindings}
-    return names | {str(one.arguments.get("x-dead-letter-exchange", "")) for one in topology.queues}
+    arguments = ("x-dead-letter-exchange", "x-dead-letter-routing-key")
+    return names | {str(one.arguments.get(name, "")) for one in topology.queues for name in arguments}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -14,8 +13,9 @@ from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.content import Delivery
 from bide.errors import BideError, ClosedError, ConsumerCancelledError
+from bide.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class _Inbox:

@@ -21,7 +21,7 @@ from bide.client import Client, Connecting, Stamp, connect
 from bide.consumer import Consumer
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.duration import DelayLike, parse_delay
-from bide.errors import ClosedError
+from bide.errors import ClosedError, InvalidInputError
 from bide.message import Message
 from bide.publisher import OnLost, Receipt
 from bide.topology import Topology
@@ -139,6 +139,12 @@ class SyncClient:
         if os.getpid() != self._pid:
             work.close()
             raise ClosedError("this client was made before a fork: connect after it")
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise InvalidInputError(
+                "this client was called in its own thread, where the call would wait for itself: use its attribute "
+                "'client' there"
+            )
         with self._gate:
             if self._closed:
                 work.close()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bide.client import Client
+from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.arrival import OWN_PREFIX
-from bide.delay.infrastructure import HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_TO
+from bide.delay.infrastructure import HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_SET_ASIDE, HEADER_TO
 from bide.errors import InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
 from bide.message import KEPT_PROPERTIES, Message
 from bide.outgoing import Outgoing
@@ -23,7 +24,7 @@ PREFETCH: Final = 10_000
 
 _PROPERTIES: Final = (*KEPT_PROPERTIES, "priority", "expiration")
 
-_RENEWED: Final = frozenset({HEADER_TO, HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY})
+_RENEWED: Final = frozenset({HEADER_TO, HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_SET_ASIDE})
 """Headers that are written anew."""
 
 
@@ -40,15 +41,21 @@ class Resent:
     kept: Mapping[str, int]
 
 
-async def resend(client: Client) -> Resent:
+async def resend(client: Client, *, allow: Iterable[str]) -> Resent:
     """Send every message of the undeliverable queue to the target that it was meant for, once.
 
     What is overdue goes at once, what is not waits the rest. Each message is acknowledged after its successor was
     confirmed, so that a crash repeats at most one and loses none. What cannot be sent stays in the queue.
 
+    Args:
+        allow: patterns of the targets that messages are sent to; see :class:`bide.Relay`. Anybody who may write to the
+            delay infrastructure can have a message end in this queue, with any target in its headers.
+
     Raises:
+        InvalidInputError: a pattern cannot be used.
         TargetNotFoundError: there is no undeliverable queue.
     """
+    allowed = AllowedTargets.of(allow)
     infrastructure = await client.infrastructure()
     kept: Counter[str] = Counter()
     sent = 0
@@ -60,7 +67,9 @@ async def resend(client: Client) -> Resent:
             except TimeoutError:
                 break
             try:
-                await client.forward(_again(message))
+                copy = _again(message)
+                allowed.check(copy.target)
+                await client.forward(copy)
             except (TargetNotFoundError, UnroutableError, PublishRefusedError, InvalidInputError) as error:
                 kept[f"{_target(message)}: {type(error).__name__}"] += 1
                 # Unsettled until the consumer closes, for otherwise it would come again at once.

@@ -1,4 +1,4 @@
-"""``bide bench``: what is asked for is measured, in turns, shown, and kept."""
+"""``python -m benchmarks``: what is asked for is measured, in turns, shown, and kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bench(rabbitmq: Rabbitmq, *arguments: str, **environment: str) -> subprocess
     root = () if rabbitmq.chroot is None else ("--root", str(rabbitmq.chroot))
     home = {} if rabbitmq.home is None else {HOME_VARIABLE: str(rabbitmq.home)}
     return subprocess.run(
-        [sys.executable, "-m", "bide", "bench", *arguments, *root],
+        [sys.executable, "-m", "benchmarks", *arguments, *root],
         capture_output=True,
         text=True,
         env={**os.environ, **home, **environment},
@@ -78,11 +78,11 @@ def test_ended_by_a_signal_it_leaves_no_process(rabbitmq: Rabbitmq) -> None:
     mark = f"BIDE_TEST_MARK={uuid4().hex}"
     root = () if rabbitmq.chroot is None else ("--root", str(rabbitmq.chroot))
     home = {} if rabbitmq.home is None else {HOME_VARIABLE: str(rabbitmq.home)}
-    command = [sys.executable, "-m", "bide", "bench", "sustained", "--rounds", "1", "--only", "Clock", *root]
+    command = [sys.executable, "-m", "benchmarks", "sustained", "--rounds", "1", "--only", "Clock", *root]
     marked = dict([mark.split("=")])
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **home, **marked}) as process:
         deadline = time.monotonic() + PATIENCE
-        while not any("-m bide.bench" in one for one in commands_of(mark)):
+        while not any("-m benchmarks.suite" in one for one in commands_of(mark)):
             assert process.poll() is None, "it ended before it could be told to"
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -153,6 +153,39 @@ def test_delay_apply_verify_destroy(program: Program) -> None:
     assert program.run("delay", "verify", *SMALL).returncode == 1
 
 
+def test_apply_does_not_pass_over_a_policy_that_deletes_messages(program: Program, vhost: Vhost) -> None:
+    definition = {"pattern": ".*", "definition": {"expires": 86_400_000}, "priority": 3, "apply-to": "all"}
+    vhost.broker.management.call("PUT", "policies", vhost.name, "housekeeping", body=definition)
+    applied = program.run("delay", "apply", *SMALL, "--json")
+    assert applied.returncode == 0
+    warning = applied.stderr.decode()
+    assert warning.startswith("bide: warning: the policy 'housekeeping' sets expires to 86400000 on 40 of 40 queues")
+    assert warning.count("\n") == 1
+    assert json.loads(applied.stdout)["warnings"] == [warning.removeprefix("bide: warning: ").rstrip()]
+    assert program.run("delay", "verify", *SMALL).returncode == 1
+    applied = program.run("delay", "apply", "--protect", *SMALL)
+    assert applied.returncode == 0
+    assert applied.stderr == b""
+    assert (
+        "policy bide.protect.bide.v1: applies to the queues with priority 4 in place of housekeeping, without expires"
+        in applied.stdout.decode()
+    )
+    again = json.loads(program.ok("delay", "apply", "--protect", *SMALL, "--json"))
+    assert again["protection"]["displaced"] == ["housekeeping"]
+    report = json.loads(program.ok("delay", "verify", *SMALL, "--json"))
+    assert {one["check"]: one["status"] for one in report["findings"]}["protection"] == "ok"
+    program.ok("delay", "destroy", *SMALL, "--yes")
+    assert [one["name"] for one in vhost.broker.management.call("GET", "policies", vhost.name)] == ["housekeeping"]
+
+
+def test_apply_does_not_fail_without_the_management_api(program: Program) -> None:
+    unreachable = "http://127.0.0.1:1"
+    applied = program.run("delay", "apply", *SMALL, BIDE_MANAGEMENT_URL=unreachable)
+    assert (applied.returncode, applied.stderr) == (0, b"")
+    said = program.fails(1, "delay", "apply", "--protect", *SMALL, BIDE_MANAGEMENT_URL=unreachable)
+    assert "127.0.0.1:1" in said
+
+
 async def _delete(client: bide.SyncClient, queue: str) -> None:
     connection = await client._client._publisher.connection()
     channel = await connection.channel()

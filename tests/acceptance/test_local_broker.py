@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -183,7 +184,14 @@ def test_it_describes_itself(broker: LocalBroker) -> None:
     assert set(described) == {"url", "management_url", "stream_url", "release", "folder", "pid", "running"}
     assert described["running"] is True
     assert str(described["url"]).startswith("amqp://bide:")
-    assert broker.vhost_url("a/b c") == f"{described['url']}a%2Fb%20c"
+    assert broker.vhost_url("a/b c") == f"{described['url']}/a%2Fb%20c"
+
+
+def test_its_urls_do_not_end_with_a_slash(broker: LocalBroker) -> None:
+    """By the AMQP URI specification, a lone slash names the virtual host with the empty name."""
+    assert broker.stream_url is not None
+    assert urlsplit(broker.url).path == urlsplit(broker.stream_url).path == ""
+    assert urlsplit(broker.vhost_url("v")).path == "/v"
 
 
 def test_virtual_hosts_come_and_go_quickly(broker: LocalBroker) -> None:

@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-from bide.bench.job import Answer, Job
+from benchmarks.suite.errors import BenchmarkError
+from benchmarks.suite.job import Answer, Job
 from bide.broker import LocalBroker
 from bide.broker.processes import FOLDER_MARK
-from bide.errors import BenchmarkError
 
 
 def answer(job: Job) -> Answer:

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 import bide
-from bide.admin.apply import apply
+from bide.admin.infrastructure import install
 from bide.admin.management import ManagementApi
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
@@ -21,7 +21,21 @@ SMALL_CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(m
 """39 digit queues instead of 370: it is applied in a moment, and differs from the full one in nothing else."""
 
 _TIMEOUT = "dead_letter_worker_publisher_confirm_timeout"
+STOCK = {"dead_letter_worker_consumer_prefetch": 32, _TIMEOUT: 180_000}
+"""What RabbitMQ does where nothing is configured: 32 messages that nothing takes stop a queue, for three minutes."""
+
 _numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def stock_dead_lettering(broker: LocalBroker) -> Iterator[None]:
+    """Dead-letter workers that start while a module runs have RabbitMQ's defaults, and not those of private brokers."""
+    usual = {name: _setting(broker, name) for name in STOCK}
+    for name, value in STOCK.items():
+        broker.rabbitmqctl("eval", f"application:set_env(rabbit, {name}, {value}).")
+    yield
+    for name, text in usual.items():
+        broker.rabbitmqctl("eval", f"application:set_env(rabbit, {name}, {text}).")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +46,7 @@ def clock_url(broker: LocalBroker) -> Iterator[str]:
 
     async def put() -> None:
         connection = await Connection.open(BrokerUrl.parse(url))
-        await apply(connection, SMALL_CLOCK.topology())
+        await install(connection, SMALL_CLOCK)
         await connection.close()
 
     asyncio.run(put())
@@ -73,7 +87,11 @@ async def vhost_connection(vhost: Vhost) -> AsyncIterator[Connection]:
 @pytest.fixture
 def quick_redelivery(broker: LocalBroker) -> Iterator[None]:
     """Dead-letter workers that start now try again after one second rather than three minutes."""
-    usual = broker.rabbitmqctl("eval", f"{{ok, T}} = application:get_env(rabbit, {_TIMEOUT}), T.").strip()
+    usual = _setting(broker, _TIMEOUT)
     broker.rabbitmqctl("eval", f"application:set_env(rabbit, {_TIMEOUT}, 1000).")
     yield
     broker.rabbitmqctl("eval", f"application:set_env(rabbit, {_TIMEOUT}, {usual}).")
+
+
+def _setting(broker: LocalBroker, name: str) -> str:
+    return broker.rabbitmqctl("eval", f"{{ok, Value}} = application:get_env(rabbit, {name}), Value.").strip()

@@ -6,11 +6,16 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from itertools import count
+
+import pytest
 
 import bide
 from bide.amqp.connection import Connection
+from bide.amqp.network import Tcp
 from bide.topology import Queue
 from tests.patience import PATIENCE
 
@@ -53,3 +58,23 @@ async def eventually(what: Callable[[], Awaitable[bool]], *, seconds: float = PA
     while not await what():
         assert time.monotonic() < deadline, f"still not so after {seconds} s"
         await asyncio.sleep(step)
+
+
+@contextmanager
+def leaping_clock() -> Iterator[Callable[[timedelta], None]]:
+    """Set the clock that bide reads forward, by what is given; that of the broker stays as it is.
+
+    What is to be over after some time is then over after so many steps, however long the machine takes for each.
+    """
+    offset = timedelta(0)
+
+    def leap(by: timedelta) -> None:
+        nonlocal offset
+        offset += by
+
+    def now(self: Tcp) -> datetime:
+        return datetime.now(UTC) + offset
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tcp, "now", now)
+        yield leap

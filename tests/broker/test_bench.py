@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bide.bench.catalogue import chosen
-from bide.bench.job import Answer, Job, Values
-from bide.bench.measurement import Case, Plan
-from bide.bench.quantities import QUANTITIES
+from benchmarks.suite.catalogue import chosen
+from benchmarks.suite.job import Answer, Job, Values
+from benchmarks.suite.measurement import Case, Plan
+from benchmarks.suite.quantities import QUANTITIES
 from bide.broker import LocalBroker
 from bide.broker.installation import HOME_VARIABLE
 from tests.patience import PATIENCE
@@ -43,7 +43,7 @@ def run(case: Case, vhost: Vhost) -> Values:
 
 def answered(job: Job, **environment: str) -> Values:
     done = subprocess.run(
-        [sys.executable, "-m", "bide.bench"],
+        [sys.executable, "-m", "benchmarks.suite"],
         input=job.to_json(),
         capture_output=True,
         text=True,

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import pytest
 
-from bide.bench import machine
-from bide.bench.measurement import Case, Measurement, Plan
-from bide.bench.results import Results
-from bide.bench.runner import run
+from benchmarks.suite import machine
+from benchmarks.suite.measurement import Case, Measurement, Plan
+from benchmarks.suite.results import Results
+from benchmarks.suite.runner import run
 from bide.broker.installation import HOME_VARIABLE
 from bide.errors import InvalidInputError
 from tests.patience import PATIENCE

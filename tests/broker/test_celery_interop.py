@@ -20,18 +20,20 @@ from kombu import serialization
 from kombu.transport import native_delayed_delivery
 
 import bide
+from bide import session
 from bide.admin.apply import apply
-from bide.admin.infrastructure import install_guard
+from bide.admin.infrastructure import install_guard, remove
 from bide.admin.management import ManagementApi
+from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.celery import Celery
-from bide.errors import DeclarationMismatchError
-from bide.topology import Binding, Queue, Topology
+from bide.errors import DeclarationMismatchError, NotEmptyError, UnsupportedTargetError
+from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.rendering import from_definitions
 from tests.broker import celery_app
 from tests.broker.celery_app import EXCHANGE, PLAIN, REPORTS, ROUTING_KEY, TASK, WORK
-from tests.broker.receiving import receive
+from tests.broker.receiving import eventually, receive
 from tests.patience import ON_TIME, PATIENCE
 
 if TYPE_CHECKING:
@@ -301,6 +303,100 @@ async def test_a_message_goes_round_again_and_again_with_all_its_headers(
     await asyncio.to_thread(send_by_kombu)
     arrived = ["clean"] if release < (4, 0, 1) else ["copied", "clean"]
     assert [one.body.decode() for one in await receive(client, WORK, len(arrived))] == arrived
+
+
+# --- targets that take nothing, and exchanges of other types
+
+STUCK = 40
+"""More than the stock dead-letter prefetch of 32, which so many stuck messages use up."""
+
+
+def on_exchange(kind: str, exchange: str, queue: str, key: str) -> Topology:
+    """A queue behind an exchange under one plain key, as programs without Celery bind it."""
+    return Topology([Exchange(exchange, kind)], [Queue.quorum(queue)], [Binding(exchange, queue, key)])
+
+
+@pytest.mark.usefixtures("stock_dead_lettering")
+@pytest.mark.parametrize("kind", ["direct", "topic", "fanout", "x-consistent-hash"])
+async def test_confirmed_messages_for_an_exchange_do_not_stay_in_a_level(client: bide.Client, kind: str) -> None:
+    """Whatever its type, they arrive once, on time, as they were published."""
+    key = "1" if kind == "x-consistent-hash" else "order.created"
+    await client.declare(on_exchange(kind, "plain", "orders", key))
+    target: dict[str, Any] = {"exchange": "plain", "routing_key": key}
+    sent = await asyncio.gather(*(client.publish(b"", **target, delay="1s") for _ in range(STUCK)))
+    arrived = await receive(client, "orders", STUCK)
+    await client.publish(b"last", **target)
+    (last,) = await receive(client, "orders", 1)
+    assert last.body == b"last", "one came twice"
+    assert {one.message_id for one in arrived} == {one.message_id for one in sent}
+    for one in arrived:
+        assert (one.exchange, one.routing_key, one.raw.routing_key) == ("plain", key, key)
+        assert "x-death" not in one.headers
+        assert one.lateness is not None
+        assert timedelta(0) <= one.lateness < ON_TIME
+
+
+@pytest.mark.usefixtures("stock_dead_lettering")
+async def test_messages_for_bad_targets_do_not_stop_what_celery_delays(
+    client: bide.Client, connection: Connection, app: Any, vhost_url: str
+) -> None:
+    """An exchange that matches nothing, an exchange that is deleted, and a full queue that is isolated."""
+    await asyncio.to_thread(declare_as_worker, vhost_url, WORK)
+    limits: dict[str, str | int] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    await client.declare(
+        on_exchange("direct", "plain", "orders", "order.created") | on_exchange("topic", "gone", "q", "#")
+    )
+    await client.declare(Topology(queues=[Queue.quorum("full", limits)]))
+    channel = await connection.channel(confirms=True)
+    for _ in range(2):
+        await channel.publish(exchange="", routing_key="full", values={}, body=b"")
+    bad: list[dict[str, Any]] = [
+        {"exchange": "plain", "routing_key": "order.deleted"},
+        {"exchange": "gone", "routing_key": "order.created"},
+        {"to": "full", "isolated": True},
+    ]
+    for target in bad:
+        await asyncio.gather(*(client.publish(b"bad", **target, delay="1s") for _ in range(STUCK)))
+    await channel.delete_exchange("gone")
+    sent_at = datetime.now(UTC)
+    for number in range(5):
+        await asyncio.to_thread(app.tasks[TASK].apply_async, (f"{number}",), queue=WORK, countdown=DELAY)
+    for message in await receive(client, WORK, 5):
+        assert timedelta(seconds=DELAY) <= message.received_at - sent_at < timedelta(seconds=DELAY) + ON_TIME
+
+
+async def test_many_routing_keys_do_not_fill_the_broker_with_queues(
+    client: bide.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "MAX_RELEASE_QUEUES", 3)
+    await client.declare(on_exchange("topic", "plain", "orders", "#"))
+    for number in range(3):
+        await client.publish(b"", exchange="plain", routing_key=f"order.{number}", delay="1s")
+    with pytest.raises(UnsupportedTargetError, match=r"'plain' with the routing key 'order\.3'.* has declared 3"):
+        await client.publish(b"", exchange="plain", routing_key="order.3", delay="1s")
+    await client.publish(b"", exchange="plain", routing_key="order.0", delay="1s")
+    await client.publish(b"", exchange="plain", routing_key="order.4")
+    assert len(await receive(client, "orders", 5)) == 5
+
+
+async def test_what_waits_for_a_bad_target_is_found_and_removed(
+    client: bide.Client, connection: Connection, vhost: Vhost
+) -> None:
+    """Verify names the release queue with the stuck message, and destroy takes it away."""
+    layout = Celery()
+    await client.declare(on_exchange("direct", "plain", "orders", "order.created"))
+    await client.publish(b"", exchange="plain", routing_key="order.deleted", delay="1s")
+    name = "bide.release.celery:plain~order/deleted"
+    async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+
+        async def is_stuck() -> bool:
+            return any(name in one.text for one in (await verify(connection, layout, api)).findings)
+
+        await eventually(is_stuck, step=1)
+        with pytest.raises(NotEmptyError, match=name):
+            await remove(connection, layout, api)
+        await remove(connection, layout, api, force=True)
+        assert [one.queue.name for one in await api.queues(vhost.name, "")] == ["orders"]
 
 
 # --- declaring side by side

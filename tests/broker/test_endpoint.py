@@ -16,7 +16,7 @@ from bide.recoverability.failed import FailedMessage
 from bide.recoverability.history import read_nservicebus_time
 from bide.topology import Binding, Exchange, Queue
 from tests.broker.endpoints import Recorder, running
-from tests.broker.receiving import eventually, fresh, receive
+from tests.broker.receiving import eventually, fresh, leaping_clock, receive
 from tests.patience import PATIENCE
 from tests.support import Vhost
 
@@ -305,13 +305,16 @@ async def test_an_expiration_counts_across_retries(client: bide.Client, dead_let
     await client.declare(bide.Topology(queues=[Queue.quorum(dead), Queue.quorum(queue, arguments)]))
     app = endpoint(queue, recorder, retry=bide.Retry(immediate=0, delays=["300ms"] * 10))
 
-    @app.handler
-    async def fail(message: bide.Message) -> None:
-        raise ValueError("never")
+    with leaping_clock() as leap:
 
-    async with running(app, client, recorder):
-        await client.publish(b"x", to=queue, message_id="one", expiration="700ms")
-        await recorder.until("expired")
+        @app.handler
+        async def fail(message: bide.Message) -> None:
+            leap(timedelta(minutes=4))
+            raise ValueError("never")
+
+        async with running(app, client, recorder):
+            await client.publish(b"x", to=queue, message_id="one", expiration="10m")
+            await recorder.until("expired")
     assert recorder.kinds() == ["retried", "retried", "expired"]
     if dead_lettered:
         (message,) = await failed(client, dead)

@@ -23,7 +23,7 @@ from bide.outgoing import Outgoing
 from bide.patterns.event_bus import DELIVERY_LIMIT, EventBusQueue
 from bide.recoverability.failed import FailedMessage
 from bide.topology import Queue
-from tests.broker.receiving import eventually, fresh, ready, receive, stack_of
+from tests.broker.receiving import eventually, fresh, leaping_clock, ready, receive, stack_of
 from tests.patience import PATIENCE
 
 Handler = Callable[[Message], Awaitable[None]]
@@ -382,14 +382,20 @@ async def test_an_event_that_expires_before_it_is_handled_is_parked(client: bide
 
 
 async def test_an_expiration_counts_across_retries(client: bide.Client) -> None:
-    bus = await made(client, limit=100, delay="300ms")
+    bus = await made(client, limit=100, delay="100ms")
     seen: list[Message] = []
-    async with running(bus.run(keeping(seen, fail))):
-        await bus.publish(b"x", expiration="1s")
-        _, failed = await parked_on(client, bus)
-    assert 1 <= len(seen) <= 4
-    assert all(one.expiration == timedelta(seconds=1) for one in seen)
-    assert failed.text == "its expiration of 0:00:01 is over"
+    with leaping_clock() as leap:
+
+        async def fail_later(message: Message) -> None:
+            leap(timedelta(minutes=4))
+            raise ValueError("never")
+
+        async with running(bus.run(keeping(seen, fail_later))):
+            await bus.publish(b"x", expiration="10m")
+            _, failed = await parked_on(client, bus)
+    assert [one.history.retries for one in seen] == [0, 1, 2]
+    assert all(one.expiration == timedelta(minutes=10) for one in seen)
+    assert failed.text == "its expiration of 0:10:00 is over"
 
 
 async def test_a_missing_queue_is_told_as_such(client: bide.Client, connection: Connection) -> None:

@@ -147,18 +147,65 @@ async def test_exactly_the_chosen_go_back_as_they_were_sent(client: bide.Client)
     assert {left.message_id for left in await listed(queue)} == {"m0", "m2"}
 
 
-async def test_spread_over_time(client: bide.Client) -> None:
-    name, orders = fresh("error"), fresh("orders")
+async def test_messages_leave_the_error_queue_at_the_chosen_pace(
+    client: bide.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a look may hold nothing until the next one is due, and between messages that are not chosen."""
+    monkeypatch.setattr("bide.lifecycle.run.HOLD", 0.1)
+    name, orders, billing = fresh("error"), fresh("orders"), fresh("billing")
+    await park(client, name, 3, billing, prefix="b")
     await park(client, name, 5, orders)
+    queue = ErrorQueue(client, name)
+    told: list[tuple[int, int]] = []
     begin = datetime.now(UTC)
-    await ErrorQueue(client, name).retry(Selection(), over="1s")
+    moving = asyncio.create_task(
+        queue.retry(Selection(queue=orders), over="2s", progress=lambda *now: told.append(now))
+    )
     messages = await receive(client, orders, 5)
-    waits = sorted((one.received_at - begin).total_seconds() for one in messages)
+    waits = [(one.received_at - begin).total_seconds() for one in messages]
     for place, wait in enumerate(waits):
-        assert wait >= place * 0.2
-    assert waits[-1] < 5
-    with pytest.raises(InvalidInputError, match="longer than the infrastructure"):
-        await ErrorQueue(client, name).retry(Selection(), over="30d")
+        assert wait >= place * 0.4
+    moved = await moving
+    assert (moved.done, moved.queues, moved.seen, moved.left) == (5, {orders: 5}, 8, None)
+    assert told == [(0, 5), *((done, 5) for done in range(1, 6))]
+    assert await queue.count() == 3
+
+
+async def test_what_cannot_be_sent_does_not_hold_up_the_pace(
+    client: bide.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried once, and met again by each look."""
+    monkeypatch.setattr("bide.lifecycle.run.HOLD", 0.1)
+    name, gone, orders = fresh("error"), fresh("gone"), fresh("orders")
+    await park(client, name, 2, gone, prefix="g")
+    await park(client, name, 3, orders)
+    connection = await client._publisher.connection()
+    async with await connection.channel() as channel:
+        await channel.delete_queue(gone)
+    moved = await ErrorQueue(client, name).retry(Selection(), over="2s")
+    assert (moved.done, sum(moved.kept.values()), moved.queues) == (3, 2, {orders: 3})
+    assert len(await receive(client, orders, 3)) == 3
+
+
+async def test_a_cancelled_retry_is_recorded_and_sends_no_more(client: bide.Client) -> None:
+    name, orders = fresh("error"), fresh("orders")
+    await park(client, name, 6, orders)
+    queue = ErrorQueue(client, name)
+    begun = asyncio.Event()
+    moving = asyncio.create_task(
+        queue.retry(Selection(), over="1h", progress=lambda done, _: begun.set() if done else None)
+    )
+    async with asyncio.timeout(PATIENCE):
+        await begun.wait()
+    moving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await moving
+    assert queue.interrupted is not None
+    assert (queue.interrupted.done, queue.interrupted.left) == (1, 5)
+    assert await queue.count() == 5
+    records = [one async for one in read_audit(client) if one.queue == name]
+    assert [one.step for one in records] == ["begun", "ids", "interrupted"]
+    assert (records[-1].details["done"], records[-1].details["left"]) == (1, 5)
 
 
 async def test_to_another_queue_and_what_cannot_be_sent_stays(client: bide.Client) -> None:

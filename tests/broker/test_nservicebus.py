@@ -180,6 +180,36 @@ async def test_an_address_that_does_not_fit_is_refused_before_anything_is_sent(v
         assert message.routing_key == name[:199]
 
 
+@pytest.mark.usefixtures("stock_dead_lettering")
+@pytest.mark.parametrize("routing", ["conventional", "direct"])
+async def test_messages_for_other_exchanges_arrive_and_do_not_stop_what_dotnet_delays(
+    vhost: Vhost, dotnet: Channel, routing: Any
+) -> None:
+    """Forty that no queue takes are more than the stock dead-letter prefetch."""
+    await build(dotnet, 2)
+    await endpoint(dotnet, "Sales", routing)
+    await endpoint(dotnet, "created", routing)
+    async with bide.connect(vhost.url, infrastructure=bide.NServiceBus(routing=routing)) as client:
+        binding = bide.Binding("plain", "orders", "order.created")
+        await client.declare(
+            bide.Topology([bide.Exchange("plain", "direct")], [bide.Queue.quorum("orders")], [binding])
+        )
+        for key in ("order.created", "order.deleted"):
+            target: dict[str, Any] = {"exchange": "plain", "routing_key": key}
+            await asyncio.gather(*(client.publish(key, **target, delay="1s") for _ in range(40)))
+        assert {one.routing_key for one in await receive(client, "orders", 40)} == {"order.created"}
+        await dotnet.publish(
+            exchange="nsb.v2.delay-level-00",
+            routing_key="0." * 27 + "1.Sales",
+            values={"message_id": "m1", "delivery_mode": 2, "headers": {"NServiceBus.MessageId": "m1"}},
+            body=b"",
+        )
+        (message,) = await receive(client, "Sales", 1)
+        assert message.message_id == "m1"
+    # What is for the key "order.created" is not for the endpoint of that name's last word.
+    assert await dotnet.get("created") is None
+
+
 async def test_the_first_applicable_level_is_entered(vhost: Vhost, dotnet: Channel) -> None:
     async with bide.connect(vhost.url, infrastructure=bide.NServiceBus(routing="direct")) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))

@@ -13,9 +13,28 @@ PUBLISH = (60, 40)
 CONSUME = (60, 20)
 QUEUE_DECLARE = (50, 10)
 QUEUE_BIND = (50, 20)
+ACK = (60, 80)
 
 _HEAD = struct.Struct(">BHI")
 _METHOD = struct.Struct(">HH")
+
+
+def without_confirms(data: bytes) -> bytes:
+    """What a broker says, but its confirms; for ``Proxy.rewrite``, where frames come whole."""
+    kept = b""
+    while len(data) >= _HEAD.size:
+        end = _HEAD.size + _HEAD.unpack_from(data)[2] + 1
+        frame, data = data[:end], data[end:]
+        if not (frame[0] == 1 and _METHOD.unpack_from(frame, 7) == ACK):
+            kept += frame
+    return kept + data
+
+
+def url_of(*proxies: Proxy) -> str:
+    """The URL with several proxies as its hosts, tried in this order."""
+    first, *others = (urlsplit(one.url) for one in proxies)
+    hosts = ",".join([first.netloc, *(one.netloc.rpartition("@")[2] for one in others)])
+    return urlunsplit(first._replace(netloc=hosts, query="order=given"))
 
 
 class Proxy:
@@ -27,6 +46,7 @@ class Proxy:
             frame, in the middle of it, or let it pass and throw away what the broker answers from then on.
         rewrite: changes what the broker says.
         rate: at most so many bytes per second from each side; None is no limit.
+        lag: seconds by which the broker's answers are held up.
         deaf: while set, what the broker answers is thrown away.
         refusing: while set, new connections are closed at once.
         accepted: how many connections there were.
@@ -45,6 +65,7 @@ class Proxy:
         self.on_method: dict[tuple[int, int], Literal["before", "inside", "deaf"]] = {}
         self.rewrite: Callable[[bytes], bytes] = bytes
         self.rate: int | None = None
+        self.lag = 0.0
         self.deaf = False
         self.refusing = False
         self.accepted = 0
@@ -183,6 +204,9 @@ class _Pair:
             while data := await reader.read(4096):
                 await self._proxy.moving.wait()
                 if self._deaf or self._proxy.deaf or self.stranded:
+                    continue
+                if self._proxy.lag:
+                    asyncio.get_running_loop().call_later(self._proxy.lag, self.to_client.write, data)
                     continue
                 self.to_client.write(self._proxy.rewrite(data))
                 await self.to_client.drain()

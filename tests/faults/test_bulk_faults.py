@@ -607,7 +607,7 @@ async def test_another_host_takes_over(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
     hosts = ",".join(f"{host}:{port}" for url in (proxy.url, vhost.url) for host, port in BrokerUrl.parse(url).hosts)
     credentials, _, rest = vhost.url.rpartition("@")
-    url = f"{credentials}@{hosts}/{rest.partition('/')[2]}"
+    url = f"{credentials}@{hosts}/{rest.partition('/')[2]}?order=given"
     async with bide.connect(url, infrastructure=CLOCK) as client:
         proxy.budget = lambda: None
         source = letters(queue)

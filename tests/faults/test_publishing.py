@@ -221,7 +221,8 @@ async def test_cuts_while_the_delay_infrastructure_is_made(
         if where == "deaf":
             proxy.cut()
         receipt = await publishing
-        assert proxy.cuts == 1
+        # Below 4.0 another connection checks the broker first; both may have been there to be cut.
+        assert proxy.cuts in ((1, 2) if where == "deaf" else (1,))
         (message,) = await receive(client, queue, 1)
     assert message.message_id == receipt.message_id
     assert message.lateness is not None
@@ -238,8 +239,8 @@ async def test_an_infrastructure_that_was_cut_short_is_completed(vhost: Vhost, p
     incomplete = 0
     for number in range(1, 9):
         clock = _prefixed(number)
-        # Mostly near the end, where all queues stand and bindings are missing.
-        proxy.budget = lambda: chance.randint(needed // 3, needed - 1)
+        # Below 4.0 another connection checks the broker first, which takes less than a third of the bytes.
+        proxy.budget = lambda: chance.randint(needed // 3, needed * 2 // 3)
         already = proxy.cuts
         async with bide.connect(proxy.url, infrastructure=clock) as client:
             publishing = asyncio.create_task(client.publish(b"", to=queue, delay="20s"))
@@ -271,7 +272,8 @@ def _missing(vhost: Vhost, clock: bide.Clock) -> set[tuple[str, str, str]]:
         (one["source"], one["destination"], one["routing_key"])
         for one in vhost.broker.management.call("GET", "bindings", vhost.name)
     }
-    return {(one.source, one.destination, one.routing_key) for one in clock.topology().bindings} - found
+    needed = clock.core_topology() | clock.digit_topology(clock.route(clock.max_delay, bide.QueueTarget("q")).digits)
+    return {(one.source, one.destination, one.routing_key) for one in needed.bindings} - found
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -346,57 +348,22 @@ async def test_a_broker_that_stays_away_ends_the_publish_in_time(vhost: Vhost, p
         assert [one.body for one in await receive(client, queue, 2)] == [b"first", b"third"]
 
 
-async def test_an_infrastructure_may_take_longer_than_a_publish(vhost: Vhost, proxy: Proxy) -> None:
-    queue = fresh("q")
-    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="2s") as client:
-        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
-        before = proxy.sent
-        proxy.rate = 4_000
-        receipts = await asyncio.gather(*(client.publish(b"", to=queue, delay="1s") for _ in range(3)))
-        assert {one.attempts for one in receipts} == {1}
-        # So long did it take at least.
-        assert (proxy.sent - before) / proxy.rate > 2
-        # That was for the infrastructure alone.
-        proxy.on_method[PUBLISH] = "deaf"
-        with pytest.raises(PublishInDoubtError, match="no confirm within 2 s"):
-            await client.publish(b"", to=queue, delay="1s")
-        proxy.rate = None
-
-
-async def test_who_waits_for_the_infrastructure_of_another_loses_no_time(vhost: Vhost, proxy: Proxy) -> None:
-    """Nor does who waits for a place in the window."""
-    queue = fresh("q")
-    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="2s", max_in_flight=2) as client:
-        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
-        before = proxy.sent
-        proxy.rate = 4_000
-        delays = ["1s", "0s", "1s", "1s", "0s"]
-        receipts = await asyncio.gather(*(client.publish(b"", to=queue, delay=delay) for delay in delays))
-        assert {one.attempts for one in receipts} == {1}
-        assert (proxy.sent - before) / proxy.rate > 2
-        proxy.rate = None
-
-
-async def test_an_infrastructure_that_takes_too_long(
-    vhost: Vhost, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bide.publisher.TIME_TO_APPLY", 0.7)
+async def test_an_infrastructure_that_takes_too_long(vhost: Vhost, proxy: Proxy) -> None:
     queue = fresh("q")
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="500ms") as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         proxy.on_method[QUEUE_BIND] = "deaf"
         with pytest.raises(
-            PublishError, match=r"not sent within 1\.2 s: what it needs on its way was not there yet"
+            PublishError, match=r"not sent within 0\.5 s: what it needs on its way was not there yet"
         ) as caught:
             await client.publish(b"", to=queue, delay="1s")
         assert not isinstance(caught.value, PublishInDoubtError)
 
 
 async def test_a_connection_that_breaks_again_and_again_as_the_infrastructure_is_put_there(
-    vhost: Vhost, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    vhost: Vhost, proxy: Proxy
 ) -> None:
     """It is tried again, and not for ever."""
-    monkeypatch.setattr("bide.publisher.TIME_TO_APPLY", 3.0)
     queue = fresh("q")
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1s") as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 import bide
+from bide.admin.infrastructure import install
 from bide.admin.taps import turn_on
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
@@ -101,7 +102,8 @@ async def test_a_host_that_refuses_has_the_next_tried(vhost: Vhost, frail: Frail
     async with await asyncio.start_server(web, "127.0.0.1", 0) as server:
         refusing = f"{stranger}:{port},127.0.0.1:{server.sockets[0].getsockname()[1]}"
         (host, port) = BrokerUrl.parse(proxy.url).hosts[0]
-        async with bide.connect(proxy.url.replace(f"{host}:{port}", f"{refusing},{host}:{port}")) as client:
+        url = f"{proxy.url.replace(f'{host}:{port}', f'{refusing},{host}:{port}')}?order=given"
+        async with bide.connect(url) as client:
             await client.declare(bide.Topology(queues=[bide.Queue("q")]))
             proxy.cut()
             await client.publish(b"", to="q")
@@ -175,14 +177,17 @@ async def test_no_permission_to_declare(vhost: Vhost, limited: str) -> None:
     vhost.broker.set_permissions(vhost.name, "limited", configure="^(?!bide)", write=".*", read=".*")
     async with bide.connect(limited, infrastructure=CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("mine")]))
-        with pytest.raises(AccessRefusedError, match=r"'bide.*' in vhost.* give this user the permission"):
+        with pytest.raises(
+            bide.errors.NotAppliedError, match=r"'bide.*' in vhost.* give this user the permission.*bide delay apply"
+        ):
             await client.publish(b"", to="mine", delay="1s")
         # What needs no declaring goes on.
         await client.publish(b"", to="mine")
     async with bide.connect(vhost.url, infrastructure=CLOCK) as administrator:
         await administrator.publish(b"", to="mine", delay="1s")
+        await install(await administrator._publisher.connection(), CLOCK)
     async with bide.connect(limited, infrastructure=CLOCK) as client:
-        # Where the infrastructure is there already, the right to bind a target is enough.
+        # Where all of the infrastructure is there already, the right to bind a target is enough.
         receipt = await client.publish(b"", to="mine", delay="1s")
         assert receipt.message_id in {one.message_id for one in await receive(client, "mine", 3)}
 
@@ -197,7 +202,7 @@ async def test_no_permission_to_write(vhost: Vhost, limited: str) -> None:
                 [bide.Binding(exchange, queue, "#")],
             )
         )
-        await administrator.publish(b"", to=queue, delay="1s")
+        await install(await administrator._publisher.connection(), CLOCK)
     vhost.broker.set_permissions(vhost.name, "limited", configure=".*", write=f"^{queue}$", read=".*")
     async with bide.connect(limited, infrastructure=CLOCK) as client:
         with pytest.raises(AccessRefusedError, match=r"'amq\.default' in vhost.*give this user the permission"):

@@ -28,12 +28,14 @@ from bide.pipelines.audit import Round, run
 from bide.pipelines.audit_folder import Folder, Note
 from bide.pipelines.audit_sources import candidates, find_sources
 from bide.pipelines.formats import to_read
+from bide.stream.log import Address
 from bide.topology import Binding, Queue, Topology
+from tests import stream_publisher
 from tests.broker import celery_app
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import receive
 from tests.spark.killing import LOCAL, started
-from tests.support import Vhost, stream_port
+from tests.support import RawText, Vhost, stream_port
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -178,6 +180,70 @@ def send_as_dotnet(url: str, delays: Mapping[str, int], *, ago: timedelta = time
                 b"{}",
                 pika.BasicProperties(message_id=message_id, headers=headers, delivery_mode=2),
             )
+
+
+BAD = RawText(b"o\xff\xfek")
+
+
+def put_what_is_odd(audited: Audited) -> dict[str, list[bytes]]:
+    """Messages with text that is not UTF-8, and others that are not AMQP 1.0, in all streams of an audit."""
+    taps = taps_of(CLOCK)
+    now = int(datetime.now(UTC).timestamp() * 1_000)
+    headers: dict[Any, Any] = {"bide-to": "q:orders", "bide-due": now + 60_000, "bide-sent": now, BAD: BAD, "a": BAD}
+    event = {"event": "processed", "endpoint": "shop", "queue": "orders", "message_id": str(BAD), "due": now + 60_000}
+    with closing(pika.BlockingConnection(pika.URLParameters(audited.url))) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        properties = pika.BasicProperties(
+            message_id=BAD, correlation_id=BAD, content_type=BAD, type=BAD, headers=headers, app_id=BAD
+        )
+        for stream in (taps.scheduled, taps.delivered):
+            channel.basic_publish("", stream, b"body", properties)
+        body = json.dumps({**event, "started": now, "ended": now + 1}).encode()
+        channel.basic_publish("", EVENTS, body, pika.BasicProperties(headers={"a": BAD}))
+    bomb = b"\0\x53\x77" + b"\0" * 3_000
+    lie = stream_publisher.batch([b"one", b"two"], records=3)
+    address = Address.of(audited.url, audited.sources.port)
+    for stream in (taps.scheduled, taps.delivered, EVENTS):
+        entries = [stream_publisher.message(b"not AMQP"), stream_publisher.message(bomb), lie]
+        assert stream_publisher.publish(address, stream, entries) == entries
+    return {stream: [b"not AMQP", bomb, lie] for stream in (taps.scheduled, taps.delivered, EVENTS)}
+
+
+@pytest.mark.slow
+def test_what_cannot_be_decoded_does_not_stop_an_audit(
+    audited: Audited, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the tables, in what the commands print, and in the report; and the rounds go on."""
+    assert audited.run().undecodable == 0
+    assert not (audited.place / "undecodable").exists()
+    odd = put_what_is_odd(audited)
+    done = audited.run()
+    assert dict(done.rows) == {"scheduled": 1, "delivered": 1, "processed": 1, "failed": 0}
+    assert done.undecodable == 9
+    (message,) = audited.messages()
+    assert (message["message_id"], message["outcome"], message["type"]) == ("o\\xff\\xfek", "processed", "o\\xff\\xfek")
+    rows = audited.table("undecodable").orderBy("stream", "offset").collect()
+    assert {stream: [bytes(row["value"]) for row in rows if row["stream"] == stream] for stream in odd} == odd
+    # The message with the odd text is before them, and the batch has as many offsets as it says.
+    assert [row["offset"] for row in rows] == [1, 2, 3] * 3
+    assert {row["source"] for row in rows} == {"scheduled", "delivered", "events"}
+    assert all(row["seen"] and row["reason"] and row["size"] == len(row["value"]) for row in rows)
+
+    assert put_what_is_odd(audited)
+    once = ("pipeline", "audit", "--into", str(audited.place), "--once", "--layout", "clock", "--events", EVENTS)
+    url = ("--url", audited.url, "--stream-port", str(audited.sources.port))
+    assert cli.run([*once, *url]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("1 scheduled, 1 delivered, 1 processed, 0 failed, 9 undecodable in "), said
+    assert audited.table("undecodable").select("stream", "offset").distinct().count() == 18
+
+    page = tmp_path / "report.html"
+    assert cli.run(["pipeline", "report", str(audited.place), "--out", str(page)]) == 0
+    assert "18 messages could not be decoded" in capsys.readouterr().out.splitlines()
+    assert '<section id="undecodable"' in page.read_text(encoding="utf-8")
+    assert cli.run(["pipeline", "report", str(audited.place), "--out", str(page), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["undecodable"] == 18
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_schedule(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["found"].rows == 3
     shown = capsys.readouterr().out
     assert re.search(r"\| +due\|count\|\n.*\n\|.*\| +3\|", shown), shown
-    assert re.search(r"\|part\|sent\|rejected\|\n.*\n\| +0\| +3\| +0\|", shown), shown
+    assert re.search(r"\|part\|sent\|rejected\|dropped\|\n.*\n\| +0\| +3\| +0\| +0\|", shown), shown
     assert sorted(tuple(json.loads(one.body).items()) for one in drain(page.url, "orders", 3)) == [
         (("order_id", f"o-{number}"), ("email", "ana@shop")) for number in range(3)
     ]

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from benchmarks.plan_check import Compared, compare, planned, prepare
-from benchmarks.plan_check import run as publish_and_watch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import bide
+from benchmarks.plan_check import Compared, compare, planned, prepare
+from benchmarks.plan_check import run as publish_and_watch
 from bide.cli.app import run
 from bide.delay.units import digits_of
 from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError

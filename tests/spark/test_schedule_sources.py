@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["clock_url"]
 
-NOBODY = ("--url", "amqp://127.0.0.1:1", "--to", "orders", "--at-column", "due", "--dry-run", "--json")
+NOBODY = ("--url", "amqp://127.0.0.1:1", "--to", "orders", "--at-column", "due", "--past", "send", "--dry-run",
+          "--json")  # fmt: skip
 DUE = datetime(2026, 11, 21, 6, tzinfo=UTC)
 _tables = count(1)
 
@@ -78,7 +79,7 @@ def test_lines_of_json_and_the_body_that_is_made_of_them(
     lines = [json.dumps({**order, "due": "2026-01-01T00:00:00Z"}), json.dumps({"order_id": "o-2", "due": "2026-01-01"})]
     source.write_text("\n".join([*lines, "{"]) + "\n")
     where = ("--url", clock_url, "--to", queue, "--at-column", "due", "--body-columns", "order_id,total,lines",
-             "--ledger", tmp_path / "ledger", "--json")  # fmt: skip
+             "--ledger", tmp_path / "ledger", "--past", "send", "--json")  # fmt: skip
     assert schedule(source, *where) == 2
     assert "1 of 3 rows cannot be sent (1 with no due time, or one that cannot be read)" in capsys.readouterr().err
     assert schedule(source, *where, "--rejects", tmp_path / "rejects") == 0
@@ -94,7 +95,7 @@ def test_a_table_has_one_ledger_wherever_the_command_is_run(
     """It is in the catalogue, and in no folder."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     queue = new_queue(clock_url)
-    where = ("--format", "table", "--url", clock_url, "--to", queue, "--at-column", "due", "--json")
+    where = ("--format", "table", "--url", clock_url, "--to", queue, "--at-column", "due", "--past", "send", "--json")
     found = []
     for folder in (tmp_path / "one", tmp_path / "two"):
         folder.mkdir()

@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pika
 import pytest
+from pyspark.errors import PySparkException
 
 from bide.spark.offsets import document
+from bide.stream.log import Address
+from tests import stream_publisher
 from tests.patience import PATIENCE
 from tests.spark.streams import Streams
+from tests.support import RawText, stream_port
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -113,6 +117,50 @@ def test_headers_that_are_lists_or_tables(streams: Streams, release: tuple[int, 
     # What begins with x- is an annotation of RabbitMQ 4, which may be anything.
     kept = {"x-list": '[1,"a"]', "x-table": '{"k":"v"}'} if release >= (4,) else {}
     assert row.headers == {"n": "5", **kept}
+
+
+def test_text_that_is_not_utf_8_does_not_stop_reading(streams: Streams, release: tuple[int, ...]) -> None:
+    """RabbitMQ takes any bytes for a text, and stores them as text in most places."""
+    bad = RawText(b"o\xff\xfek")
+    streams.declare("s")
+    streams.channel.exchange_declare("shop", "topic")
+    streams.channel.queue_bind("s", "shop", "#")
+    properties = pika.BasicProperties(
+        message_id=bad, correlation_id=bad, content_type=bad, type=bad, headers={"a": bad, bad: "name", "x-b": bad}
+    )
+    streams.channel.basic_publish("shop", bad, b"body", properties)
+    streams.fill("s", ["after"])
+    odd, after = streams.batch(stream="s", includeHeaders=True).orderBy("offset").collect()
+    assert (odd.value, after.value) == (b"body", b"after")
+    for name in ("routing_key", "message_id", "correlation_id", "content_type", "type"):
+        assert odd[name] == "o\\xff\\xfek", name
+    assert odd.headers == {"a": "b//+aw==", "o\\xff\\xfek": "name", "x-b": "b//+aw=="}
+
+
+def test_what_is_not_a_message_does_not_hide_what_comes_after_it(streams: Streams, tmp_path: Path) -> None:
+    streams.declare("s")
+    streams.fill("s", ["before"])
+    address = Address.of(streams.vhost.url, stream_port(streams.vhost.broker))
+    lie, snappy = (
+        stream_publisher.batch([b"one", b"two"], records=3),
+        stream_publisher.batch([b"one", b"two"], compression=2),
+    )
+    entries = [stream_publisher.message(b"\0Sw" + b"\0" * 3_000), lie, snappy]
+    assert stream_publisher.publish(address, "s", entries) == entries
+    streams.fill("s", ["after"])
+    # Also where the odd batch is cut into several tasks.
+    rows = streams.batch(stream="s", undecodable="raw", minPartitions=6).orderBy("offset").collect()
+    odd = [b"\0Sw" + b"\0" * 3_000, lie, snappy]
+    assert [bytes(row.value) for row in rows] == [b"before", *odd, b"after"]
+    assert [row.offset for row in rows] == [0, 1, 2, 5, 7]
+    reasons = ["ends too early", "does not consist of 3", "packed by snappy"]
+    assert all(part in row.undecodable for row, part in zip(rows[1:4], reasons, strict=True))
+    assert (rows[0].undecodable, rows[4].undecodable) == (None, None)
+    streams.run(tmp_path / "checkpoint", tmp_path / "files", stream="s", startingOffsets="earliest", undecodable="raw")
+    stored = streams.spark.read.parquet(str(tmp_path / "files")).orderBy("offset").collect()
+    assert [(row.offset, bytes(row.value)) for row in stored] == [(row.offset, bytes(row.value)) for row in rows]
+    with pytest.raises(PySparkException, match=r"message at offset 1 of stream 's' .* undecodable=raw"):
+        streams.batch(stream="s").collect()
 
 
 def test_a_schema_chooses_columns(streams: Streams) -> None:

@@ -16,18 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bide.bench import bars, page, table
-from bide.bench.catalogue import MEASUREMENTS, NAMES, chosen
-from bide.bench.chart import Chart, Group
-from bide.bench.confirmed import Confirmed
-from bide.bench.fine_cascade import FineCascade
-from bide.bench.job import Answer, Job
-from bide.bench.lateness import UNDELAYED
-from bide.bench.measurement import Measurement, Plan
-from bide.bench.percentiles import lateness, percentile
-from bide.bench.plots import highest_rates, plots
-from bide.bench.quantities import QUANTITIES
-from bide.bench.results import Results, Row, Run, Spread, newest
+from benchmarks.suite import bars, page, table
+from benchmarks.suite.catalogue import MEASUREMENTS, NAMES, chosen
+from benchmarks.suite.chart import Chart, Group
+from benchmarks.suite.confirmed import Confirmed
+from benchmarks.suite.fine_cascade import FineCascade
+from benchmarks.suite.job import Answer, Job
+from benchmarks.suite.lateness import UNDELAYED
+from benchmarks.suite.measurement import Measurement, Plan
+from benchmarks.suite.percentiles import lateness, percentile
+from benchmarks.suite.plots import highest_rates, plots
+from benchmarks.suite.quantities import QUANTITIES
+from benchmarks.suite.results import Results, Row, Run, Spread, newest
 from bide.delay.infrastructure import ExchangeTarget, QueueTarget
 from bide.errors import InvalidInputError, UnsupportedTargetError
 

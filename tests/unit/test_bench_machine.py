@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bide.bench.machine import busy_cores, source, stolen_seconds
+from benchmarks.suite.machine import busy_cores, source, stolen_seconds
 
 
 def git(folder: Path, *arguments: str) -> str:

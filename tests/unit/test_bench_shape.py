@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from bide.bench import page
-from bide.bench.catalogue import MEASUREMENTS
-from bide.bench.results import Results
-from bide.cli.app import BAD_USAGE, run
+from benchmarks.__main__ import main as run_bench
+from benchmarks.suite import page
+from benchmarks.suite.catalogue import MEASUREMENTS
+from benchmarks.suite.results import Results
+from bide.cli.app import BAD_USAGE
 
 WHOLE: dict[str, Any] = {
     "format": 1,
@@ -87,7 +88,7 @@ def test_another_file_is_refused_before_anything_is_written(
 ) -> None:
     file = tmp_path / "other.json"
     file.write_text(text)
-    assert run(["bench", "--from", str(file), "--page", str(tmp_path / "page")]) == BAD_USAGE
+    assert run_bench(["--from", str(file), "--page", str(tmp_path / "page")]) == BAD_USAGE
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{file} holds no results of the benchmark: " in line
     assert said in line
@@ -104,7 +105,7 @@ def test_what_is_for_measuring_is_refused_where_nothing_is_measured(
 ) -> None:
     file = tmp_path / "kept.json"
     file.write_text(json.dumps(WHOLE))
-    assert run(["bench", "--from", str(file), *options]) == BAD_USAGE
+    assert run_bench(["--from", str(file), *options]) == BAD_USAGE
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{options[0]} is for measuring, and --from measures nothing" in line
 
@@ -114,7 +115,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     (tmp_path / "file").touch()
-    assert run(["bench", option, str(tmp_path / "file" / "folder")]) == BAD_USAGE
+    assert run_bench([option, str(tmp_path / "file" / "folder")]) == BAD_USAGE
     (line,) = capsys.readouterr().err.splitlines()
     assert "cannot be made (Not a directory): name another" in line
 

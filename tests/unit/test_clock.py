@@ -10,7 +10,7 @@ import pytest
 
 from bide.delay.clock import Clock
 from bide.delay.clock_keys import is_transport_key
-from bide.delay.infrastructure import ExchangeTarget, QueueTarget, Target
+from bide.delay.infrastructure import ExchangeTarget, QueueTarget, Target, address_of
 from bide.delay.units import LEVELS, MAX_DELAY
 from bide.errors import InvalidDelayError, InvalidNameError, UnsupportedTargetError
 from bide.topology import Binding, Exchange, Queue, Topology
@@ -18,6 +18,7 @@ from bide.topology.validation import problems
 
 DAY = timedelta(days=1)
 SECOND = timedelta(seconds=1)
+HOUR = timedelta(hours=1)
 STEP = timedelta(milliseconds=10)
 ORDERS = QueueTarget("orders")
 
@@ -252,12 +253,44 @@ def test_keys_have_as_many_words_as_the_message_s_own(routing_key: str, key: str
 
 def test_more_than_four_words_need_bindings_of_their_own() -> None:
     clock = Clock()
-    assert len(clock.route(SECOND, ExchangeTarget("x", "a.b.c.d")).requires.bindings) == 1
-    required = clock.route(SECOND, ExchangeTarget("x", "a.b.c.d.e")).requires
-    assert len(required.bindings) == 370 + 6 + 1
-    assert Binding("bide.v1.h", "bide.v1.h5", "~.~.~.~.~h5") in required.bindings
-    assert Binding("bide.v1.c", "bide.v1.released", "~.~.~.~.~c0", "exchange") in required.bindings
-    assert not set(required.bindings) & set(clock.topology().bindings)
+    four = clock.digit_topology(clock.route(5 * HOUR, ExchangeTarget("x", "a.b.c.d")).digits)
+    assert four.bindings == (Binding("bide.v1.h", "bide.v1.h5", "~.~.~.~h5"),)
+    five = clock.digit_topology(clock.route(5 * HOUR, ExchangeTarget("x", "a.b.c.d.e")).digits)
+    assert set(five.bindings) == {
+        Binding("bide.v1.h", "bide.v1.h5", "~.~.~.~.~h5"),
+        Binding("bide.v1.m", "bide.v1.s", "~.~.~.~.~m0", "exchange"),
+        Binding("bide.v1.s", "bide.v1.c", "~.~.~.~.~s0", "exchange"),
+        Binding("bide.v1.c", "bide.v1.released", "~.~.~.~.~c0", "exchange"),
+    }
+    assert not set(five.bindings) & set(clock.topology().bindings)
+
+
+def test_a_message_needs_no_queue_but_those_it_waits_in() -> None:
+    clock = Clock(lanes=3)
+    route = clock.route(5 * HOUR + 7 * SECOND, ORDERS, message_id="m")
+    lane = clock.lane_of("m")
+    assert lane > 0
+    needed = clock.digit_topology(route.digits)
+    assert [one.name for one in needed.queues] == [f"bide.v1.h5/{lane}", f"bide.v1.s7/{lane}"]
+    assert set(needed.queues) <= set(clock.topology().queues)
+    assert set(needed.bindings) <= set(clock.topology().bindings)
+    assert clock.route(timedelta(0), ORDERS).digits == ()
+
+
+def test_the_core_and_all_digits_are_the_whole() -> None:
+    clock = Clock()
+    core = clock.core_topology()
+    assert [one.name for one in core.queues] == ["bide.v1.undeliverable"]
+    assert core.exchanges == clock.topology().exchanges
+    assert {one.destination_type for one in core.bindings if one.source != "bide.v1.undeliverable"} == {"exchange"}
+
+
+def test_the_mark_of_a_complete_clock_is_not_declared_with_the_exchanges() -> None:
+    """They are declared first, and the mark may be there only when the queues are."""
+    clock = Clock()
+    assert clock.complete_mark.name == "bide.v1.complete"
+    assert clock.complete_mark not in clock.topology().exchanges
+    assert clock.owns(clock.complete_mark.name)
 
 
 def test_an_isolated_queue_has_a_release_queue_and_a_key_of_its_own() -> None:
@@ -266,8 +299,33 @@ def test_an_isolated_queue_has_a_release_queue_and_a_key_of_its_own() -> None:
     assert route.hops == 2
     (queue,) = route.requires.queues
     assert (queue.name, queue.arguments["x-dead-letter-exchange"]) == ("bide.v1.release.q:or.ders", "")
+    assert queue.arguments["x-dead-letter-routing-key"] == "or.ders", "or the CC list reaches the queue"
     assert route.requires.bindings == (Binding("bide.v1.delivery", queue.name, "~r:or.ders"),)
     assert route.expects == Topology(queues=[Queue("or.ders")])
+
+
+@pytest.mark.parametrize(
+    ("target", "key", "name"),
+    [
+        (QueueTarget("or.ders"), "~r:or.ders", "q:or.ders"),
+        (QueueTarget("or.ders", isolated=True), "~r:or.ders", "q:or.ders"),
+        (ExchangeTarget("shop", "a.b.c.d.e"), "~k:shop~a/b/c/d/e", "k:shop~a/b/c/d/e"),
+        (ExchangeTarget("Shop:OrderPlaced"), "~k:Shop:OrderPlaced~", "k:Shop:OrderPlaced~"),
+    ],
+)
+def test_a_clock_that_hides_its_keys_has_a_release_queue_for_each_target_and_key(
+    target: Target, key: str, name: str
+) -> None:
+    route = Clock(hides_keys=True).route(SECOND, target)
+    assert route.headers["CC"] == ["~s1", "~c0", key], "not padded: no exchange of others sees them"
+    assert is_transport_key(key)
+    assert route.hops == 2
+    (queue,) = route.requires.queues
+    assert queue.name == f"bide.v1.release.{name}"
+    assert (queue.arguments["x-dead-letter-exchange"], queue.arguments["x-dead-letter-routing-key"]) == (
+        address_of(target)
+    )
+    assert route.requires.bindings == (Binding("bide.v1.delivery", queue.name, key),)
 
 
 @pytest.mark.parametrize(

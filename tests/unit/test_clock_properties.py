@@ -77,6 +77,11 @@ def crowd() -> Topology:
     return reduce(or_, [CLOCK.topology(), behind, *(CLOCK.route(SECOND, target).requires for target in OTHERS)])
 
 
+def needs_of(route: DelayRoute) -> Topology:
+    """What a client declares for a message."""
+    return route.requires | CLOCK.digit_topology(route.digits)
+
+
 def travel(topology: Topology, route: DelayRoute, headers: dict[str, Any] | None = None) -> list[Arrival]:
     return Model(topology).travel(route.exchange, route.routing_key, {**(headers or {}), **route.headers})
 
@@ -169,19 +174,20 @@ def test_the_steps_are_the_way_that_the_message_takes(delay: timedelta, target: 
     name=st.text(st.characters(codec="utf-8"), min_size=1, max_size=255),
     isolated=st.booleans(),
     carrier=carriers,
+    hides_keys=st.booleans(),
 )
 def test_a_queue_gets_the_message_and_nobody_else_does(
-    delay: timedelta, name: str, isolated: bool, carrier: Carrier
+    delay: timedelta, name: str, isolated: bool, carrier: Carrier, hides_keys: bool
 ) -> None:
     if is_transport_key(name) or len(name.encode()) > 255:
         return
     target = QueueTarget(name, isolated)
-    route = Clock(carrier=carrier).route(delay, target)
-    topology = crowd() | Topology(queues=[Queue(name)]) | route.requires
+    route = Clock(carrier=carrier, hides_keys=hides_keys).route(delay, target)
+    topology = crowd() | Topology(queues=[Queue(name)]) | needs_of(route)
     (arrival,) = travel(topology, route, HEADERS)
     assert (arrival.queue, arrival.fate) == (name, "arrived")
     assert arrival.at == route.delay == rounded_up(delay)
-    assert len(arrival.hops) == route.hops <= 6 + isolated
+    assert len(arrival.hops) == route.hops <= 6 + (isolated or hides_keys)
     check_restored(topology, route, arrival, "" if route.hops else arrival.exchange, name)
 
 
@@ -224,9 +230,10 @@ def _users_binding(draw: st.DrawFn, source: str, destination: str, kind: str, *,
     key=routing_keys | st.sampled_from(["order.created", "order"]),
     delay=delays.filter(bool),
     carrier=carriers,
+    hides_keys=st.booleans(),
 )
 def test_an_exchange_routes_a_delayed_message_as_it_routes_a_direct_one(
-    users: Topology, key: str, delay: timedelta, carrier: Carrier
+    users: Topology, key: str, delay: timedelta, carrier: Carrier, hides_keys: bool
 ) -> None:
     """Exactly the same queues, each once, at the due time, whatever the type, the bindings and the key."""
     shop = users.exchange("sh.op")
@@ -234,14 +241,15 @@ def test_an_exchange_routes_a_delayed_message_as_it_routes_a_direct_one(
     if shop.type == "topic" and not key:
         return
     direct = Model(users).route("sh.op", key, HEADERS).queues
-    route = Clock(carrier=carrier).route(delay, ExchangeTarget("sh.op", key, shop.type))
-    topology = crowd() | users | route.requires
+    route = Clock(carrier=carrier, hides_keys=hides_keys).route(delay, ExchangeTarget("sh.op", key, shop.type))
+    topology = crowd() | users | needs_of(route)
     arrivals = travel(topology, route, HEADERS)
 
     if not direct:
         # As undelivered as a direct publish; here it waits in the release queue, for that target alone.
         (arrival,) = arrivals
-        assert (arrival.queue, arrival.fate) == ("bide.v1.release.x:sh.op", "stuck")
+        (queue,) = route.requires.queues
+        assert (arrival.queue, arrival.fate) == (queue.name, "stuck")
         return
     assert Counter(arrival.queue for arrival in arrivals) == Counter(direct)
     for arrival in arrivals:
@@ -266,14 +274,14 @@ def test_a_pattern_that_asks_for_our_word_gets_our_keys(pattern: str) -> None:
     """The one exception, which the description of ``padding_of`` names."""
     users = Topology([Exchange("shop", "topic")], bindings=[Binding("shop", "spy", pattern), Binding("shop", "u", "#")])
     route = CLOCK.route(SECOND, ExchangeTarget("shop", "a.b"))
-    assert {one.queue for one in travel(crowd() | users | route.requires, route)} == {"u", "spy"}
+    assert {one.queue for one in travel(crowd() | users | needs_of(route), route)} == {"u", "spy"}
 
 
 def test_the_empty_key_of_a_topic_exchange_is_refused_for_a_reason() -> None:
     """It has no word at all, our keys have one: ``*`` matches them. Where the type is unknown, that is the price."""
     users = Topology([Exchange("shop", "topic")], bindings=[Binding("shop", "spy", "*"), Binding("shop", "u", "#")])
     route = CLOCK.route(SECOND, ExchangeTarget("shop", ""))
-    assert {one.queue for one in travel(crowd() | users | route.requires, route)} == {"u", "spy"}
+    assert {one.queue for one in travel(crowd() | users | needs_of(route), route)} == {"u", "spy"}
 
 
 # -- what is missing
@@ -320,5 +328,25 @@ def test_what_a_smaller_layout_lacks_is_set_aside_never_early_never_elsewhere(
         assert arrival.at == route.delay == rounded_up(delay, big.resolution)
     if set(big.topology().queues) <= set(small.topology().queues):
         assert arrival.queue == expected
-    (arrival,) = travel(topology | big.topology() | route.requires, route)
+    (arrival,) = travel(topology | big.topology() | route.requires | big.digit_topology(route.digits), route)
     assert (arrival.queue, arrival.at) == (expected, route.delay)
+    grown = topology | big.core_topology() | big.digit_topology(route.digits) | route.requires
+    (arrival,) = travel(grown, route)
+    assert (arrival.queue, arrival.at) == (expected, route.delay)
+
+
+@given(delay=delays.filter(bool), target=st.sampled_from(OTHERS), data=st.data())
+def test_a_digit_queue_that_was_deleted_sets_messages_aside_never_early(
+    delay: timedelta, target: Target, data: st.DataObject
+) -> None:
+    route = CLOCK.route(delay, target)
+    kept = list(route.digits)
+    lost = data.draw(st.sampled_from([one for one in kept if one.value]))
+    kept.remove(lost)
+    behind = Topology(
+        [Exchange("other", "fanout"), Exchange("x", "fanout")], bindings=[Binding("other", "u"), Binding("x", "u")]
+    )
+    topology = CLOCK.core_topology() | CLOCK.digit_topology(kept) | behind | route.requires
+    (arrival,) = travel(topology, route)
+    assert (arrival.queue, arrival.fate) == (CLOCK.undeliverable, "arrived")
+    assert arrival.headers["bide-to"] == str(target)

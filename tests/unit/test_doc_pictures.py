@@ -9,10 +9,10 @@ from typing import Any, Final
 from xml.etree import ElementTree
 
 import pytest
+
 from benchmarks.doc_pictures import pages
 from benchmarks.doc_pictures.figures import Received, audited_of, campaign_of, levels_of, replay_of
 from benchmarks.doc_pictures.plots import NARROW, WIDE, audited, campaign, picture, planned, replayed
-
 from bide.pipelines.report.drawing import Area, Bar, Drawing, Label, Line, Mark, Role
 
 ROOT: Final = Path(__file__).parents[2]

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import bide
+from bide.amqp.connection import Connection
+from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.duration import DelayLike, parse_delay
 from bide.encoder import Encoded, Encoder
 from bide.errors import InvalidInputError
+from bide.growth import Growth
 from bide.letter import Letter, Letters
 from bide.outgoing import Outgoing
 
@@ -25,6 +29,7 @@ CLOCKS = (
     bide.Clock(carrier="BCC", lanes=5),
     bide.Clock(max_delay=timedelta(seconds=30), resolution=timedelta(milliseconds=50)),
     bide.Clock(prefix="other", resolution=timedelta(seconds=15)),
+    bide.Clock(carrier="CC", hides_keys=True),
     bide.NServiceBus(),
     bide.Celery(),
 )
@@ -113,7 +118,7 @@ def test_not_a_bit_differs(infrastructure: DelayInfrastructure, several: list[Le
         assert found == expected
 
 
-def _encoded(encoder: Encoder, message: Outgoing, letter: Letter) -> Encoded | tuple[type[Exception], str]:
+def _encoded(encoder: Encoder, message: Outgoing, letter: Letter) -> Encoded | tuple[type[Exception], str] | None:
     """The message on the wire, or what is wrong with it."""
     try:
         return encoder.encode(message, NOW, channel=7, mandatory=letter.mandatory)
@@ -206,3 +211,24 @@ def test_every_digit_of_every_level() -> None:
             quick = check.check(letter).starting(NOW)
             found = encoder.encode(quick, NOW, channel=1, mandatory=True)
             assert found == encoder.encode(made(letter).starting(NOW), NOW, channel=1, mandatory=True)
+
+
+@pytest.mark.parametrize("routing_key", ["one", "one.two.three.four.five"])
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_message_is_not_encoded_before_its_digits_are_ready(routing_key: str, *, alike: bool) -> None:
+    clock = Clock(lanes=2)
+    growth = Growth(cast("Connection", None), clock, declare=True)
+    encoder = Encoder(clock, frame_max=FRAME_MAX, growth=growth)
+    letter = Letter(b"x", exchange="shop", routing_key=routing_key, delay="1h1s", message_id="m")
+    checked = Letters().check(letter).starting(NOW)
+    message = checked if alike else replace(checked, kind=None)
+    assert message.due is not None
+    digits = clock.route(message.due - NOW, message.target, message_id="m").digits
+    for digit in digits:
+        assert encoder.encode(message, NOW, channel=7, mandatory=True) is None
+        growth._add(digit)
+    complete = Encoder(clock, frame_max=FRAME_MAX)
+    expected = complete.encode(message, NOW, channel=7, mandatory=True)
+    assert encoder.encode(message, NOW, channel=7, mandatory=True) == expected
+    growth.doubt()
+    assert encoder.encode(message, NOW, channel=7, mandatory=True) is None

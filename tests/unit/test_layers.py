@@ -25,25 +25,24 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "cli": ("__main__", "cli"),
     "demo": ("demo",),
     "pipelines": ("pipelines",),
-    "bench": ("bench",),
     "spark": ("spark",),
     "testing": ("testing", "pytest_plugin"),
     "observability": ("metrics", "tracing"),
     "client": (
-        *("", "bulk", "cancellation", "client", "consumer", "encoder", "letter"),
-        *("link", "message", "publisher", "session", "subscription", "sync", "outcome", "patience", "undeliverable"),
+        *("", "bulk", "cancellation", "client", "consumer", "encoder", "failover", "growth", "letter"),
+        *("link", "message", "publisher", "session", "subscription", "sync", "outcome", "undeliverable"),
         "relay",
         *("endpoint", "event_bus", "lifecycle"),
         *("delayed_message", "ephemeral", "partitions", "rpc", "wire_tap"),
     ),
     "admin": ("admin", "broker"),
     "stream": ("stream",),
-    "amqp": ("amqp",),
+    "amqp": ("amqp", "logs"),
     "recoverability": ("recoverability",),
     "memory": ("memory",),
     "patterns": ("patterns",),
     "delay": ("delay", "layouts", "outgoing"),
-    "topology": ("checks", "duration", "topology"),
+    "topology": ("checks", "duration", "foreign_text", "topology"),
     "errors": ("errors",),
 }
 """Layers from the top down, each with its modules and packages. The empty name is the package itself."""
@@ -77,7 +76,6 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "cli": frozenset({"click", "pyspark", "rich"}),
     "demo": frozenset({"rich"}),
     "pipelines": frozenset({"PIL", "pyarrow", "pyspark"}),
-    "bench": frozenset({"rich", "aio_pika", "celery", "dramatiq", "kombu", "pika"}),
     "spark": frozenset({"pyarrow", "pyspark"}),
     "observability": frozenset({"prometheus_client", "opentelemetry"}),
     "admin": frozenset({"httpx2"}),
@@ -87,7 +85,6 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 """What a layer may import from elsewhere."""
 
 IMPORTED_AS = {
-    "aio-pika": "aio_pika",
     "prometheus-client": "prometheus_client",
     "opentelemetry-api": "opentelemetry",
     "pillow": "PIL",

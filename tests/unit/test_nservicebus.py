@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bide.delay.cascade import split_key
-from bide.delay.infrastructure import ExchangeTarget, QueueTarget
+from bide.delay.infrastructure import ExchangeTarget, QueueTarget, existing
 from bide.delay.nservicebus import NServiceBus, format_timestamp, nservicebus_headers
 from bide.errors import (
     InvalidDelayError,
@@ -288,33 +288,40 @@ def test_settings_that_cannot_be(arguments: dict[str, Any], message: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("target", "routing"),
+    ("target", "word", "onward"),
     [
-        (ExchangeTarget("shop", "order.created"), "conventional"),
-        (ExchangeTarget("shop", "order.created", type="topic"), "conventional"),
-        (ExchangeTarget("orders", "", type="direct"), "conventional"),
-        (ExchangeTarget("orders", "key", type="fanout"), "conventional"),
-        (ExchangeTarget("orders", ""), "conventional"),
-        (ExchangeTarget("orders", "", type="fanout"), "direct"),
+        (ExchangeTarget("shop", "order.created"), "shop~order/created", ("shop", "order.created")),
+        (ExchangeTarget("orders", "", type="direct"), "orders~", ("orders", "")),
+        (ExchangeTarget("Shop:OrderPlaced", type="fanout"), "Shop:OrderPlaced~", ("Shop:OrderPlaced", "")),
+        (QueueTarget("billing.orders", isolated=True), "~billing/orders", ("", "billing.orders")),
     ],
 )
-def test_exchanges_that_nservicebus_cannot_address(target: Target, routing: Any) -> None:
-    with pytest.raises(UnsupportedTargetError, match=r"endpoint only.*name the endpoint's queue.*clock layout"):
-        NServiceBus(routing=routing).route(seconds(1), target)
+@pytest.mark.parametrize("routing", ["conventional", "direct"])
+def test_exchanges_and_isolated_queues_have_a_release_queue(
+    target: Target, word: str, onward: tuple[str, str], routing: Any
+) -> None:
+    """Under one word as the address, so that no ``#.<address>`` of .NET takes the message too."""
+    route = NServiceBus(routing=routing).route(seconds(1), target)
+    assert (route.routing_key, route.hops) == (f"{ZEROS[:-2]}1.~r:{word}", 2)
+    (queue,) = route.requires.queues
+    assert queue.name == f"bide.release.nsb.v2:{word}"
+    assert (queue.arguments["x-dead-letter-exchange"], queue.arguments["x-dead-letter-routing-key"]) == onward
+    assert route.requires.bindings == (Binding("nsb.v2.delay-delivery", queue.name, f"{EXACT}~r:{word}"),)
+    assert route.expects == existing(target)
+    assert NServiceBus().owns(queue.name)
+    assert not NServiceBus(version=1).owns(queue.name)
 
 
-def test_a_fanout_exchange_is_addressed_like_an_endpoint() -> None:
-    infrastructure = NServiceBus()
-    event = infrastructure.route(seconds(1), ExchangeTarget("Shop:OrderPlaced", type="fanout"))
-    assert event.routing_key == ZEROS[:-2] + "1.Shop:OrderPlaced"
-    assert event.headers == {DELAY_HEADER: 1, "bide-to": "x:Shop:OrderPlaced"}
-    same = infrastructure.route(seconds(1), QueueTarget("Shop:OrderPlaced"))
-    assert (event.exchange, event.routing_key, event.requires) == (same.exchange, same.routing_key, same.requires)
-
-
-def test_an_isolated_queue_is_refused_rather_than_delivered_twice() -> None:
-    with pytest.raises(UnsupportedTargetError, match=r"'orders' cannot be isolated.*clock layout"):
-        NServiceBus().route(seconds(1), QueueTarget("orders", isolated=True))
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (ExchangeTarget("", "orders"), r"default exchange: name the queue"),
+        (ExchangeTarget("tasks", "", type="topic"), r"'tasks' is empty.*at least one word"),
+    ],
+)
+def test_targets_that_cannot_be(target: Target, message: str) -> None:
+    with pytest.raises(UnsupportedTargetError, match=message):
+        NServiceBus().route(seconds(1), target)
 
 
 def test_the_topology_of_an_endpoint() -> None:

@@ -157,14 +157,34 @@ def test_what_the_broker_wrote_is_not_sent_on() -> None:
 def test_a_delay_counts_from_the_first_sending() -> None:
     message = Outgoing.make(b"", to="q", delay="1h")
     assert (message.delay, message.due) == (timedelta(hours=1), None)
-    started = message.starting(NOW)
+    started = message.starting(NOW, 1_000.0)
     assert started.due == NOW + timedelta(hours=1)
     assert message.due is None
     later = NOW + timedelta(minutes=20)
-    assert started.starting(later) is started
-    route = started.route(Clock(), later)
+    repeated = started.starting(later, 1_000.0 + 20 * 60)
+    assert repeated.due == started.due
+    route = repeated.route(Clock(), later)
     assert route is not None
     assert route.delay == timedelta(minutes=40)
+
+
+@pytest.mark.parametrize("step", [timedelta(hours=3), timedelta(hours=-3)])
+def test_a_delay_does_not_follow_a_clock_that_is_set(step: timedelta) -> None:
+    later = NOW + timedelta(minutes=20) + step
+    repeated = Outgoing.make(b"", to="q", delay="1h").starting(NOW, 1_000.0).starting(later, 1_000.0 + 20 * 60)
+    assert repeated.due == later + timedelta(minutes=40)
+    route = repeated.route(Clock(), later)
+    assert route is not None
+    assert route.delay == timedelta(minutes=40)
+
+
+def test_a_delay_that_is_over_when_the_message_is_repeated_is_none() -> None:
+    later = NOW + timedelta(hours=2)
+    repeated = Outgoing.make(b"", to="q", delay="1h").starting(NOW, 0.0).starting(later, 2 * 3600.0)
+    assert repeated.due == NOW + timedelta(hours=1)
+    route = repeated.route(Clock(), later)
+    assert route is not None
+    assert route.hops == 0
 
 
 def test_a_due_time_is_stamped_as_it_was_given() -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bide
-from bide.bench import burst
-from bide.bench.results import Results
+from benchmarks.suite import burst
+from benchmarks.suite.results import Results
 from bide.cli.pipeline_plan import size_of
 from bide.cli.plan_view import in_bytes
 from bide.delay.infrastructure import QueueTarget

@@ -565,6 +565,20 @@ def test_bad_durations_are_told() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pattern", "held"),
+    [("orders.eu", True), ("orders.*", True), ("*", True), ("orders", False), ("Orders.*", False), ("salaries", False)],
+)
+def test_messages_of_other_queues_are_not_meant(pattern: str, held: bool) -> None:
+    message = FailedMessage.read("", "error", {"headers": {"bide-failed-queue": "orders.eu"}}, b"")
+    assert Selection(queue=pattern).holds(message, NOW) is held
+
+
+def test_a_queue_whose_name_is_a_pattern_is_meant_by_its_name() -> None:
+    message = FailedMessage.read("", "error", {"headers": {"bide-failed-queue": "orders[1]"}}, b"")
+    assert Selection(queue="orders[1]").holds(message, NOW)
+
+
+@pytest.mark.parametrize(
     ("part", "held"),
     [("Gr\u00fc\u00dfe", True), ("\udcff", True), ("gr\u00fc\u00dfe", False), ("an", True), ("or", False)],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import tracemalloc
 import zlib
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.errors import ProtocolError, UndecodableMessageError
-from bide.stream.chunk import HEADER, Chunk, unpack_gzip
+from bide.stream import chunk as module
+from bide.stream.chunk import HEADER, Chunk, Undecodable, unpack_gzip
 
 
 def entry(message: bytes) -> bytes:
@@ -20,7 +22,7 @@ def entry(message: bytes) -> bytes:
 
 def batch(messages: list[bytes], compression: int = 0) -> bytes:
     raw = b"".join(entry(one) for one in messages)
-    packed = gzip.compress(raw) if compression == 1 else raw
+    packed = gzip.compress(raw, mtime=0) if compression == 1 else raw
     return struct.pack(">BHII", 0x80 | compression << 4, len(messages), len(raw), len(packed)) + packed
 
 
@@ -78,6 +80,7 @@ def test_what_is_no_chunk(frame: bytes, reason: str) -> None:
         chunk([entry(b"a"), b"\0\0\0\x09b"]),
         chunk([entry(b"a"), b"\0\0"]),
         chunk([batch([b"a", b"b"])[:-1]], count=2),
+        chunk([batch([b"a", b"b"])], count=3),
     ],
 )
 def test_a_chunk_that_holds_something_else_than_it_says(frame: bytes) -> None:
@@ -88,7 +91,7 @@ def test_a_chunk_that_holds_something_else_than_it_says(frame: bytes) -> None:
 
 def test_compressions_that_cannot_be_unpacked() -> None:
     with pytest.raises(UndecodableMessageError, match="packed by zstd, which is not read"):
-        list(Chunk.read(chunk([batch([b"a"], 4)]), 0).messages())
+        unpack_gzip(4, b"", 0)
     with pytest.raises(UndecodableMessageError, match="by 7"):
         unpack_gzip(7, b"", 0)
     with pytest.raises(UndecodableMessageError, match="cannot be unpacked"):
@@ -96,6 +99,75 @@ def test_compressions_that_cannot_be_unpacked() -> None:
     bomb = gzip.compress(bytes(1_000_000))
     with pytest.raises(UndecodableMessageError, match="is not 100 bytes"):
         unpack_gzip(1, bomb, 100)
+    with pytest.raises(UndecodableMessageError, match="is not 5 bytes"):
+        unpack_gzip(1, gzip.compress(b"hello")[:-4], 5)
+
+
+def lying(records: int, inner: bytes, *, compression: int = 0, unpacked: int | None = None) -> bytes:
+    """A batch whose header may say anything."""
+    length = len(inner) if unpacked is None else unpacked
+    packed = gzip.compress(inner, mtime=0) if compression == 1 else inner
+    return struct.pack(">BHII", 0x80 | compression << 4, records, length, len(packed)) + packed
+
+
+TWO = entry(b"a") + entry(b"b")
+CANNOT_BE_READ = [
+    (lying(1, TWO), "does not consist of 1"),
+    (lying(3, TWO), "does not consist of 3"),
+    (lying(2, TWO[:-1]), "does not consist of 2"),
+    (lying(2, TWO + b"\0"), "does not consist of 2"),
+    (lying(2, b""), "does not consist of 2"),
+    (lying(2, entry(b"a") + b"\xff\xff\xff\xff"), "does not consist of 2"),
+    (lying(2, TWO, compression=1, unpacked=0), "is not 0 bytes"),
+    (lying(2, TWO, compression=1, unpacked=len(TWO) - 1), "is not 9 bytes"),
+    (lying(2, TWO, compression=1, unpacked=len(TWO) + 1), "is not 11 bytes"),
+    (lying(2, TWO, compression=1, unpacked=0xFFFFFFFF), "unpacks to 4,294,967,295 bytes, over 67,108,864"),
+    (lying(2, TWO, compression=2), "packed by snappy, which is not read"),
+    (lying(2, TWO, compression=6), "packed by 6, which is not read"),
+]
+
+
+@pytest.mark.parametrize(("batch_data", "reason"), CANNOT_BE_READ)
+def test_a_batch_that_cannot_be_read_does_not_hide_the_others(batch_data: bytes, reason: str) -> None:
+    """It has the offsets that the broker gave it, and its bytes are kept."""
+    records = int.from_bytes(batch_data[1:3])
+    data = chunk([entry(b"before"), batch_data, batch([b"x", b"y"]), entry(b"after")], count=records + 4)
+    before, found, *others = Chunk.read(data, 0).messages()
+    assert isinstance(found, Undecodable)
+    assert (before, found.data) == (b"before", batch_data)
+    assert reason in found.reason
+    assert others == [None] * (records - 1) + [b"x", b"y", b"after"]
+
+
+def test_a_batch_of_no_messages_has_no_offset() -> None:
+    read = Chunk.read(chunk([entry(b"a"), lying(0, TWO), entry(b"b")], count=2), 0)
+    assert list(read.messages()) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("unpacked", [0, 1, 1_000_000])
+def test_a_packed_batch_does_not_fill_the_memory(unpacked: int) -> None:
+    """300 KB that unpack to 300 MB, whatever they say."""
+    packed = gzip.compress(bytes(30_000_000), mtime=0) * 10
+    bomb = struct.pack(">BHII", 0x90, 1, unpacked, len(packed)) + packed
+    read = Chunk.read(chunk([bomb, entry(b"after")], count=2), 0)
+    tracemalloc.start()
+    try:
+        found, after = read.messages()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert isinstance(found, Undecodable)
+    assert after == b"after"
+    assert peak < 5_000_000 + 3 * unpacked
+
+
+def test_the_batches_of_a_chunk_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_OF_CHUNK", 25)
+    read = Chunk.read(chunk([batch([b"a", b"b"], 1)] * 3 + [batch([b"a", b"b"])], count=8), 0)
+    *four, found, nothing, fifth, sixth = read.messages()
+    assert (four, nothing, fifth, sixth) == ([b"a", b"b"] * 2, None, b"a", b"b")
+    assert isinstance(found, Undecodable)
+    assert "over 25 bytes, with its chunk" in found.reason
 
 
 def test_a_packer_of_ones_own() -> None:

@@ -44,6 +44,9 @@ SECRET = "top-secret"
             hosts=(("2001:db8::7", 5673), ("127.0.0.1", 5672)), user="u", password="p"
         )),
         ("amqp://h:65535", BrokerUrl(hosts=(("h", 65535),))),
+        ("amqp://h1,h2?order=given", BrokerUrl(hosts=(("h1", 5672), ("h2", 5672)), shuffle=False)),
+        ("amqp://h1,h2?order=RANDOM", BrokerUrl(hosts=(("h1", 5672), ("h2", 5672)), shuffle=True)),
+        ("amqp://h", BrokerUrl(hosts=(("h", 5672),), heartbeat=10, shuffle=True)),
         ("amqp://h?heartbeat=0", BrokerUrl(hosts=(("h", 5672),), heartbeat=0)),
         (
             "amqp://h/?heartbeat=5&timeout=3&name=a%20b",
@@ -102,6 +105,7 @@ def test_urls(text: str, expected: BrokerUrl) -> None:
         ("amqp://h/?timeout=0", "timeout='0' .* from 1 to 3600"),
         ("amqp://h/?timeout=1.5", "from 1 to 3600"),
         ("amqp://h/?verify=maybe", "verify='maybe' in the broker URL: give one of true, 1, yes, false, 0, no"),
+        ("amqp://h/?order=alphabetical", "order='alphabetical' in the broker URL: give one of random, given"),
         ("amqp://h/?auth=kerberos", "auth='kerberos' in the broker URL: give one of plain, external"),
     ],
 )

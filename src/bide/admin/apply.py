@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from datetime import timedelta
 from typing import Any, Final
 
+from bide.admin.declaring import RETRY_FOR, Declaring
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.errors import (
@@ -21,14 +21,13 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
+from bide.logs import logger
 from bide.topology import PREDECLARED_EXCHANGES, Binding, Exchange, Queue, Topology
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 MINIMUM_RELEASE: Final = (3, 10)
 """The first release whose quorum queues dead-letter at least once."""
-
-_IN_FLIGHT: Final = 256
 
 _NO_SUCH_TYPE: Final = ("unknown exchange type", "invalid exchange type")
 """The broker's words for a type that it has never heard of, and for one whose plugin is not enabled."""
@@ -46,7 +45,7 @@ _PLUGINS: Final = {
 """The plugins that come with RabbitMQ, by the exchange type that they add."""
 
 _Item = Exchange | Queue | Binding
-_Call = Callable[[Any], asyncio.Future[Any]]
+_Call = Callable[[Channel, Any], asyncio.Future[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +107,9 @@ async def check_streams(connection: Connection, *, prefix: str = "bide") -> None
     # On a connection of its own, because some releases close the whole connection where the flag is off.
     probing = await Connection.open(connection.url)
     try:
-        channel = await probing.channel()
-        await channel.declare_queue(Queue(name, arguments={"x-queue-type": "stream"}))
-        await channel.delete_queue(name)
+        async with Declaring(probing) as declaring:
+            await declaring.all(Channel.declare_queue, [Queue(name, arguments={"x-queue-type": "stream"})])
+            await declaring.all(Channel.delete_queue, [name])
     except BrokerError as error:
         if isinstance(error, AccessRefusedError) or "feature flag" not in str(error):
             raise
@@ -122,7 +121,7 @@ async def check_streams(connection: Connection, *, prefix: str = "bide") -> None
         await probing.close()
 
 
-async def check_exchange_types(connection: Connection, topology: Topology) -> None:
+async def check_exchange_types(connection: Connection, topology: Topology, *, retry_for: timedelta = RETRY_FOR) -> None:
     """Check that the broker has the exchange types of a topology; the exchanges of uncommon types are declared thereby.
 
     Raises:
@@ -137,7 +136,8 @@ async def check_exchange_types(connection: Connection, topology: Topology) -> No
     try:
         for exchange in uncommon:
             try:
-                await (await probing.channel()).declare_exchange(exchange)
+                async with Declaring(probing, retry_for=retry_for) as declaring:
+                    await declaring.all(Channel.declare_exchange, [exchange])
             except BrokerError as error:
                 if not any(text in str(error) for text in _NO_SUCH_TYPE):
                     raise
@@ -165,14 +165,24 @@ def _way_to(exchange_type: str) -> str:
 
 
 async def apply(
-    connection: Connection, topology: Topology, *, external: Iterable[str] = (), last: Topology | None = None
+    connection: Connection,
+    topology: Topology,
+    *,
+    external: Iterable[str] = (),
+    last: Topology | None = None,
+    retry_for: timedelta = RETRY_FOR,
 ) -> Applied:
     """Declare everything in a topology. What exists as wanted is left as it is.
+
+    What a busy broker refuses for a moment (see :mod:`bide.admin.declaring`) is tried again. The broker may close the
+    connection with its refusal: then the rest is declared over another one, and the given one stays closed. A topology
+    with an exclusive queue, which belongs to its connection, is not continued over another.
 
     Args:
         external: names of exchanges and queues outside the topology that its bindings may use.
         last: queues of the topology that are declared only when all others are there and bound, so that where they
             exist, all the rest does too, however the applying ended.
+        retry_for: how long after a first refusal it is retried without a single success in between.
 
     Raises:
         InvalidTopologyError: the topology contradicts itself; nothing was declared.
@@ -187,40 +197,31 @@ async def apply(
 
     validate(topology, external=frozenset(external))
     done: list[Exchange | Queue | Binding] = []
+    can_move = not any(one.exclusive for one in topology.queues)
     try:
-        await check_exchange_types(connection, topology)
-        async with await connection.channel() as channel:
-            for call, items in _phases(channel, topology, last or Topology()):
-                await _declare(call, items, done)
+        await check_exchange_types(connection, topology, retry_for=retry_for)
+        async with Declaring(connection, retry_for=retry_for, can_move=can_move) as declaring:
+            for call, items in _phases(topology, last or Topology()):
+                async for item, _ in declaring.each(call, items):
+                    done.append(item)
     except BrokerError as error:
         raise _half_applied(error, topology, done) from error
     return _counts(done)
 
 
-def _phases(channel: Channel, topology: Topology, last: Topology) -> Iterator[tuple[_Call, Iterable[_Item]]]:
+def _phases(topology: Topology, last: Topology) -> Iterator[tuple[_Call, Iterable[_Item]]]:
     """What is declared together, in order."""
     late = {one.name for one in last.queues}
-    yield channel.declare_exchange, topology.exchanges
-    yield channel.declare_queue, [one for one in topology.queues if one.name not in late]
-    yield channel.bind, [one for one in topology.bindings if not is_into(one, late)]
-    yield channel.declare_queue, [one for one in topology.queues if one.name in late]
-    yield channel.bind, [one for one in topology.bindings if is_into(one, late)]
+    yield Channel.declare_exchange, topology.exchanges
+    yield Channel.declare_queue, [one for one in topology.queues if one.name not in late]
+    yield Channel.bind, [one for one in topology.bindings if not is_into(one, late)]
+    yield Channel.declare_queue, [one for one in topology.queues if one.name in late]
+    yield Channel.bind, [one for one in topology.bindings if is_into(one, late)]
 
 
 def is_into(binding: Binding, queues: Collection[str]) -> bool:
     """Whether a binding leads to one of these queues."""
     return binding.destination_type == "queue" and binding.destination in queues
-
-
-async def _declare(call: _Call, items: Iterable[_Item], done: list[_Item]) -> None:
-    for batch in _batches(items):
-        futures = [call(item) for item in batch]
-        # All settle: when the channel closes, the first in line failed with the reason and the others after it.
-        results = await asyncio.gather(*futures, return_exceptions=True)
-        for item, result in zip(batch, results, strict=True):
-            if isinstance(result, BaseException):
-                raise result
-            done.append(item)
 
 
 def _half_applied(error: BrokerError, topology: Topology, done: Sequence[_Item]) -> BrokerError:
@@ -259,12 +260,6 @@ def _counts(done: Iterable[_Item]) -> Applied:
     return Applied(exchanges=kinds[Exchange], queues=kinds[Queue], bindings=kinds[Binding])
 
 
-def _batches(items: Iterable[Any]) -> Iterator[list[Any]]:
-    rest = iter(items)
-    while batch := list(islice(rest, _IN_FLIGHT)):
-        yield batch
-
-
 async def exists(connection: Connection, topology: Topology) -> bool:
     """Whether all exchanges and queues of a topology exist, with whatever arguments."""
     try:
@@ -279,7 +274,12 @@ async def exists(connection: Connection, topology: Topology) -> bool:
 
 
 async def destroy(
-    connection: Connection, topology: Topology, *, force: bool = False, external: Iterable[str] = ()
+    connection: Connection,
+    topology: Topology,
+    *,
+    force: bool = False,
+    external: Iterable[str] = (),
+    retry_for: timedelta = RETRY_FOR,
 ) -> Removed:
     """Delete a topology's queues and exchanges; what is gone already is no error.
 
@@ -289,31 +289,35 @@ async def destroy(
     Args:
         force: delete queues that hold messages, and the messages with them.
         external: names outside the topology that its bindings use, as for :func:`apply`.
+        retry_for: how long refusals are retried, as for :func:`apply`.
 
     Raises:
         NotEmptyError: queues hold messages and ``force`` is off; nothing was deleted that was not made again.
     """
-    _refuse_messages(await message_counts(connection, topology.queues), force)
-    own = await _found(connection, [one for one in topology.exchanges if one.name not in PREDECLARED_EXCHANGES])
-    removed = messages = 0
-    counts: dict[str, int] = {}
-    async with await connection.channel() as channel:
+    async with Declaring(connection, retry_for=retry_for) as declaring:
+        there = await message_counts(connection, topology.queues)
+        _refuse_messages(there, force)
+        # Where all is to be as it was, queues that do not exist now are not declared.
+        missing = {one.name for one in topology.queues}.difference(there)
+        topology = Topology(
+            topology.exchanges,
+            (one for one in topology.queues if one.name in there),
+            (one for one in topology.bindings if not is_into(one, missing)),
+        )
+        own = await _found(declaring, [one for one in topology.exchanges if one.name not in PREDECLARED_EXCHANGES])
+        counts: dict[str, int] = {}
         for names in _from_the_outside(topology):
-            for batch in _batches(names):
-                await asyncio.gather(*(channel.delete_exchange(name) for name in batch))
+            await declaring.all(Channel.delete_exchange, names)
             counts = await message_counts(connection, topology.queues)
             try:
                 _refuse_messages(counts, force)
             except NotEmptyError:
-                await apply(connection, topology, external=external)
+                await apply(connection, topology, external=external, retry_for=retry_for)
                 raise
-        for names in _batches(counts):
-            replies = await asyncio.gather(*(channel.delete_queue(name) for name in names))
-            removed += len(replies)
-            messages += sum(reply.message_count or 0 for reply in replies)
-        for batch in _batches(own):
-            await asyncio.gather(*(channel.delete_exchange(name) for name in batch))
-    return Removed(exchanges=len(own), queues=removed, messages=messages)
+        replies = await declaring.all(Channel.delete_queue, counts)
+        await declaring.all(Channel.delete_exchange, own)
+    messages = sum(reply.message_count or 0 for reply in replies)
+    return Removed(exchanges=len(own), queues=len(replies), messages=messages)
 
 
 def _from_the_outside(topology: Topology) -> Iterator[list[str]]:
@@ -343,29 +347,14 @@ def _refuse_messages(counts: Mapping[str, int], force: bool) -> None:
 
 async def message_counts(connection: Connection, queues: Sequence[Queue]) -> dict[str, int]:
     """Ready messages by queue name; queues that do not exist are left out."""
-    replies = await _found(connection, queues)
+    async with Declaring(connection) as declaring:
+        replies = await _found(declaring, queues)
     return {name: reply.message_count or 0 for name, reply in replies.items()}
 
 
-async def _found(connection: Connection, items: Sequence[Exchange | Queue]) -> dict[str, Any]:
+async def _found(declaring: Declaring, items: Sequence[Exchange | Queue]) -> dict[str, Any]:
     """What the broker says of those that exist, by name."""
-    found: dict[str, Any] = {}
-    pending = list(items)
-    while pending:
-        batch = pending[:_IN_FLIGHT]
-        async with await connection.channel() as channel:
-            results = await asyncio.gather(*(_ask_for(channel, one) for one in batch), return_exceptions=True)
-        answered = 0
-        for item, result in zip(batch, results, strict=True):
-            answered += 1
-            if isinstance(result, TargetNotFoundError):
-                # It closed the channel: the others of the batch are asked anew.
-                break
-            if isinstance(result, BaseException):
-                raise result
-            found[item.name] = result
-        pending = pending[answered:]
-    return found
+    return {item.name: reply async for item, reply in declaring.each(_ask_for, items, skip_missing=True)}
 
 
 def _ask_for(channel: Channel, item: Exchange | Queue) -> asyncio.Future[Any]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from bide.admin.apply import Applied, Removed, apply, check_release, check_streams, destroy
+from bide.admin.apply import Applied, Removed, apply, check_release, check_streams, destroy, exists
 from bide.admin.management import ManagementApi
+from bide.admin.protection import protection_name
+from bide.admin.settling import settle
 from bide.admin.snapshot import find_owned
 from bide.admin.taps import find_tap_bindings
 from bide.amqp.connection import Connection
 from bide.delay.cascade import Policy
+from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.errors import InvalidInputError, ManagementApiError, NotEmptyError
 from bide.topology import Binding, Topology
@@ -32,7 +35,7 @@ class RemovedInfrastructure:
     """What :func:`remove` deleted.
 
     Attributes:
-        complete: whether the management API was there to find everything, release queues included.
+        complete: whether the management API was there to find everything, release queues and policies included.
         kept: the streams of the taps, which stay with what they hold.
     """
 
@@ -44,13 +47,19 @@ class RemovedInfrastructure:
 async def install(connection: Connection, infrastructure: DelayInfrastructure) -> Applied:
     """Declare the infrastructure, after checking that the broker is up to it.
 
+    ``Clock`` gets its mark last, by which clients that may not declare know that everything is there.
+
     Raises:
         UnsupportedBrokerError: it is too old, or streams are off.
         DeclarationMismatchError: something exists with other properties.
     """
     check_release(connection)
     await check_streams(connection)
-    return await apply(connection, infrastructure.topology())
+    applied = await apply(connection, infrastructure.topology())
+    await settle(connection, prefix=infrastructure.delivery_exchange)
+    if isinstance(infrastructure, Clock):
+        await apply(connection, Topology([infrastructure.complete_mark]))
+    return applied
 
 
 async def install_guard(connection: Connection, api: ManagementApi, infrastructure: DelayInfrastructure) -> Policy:
@@ -86,7 +95,7 @@ async def remove(
     *,
     force: bool = False,
 ) -> RemovedInfrastructure:
-    """Delete the infrastructure, with its guard and the release queues of its targets, and nothing else.
+    """Delete the infrastructure, with its guard, its protection and the release queues of its targets; nothing else.
 
     The streams of its taps are the record of what it did: they stay, see :func:`bide.admin.taps.turn_off`.
 
@@ -129,10 +138,25 @@ async def remove(
     # Should the ways in have to be made again, the taps are to be bound to them again.
     ways_in = {one.source for one in topology.bindings}
     topology |= Topology(bindings=[one for group in taps.values() for one in group if one.source in ways_in])
-    external = {str(one.arguments.get("x-dead-letter-exchange", "")) for one in topology.queues} | set(taps)
-    removed = await destroy(connection, topology, force=force, external=external)
-    if api is not None and isinstance(infrastructure, Guarded):
-        await api.delete_policy(vhost, infrastructure.guard_policy().name)
+    arguments = ("x-dead-letter-exchange", "x-dead-letter-routing-key")
+    external = {str(one.arguments.get(name, "")) for one in topology.queues for name in arguments} | set(taps)
+    mark = Topology([infrastructure.complete_mark] if isinstance(infrastructure, Clock) else ())
+    is_marked = await exists(connection, mark)
+    async with await connection.channel() as channel:
+        for one in mark.exchanges:
+            # First, so that it never stands for what is not there.
+            await channel.delete_exchange(one.name)
+    try:
+        removed = await destroy(connection, topology, force=force, external=external)
+    except NotEmptyError:
+        # Then everything is as it was.
+        if is_marked:
+            await apply(connection, mark)
+        raise
+    if api is not None:
+        await api.delete_policy(vhost, protection_name(infrastructure))
+        if isinstance(infrastructure, Guarded):
+            await api.delete_policy(vhost, infrastructure.guard_policy().name)
     return RemovedInfrastructure(removed=removed, complete=complete, kept=tuple(taps))
 
 

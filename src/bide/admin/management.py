@@ -51,6 +51,9 @@ class FoundQueue:
             nothing takes is neither ready nor unacknowledged.
         ready: those that wait.
         unacknowledged: those that are with a consumer.
+        members: the nodes with a replica, of a quorum queue or a stream; None where the broker does not report them.
+        online: the members that are up.
+        leader: the node that leads the replicas, or None.
     """
 
     queue: Queue
@@ -60,6 +63,9 @@ class FoundQueue:
     messages: int | None = None
     ready: int | None = None
     unacknowledged: int | None = None
+    members: tuple[str, ...] | None = None
+    online: tuple[str, ...] = ()
+    leader: str | None = None
 
     @property
     def between(self) -> int:
@@ -158,6 +164,10 @@ class ManagementApi:
         """State of each feature flag: ``enabled``, ``disabled``... 3.10 tells administrators only."""
         return {str(one["name"]): str(one["state"]) for one in _array(await self.call("GET", "feature-flags"))}
 
+    async def nodes(self) -> dict[str, bool]:
+        """The nodes of the cluster by name, and whether each is running."""
+        return {str(one["name"]): bool(one["running"]) for one in _array(await self.call("GET", "nodes"))}
+
     async def exchange(self, vhost: str, name: str) -> FoundExchange | None:
         """One exchange, or None."""
         found = await self.call("GET", "exchanges", vhost, name)
@@ -167,11 +177,16 @@ class ManagementApi:
         """The exchanges whose names contain this text."""
         return [_exchange(one) async for one in self._pages("exchanges", vhost, containing)]
 
-    async def queue(self, vhost: str, name: str) -> FoundQueue | None:
-        """One queue, or None; its messages are not counted here on every release."""
-        found = await self.call(
-            "GET", "queues", vhost, name, query={"disable_stats": "true", "enable_queue_totals": "true"}
-        )
+    async def queue(self, vhost: str, name: str, *, statistics: bool = False) -> FoundQueue | None:
+        """One queue, or None; its messages are not counted here on every release.
+
+        Args:
+            vhost: of the queue.
+            name: of the queue.
+            statistics: ask for all that is known. Only so are the members of a stream reported.
+        """
+        query = None if statistics else {"disable_stats": "true", "enable_queue_totals": "true"}
+        found = await self.call("GET", "queues", vhost, name, query=query)
         return None if found is None else _queue(_object(found))
 
     async def queues(self, vhost: str, containing: str) -> list[FoundQueue]:
@@ -273,6 +288,7 @@ def _queue(found: Mapping[str, Any]) -> FoundQueue:
         auto_delete=bool(found["auto_delete"]),
         arguments=_arguments(found),
     )
+    members = found.get("members")
     return FoundQueue(
         queue=queue,
         type=str(found.get("type") or queue.type),
@@ -281,6 +297,9 @@ def _queue(found: Mapping[str, Any]) -> FoundQueue:
         messages=found.get("messages"),
         ready=found.get("messages_ready"),
         unacknowledged=found.get("messages_unacknowledged"),
+        members=None if members is None else tuple(members),
+        online=tuple(found.get("online") or ()),
+        leader=found.get("leader") or None,
     )
 
 

@@ -78,7 +78,7 @@ class Endpoint:
         """
         try:
             answer = json.loads(response.content) if response.content else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._alien(response.status_code) from error
         if response.is_success:
             return answer
@@ -173,11 +173,14 @@ def parse_management_url(text: str, url: BrokerUrl) -> Endpoint:
         InvalidUrlError: it is not of that form; the message never shows the password.
     """
     form = "give http://user:password@host:15672, or leave out the user to take the AMQP URL's"
-    parts = urlsplit(text)
     try:
+        parts = urlsplit(text)
         host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise InvalidUrlError(f"the management URL has a port that is no number from 0 to 65535: {form}") from error
+    except ValueError:
+        # Not from the error, which may quote the password.
+        raise InvalidUrlError(
+            f"the management URL has a host that is not one, or a port that is not a number from 0 to 65535: {form}"
+        ) from None
     if parts.scheme not in _PORTS or not host:
         raise InvalidUrlError(f"the management URL does not start with http:// or https:// and a host: {form}")
     # What people copy from a browser ends in "/#/queues", what they copy from a script in "/api".

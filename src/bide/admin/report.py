@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Status = Literal["ok", "problem", "not checked"]
+Status = Literal["ok", "warning", "problem", "not checked"]
 
 Check = Literal[
     "release",
@@ -16,12 +16,16 @@ Check = Literal[
     "queues",
     "bindings",
     "policies",
+    "protection",
+    "replication",
+    "leaders",
     "consumers",
     "relays",
     "targets",
     "delivery limits",
     "guard",
     "cross-delivery",
+    "NServiceBus targets",
     "taps",
     "stuck messages",
     "undeliverable messages",
@@ -35,7 +39,7 @@ class Finding:
     """The result of one check, or one of the problems that it found.
 
     Attributes:
-        text: one sentence; for a problem what is wrong and how to mend it, for what was not checked why not.
+        text: for a problem or a warning what is wrong and how to fix it, for what was not checked why not.
     """
 
     check: Check
@@ -70,7 +74,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong, as far as it could be checked: what was not checked is no problem."""
+        """Whether nothing is wrong, as far as it could be checked: warnings and unchecked items are not problems."""
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,6 +93,11 @@ def judged(check: Check, problems: Iterable[str], fine: str) -> list[Finding]:
     """One finding per problem, or the one that all is fine."""
     found = [Finding(check=check, status="problem", text=text) for text in problems]
     return found or [Finding(check=check, status="ok", text=fine)]
+
+
+def warned(check: Check, text: str) -> Finding:
+    """The finding of what works today, and should be changed nevertheless."""
+    return Finding(check=check, status="warning", text=text)
 
 
 def unchecked(check: Check, why: str) -> Finding:

@@ -13,7 +13,10 @@ from bide.admin.management import FoundExchange, FoundQueue, ManagementApi
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.delay.cascade import Policy
+from bide.delay.celery import Celery
 from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.nservicebus import NServiceBus
+from bide.delay.taps import find_taps
 from bide.errors import BrokerError
 from bide.topology import Argument, Binding, DestinationType
 
@@ -21,7 +24,7 @@ _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
 RELEASE: Final = ".release."
-"""Part of the names of the release queues of ``Clock``."""
+"""Part of the names of release queues."""
 
 _CALLS_AT_ONCE: Final = 8
 _IN_FLIGHT: Final = 256
@@ -31,6 +34,40 @@ _APPLIES_TO: Final[Mapping[str, frozenset[str]]] = {
     "classic": frozenset({"all", "queues", "classic_queues"}),
     "stream": frozenset({"all", "queues", "streams"}),
 }
+
+_OF_QUORUM_QUEUES: Final = frozenset({"delivery-limit", "dead-letter-strategy", "target-group-size"})
+_OF_STREAMS: Final = frozenset({"max-age", "stream-max-segment-size-bytes", "initial-cluster-size"})
+_OF_CLASSIC_QUEUES: Final = frozenset(
+    {
+        "ha-mode",
+        "ha-params",
+        "ha-promote-on-failure",
+        "ha-promote-on-shutdown",
+        "ha-sync-mode",
+        "max-priority",
+        "queue-master-locator",
+        "queue-mode",
+    }
+)
+_OF_OTHERS: Final = frozenset(
+    {
+        "dead-letter-exchange",
+        "dead-letter-routing-key",
+        "expires",
+        "max-in-memory-bytes",
+        "max-in-memory-length",
+        "max-length",
+        "message-ttl",
+        "overflow",
+    }
+)
+
+_UNSUPPORTED: Final[Mapping[str, frozenset[str]]] = {
+    "quorum": _OF_CLASSIC_QUEUES | _OF_STREAMS,
+    "classic": _OF_QUORUM_QUEUES | _OF_STREAMS,
+    "stream": _OF_CLASSIC_QUEUES | _OF_QUORUM_QUEUES | _OF_OTHERS,
+}
+"""Keys by which RabbitMQ does not apply a policy to a queue of a type (rabbit_queue_type:is_policy_applicable)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,31 +101,56 @@ class Snapshot:
 
         Where both give a number the smaller one holds; else the operator's does (rule of RabbitMQ).
         """
-        own = self.policies.get(queue.policy) if queue.policy is not None else None
+        own = self.own_policy_of(queue)
         effective: dict[str, Argument] = dict(own.definition) if own is not None else {}
-        # Only 4.3 tells which operator policy applies; the others leave it to us to match them.
-        matching = [one for one in self.operator_policies.values() if matches(one, queue)]
-        if matching:
-            for name, value in max(matching, key=lambda one: one.priority).definition.items():
-                other = effective.get(name)
-                effective[name] = _smaller(other, value)
+        operator = self.operator_policy_of(queue)
+        if operator is not None:
+            for name, value in operator.definition.items():
+                effective[name] = _merged(name, effective.get(name), value)
         return effective
+
+    def own_policy_of(self, queue: FoundQueue) -> Policy | None:
+        """The policy that applies to a queue."""
+        if queue.policy is not None:
+            return self.policies.get(queue.policy)
+        # 3.10 does not report the policy of a queue that was asked for by its name.
+        return applying(self.policies.values(), queue)
+
+    def operator_policy_of(self, queue: FoundQueue) -> Policy | None:
+        """The operator policy that applies to a queue: matched here, because only 4.3 reports it in lists of queues."""
+        return applying(self.operator_policies.values(), queue)
+
+
+def applying(policies: Iterable[Policy], queue: FoundQueue) -> Policy | None:
+    """The one of these policies that applies to a queue: of those that match, the one of the highest priority."""
+    return max((one for one in policies if matches(one, queue)), key=lambda one: one.priority, default=None)
 
 
 def matches(policy: Policy, queue: FoundQueue) -> bool:
     """Whether a policy applies to a queue, if no other of its kind has a higher priority."""
     if policy.apply_to not in _APPLIES_TO.get(queue.type, frozenset({"all", "queues"})):
         return False
-    try:
-        return re.search(policy.pattern, queue.queue.name) is not None
-    except re.error:
-        # Written for the broker's own regular expressions, which know a little more.
+    if not _UNSUPPORTED.get(queue.type, frozenset()).isdisjoint(policy.definition):
         return False
+    return is_readable(policy) and re.search(policy.pattern, queue.queue.name) is not None
 
 
-def _smaller(other: Argument | None, value: Argument) -> Argument:
+def is_readable(policy: Policy) -> bool:
+    """Whether its pattern means the same here as to the broker, whose regular expressions know a little more."""
+    if "[:" in policy.pattern:
+        return False
+    try:
+        re.compile(policy.pattern)
+    except re.error:
+        return False
+    return True
+
+
+def _merged(name: str, other: Argument | None, value: Argument) -> Argument:
+    """What holds of a policy's value and an operator policy's (rabbit_policies:merge_policy_value, 3.10 to 4.3)."""
     if isinstance(other, int | float) and isinstance(value, int | float):
-        return min(other, value)
+        # A negative delivery limit is none at all, so the other one holds.
+        return max(other, value) if name == "delivery-limit" and min(other, value) < 0 else min(other, value)
     return value
 
 
@@ -109,9 +171,12 @@ async def take_snapshot(api: ManagementApi, vhost: str, infrastructure: DelayInf
     found = await _at_once(lambda name: api.exchange(vhost, name), beyond_exchanges)
     exchanges |= {one.exchange.name: one for one in found if one}
     bindings += await _bindings_from(api, vhost, beyond_exchanges)
-    waiting = {release_target(one) for one in queues}
+    waiting = {release_target(one) for one in queues.values()}
     follow: set[tuple[DestinationType, str]] = {(one.destination_type, one.destination) for one in snapshot.bindings}
     follow |= {("queue", name) for name in waiting if name}
+    taps = find_taps(infrastructure)
+    # A tap that is off leaves its streams, and nothing leads there.
+    follow |= {("queue", name) for name in (taps.names if taps else ())}
 
     # An endpoint's exchange leads on to its queue, and may do so over other exchanges.
     seen: set[tuple[DestinationType, str]] = {("queue", name) for name in queues}
@@ -146,6 +211,8 @@ async def find_owned(
     topology = infrastructure.topology()
     names = [*(one.name for one in topology.exchanges), *(one.name for one in topology.queues)]
     fragments = {os.path.commonprefix(names), infrastructure.undeliverable}  # noqa: RUF071 (of names, not of paths)
+    if isinstance(infrastructure, NServiceBus | Celery):
+        fragments.add(infrastructure.cascade.release_prefix)
     fragments = {one for one in fragments if not any(other != one and other in one for other in fragments)}
     exchanges: dict[str, FoundExchange] = {}
     queues: dict[str, FoundQueue] = {}
@@ -159,15 +226,17 @@ async def find_owned(
 
 
 def release_exchange(found: FoundQueue) -> str | None:
-    """The exchange that a release queue of ``Clock`` sends its messages on to; None for any other queue."""
+    """The exchange that a release queue sends its messages on to; None for any other queue."""
     if RELEASE not in found.queue.name:
         return None
     return str(found.queue.arguments.get("x-dead-letter-exchange") or "") or None
 
 
-def release_target(name: str) -> str | None:
-    """The queue that a release queue of ``Clock`` stands before; None where it does not tell, and for any other."""
-    return name.partition(f"{RELEASE}q:")[2] or None
+def release_target(found: FoundQueue) -> str | None:
+    """The queue that a release queue stands before; None before an exchange, and for any other queue."""
+    if RELEASE not in found.queue.name or release_exchange(found) is not None:
+        return None
+    return str(found.queue.arguments.get("x-dead-letter-routing-key") or "") or None
 
 
 async def _bindings_from(api: ManagementApi, vhost: str, exchanges: Iterable[str]) -> list[Binding]:
@@ -197,15 +266,19 @@ async def ask_each(
         BideError: the connection broke.
     """
     answers: list[Any | BrokerError] = []
+    size = _IN_FLIGHT
     while len(answers) < len(items):
         channel = await connection.channel()
-        batch = items[len(answers) : len(answers) + _IN_FLIGHT]
+        batch = items[len(answers) : len(answers) + size]
+        size = min(size * 4, _IN_FLIGHT)
         results = await asyncio.gather(*(ask(channel, item) for item in batch), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException) and (connection.lost.done() or not isinstance(result, BrokerError)):
                 raise result
             answers.append(result)
             if isinstance(result, BrokerError):
+                # Others may be refused too, as many queues of a Clock that do not exist yet.
+                size = 1
                 break
         if channel.is_open:
             await channel.close()

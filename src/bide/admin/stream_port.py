@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -30,7 +31,7 @@ def stream_port(url: str, environment: Mapping[str, str]) -> int | None:
     """
     broker = BrokerUrl.parse(url)
     if given := of_environment(STREAM_PORT_VARIABLE, broker, environment):
-        if not given.isdecimal() or not 1 <= int(given) <= _HIGHEST:
+        if not re.fullmatch("[0-9]{1,9}", given) or not 1 <= int(given) <= _HIGHEST:
             raise InvalidUrlError(f"{STREAM_PORT_VARIABLE} is {given!r}: give a port, from 1 to {_HIGHEST:,}")
         return int(given)
     private = private_broker(broker)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from bide.admin.apply import apply, check_release, check_streams, exists, message_counts
+from bide.admin.declaring import Declaring
 from bide.admin.management import ManagementApi
 from bide.admin.report import Finding, judged, listed, unchecked
 from bide.admin.snapshot import Snapshot
+from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.delay.taps import Retention, Taps, find_taps, taps_of
@@ -168,13 +169,12 @@ async def turn_off(connection: Connection, infrastructure: DelayInfrastructure, 
     """
     taps = taps_of(infrastructure)
     there = await _existing(connection, taps)
-    async with await connection.channel() as channel:
+    async with Declaring(connection) as declaring:
         # The other way round than they were made, for the same reason.
-        await asyncio.gather(*(channel.unbind(one) for one in reversed(taps.bindings)))
+        await declaring.all(Channel.unbind, reversed(taps.bindings))
         if delete:
-            queues = [*there, *(one.name for one in taps.passage.queues)]
-            await asyncio.gather(*(channel.delete_queue(name) for name in queues))
-            await asyncio.gather(*(channel.delete_exchange(one.name) for one in taps.passage.exchanges))
+            await declaring.all(Channel.delete_queue, [*there, *(one.name for one in taps.passage.queues)])
+            await declaring.all(Channel.delete_exchange, [one.name for one in taps.passage.exchanges])
     names = tuple(there)
     return TurnedOff(
         kept=() if delete else names, deleted=names if delete else (), messages=sum(there.values()) if delete else 0

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from bide.admin.apply import MINIMUM_RELEASE, check_release, check_streams
+from bide.admin.apply import MINIMUM_RELEASE, check_release, check_streams, exists
 from bide.admin.delivery_limit import effective_limit
 from bide.admin.infrastructure import Guarded
 from bide.admin.management import FoundQueue, ManagementApi
+from bide.admin.nservicebus_targets import nservicebus_targets
+from bide.admin.policies import policy_findings
 from bide.admin.private import private_broker
-from bide.admin.report import Finding, Report, judged, listed, unchecked
+from bide.admin.protection import protection_findings
+from bide.admin.replication import replication_findings
+from bide.admin.report import Check, Finding, Report, judged, listed, unchecked
 from bide.admin.snapshot import Snapshot, ask_each, take_snapshot
 from bide.admin.taps import bound_taps, tap_findings, unseen_taps
 from bide.amqp.connection import Connection
@@ -29,13 +34,23 @@ from bide.errors import (
     UnsupportedBrokerError,
 )
 from bide.recoverability.policy import Retry, poison_limit
-from bide.topology import Binding, Exchange, Queue
+from bide.topology import Binding, Exchange, Queue, Topology
 
 DEFAULT_PREFETCH: Final = 32
 _FLAGS: Final = ("quorum_queue", "stream_queue")
 _PREFETCH: Final = "dead_letter_worker_consumer_prefetch"
 _SECOND_LOOK: Final = 3.0
 """Seconds between the two looks at messages that may be stuck: on a busy broker some are always on their way."""
+
+_REST: Final[tuple[Check, ...]] = (
+    "bindings",
+    "policies",
+    "targets",
+    "delivery limits",
+    "replication",
+    "stuck messages",
+)
+"""What only the management API reports."""
 
 _APPLY: Final = "run 'bide delay apply' with the same options"
 
@@ -59,20 +74,25 @@ async def verify(connection: Connection, infrastructure: DelayInfrastructure, ap
     findings.append(finding)
     why = f"only the management API tells: {finding.text}"
     findings += await _flags(connection, api if snapshot else None)
-    findings += await _declared(connection, infrastructure)
+    is_growing = await _is_growing(connection, infrastructure)
+    findings += await _declared(connection, infrastructure, is_growing=is_growing)
     findings += await _relays(connection, infrastructure)
     if snapshot is None:
-        findings += [unchecked(check, why) for check in ("bindings", "targets", "delivery limits", "stuck messages")]
+        findings += [unchecked(check, why) for check in _REST]
         findings += await unseen_taps(connection, infrastructure, why)
         findings += await _undeliverable(connection, infrastructure)
     else:
-        findings += _bindings(snapshot, infrastructure)
+        findings += _bindings(snapshot, infrastructure, is_growing=is_growing)
+        findings += policy_findings(snapshot, infrastructure, connection.release)
+        findings += protection_findings(snapshot, infrastructure)
         findings += _targets(snapshot, infrastructure)
         findings += _delivery_limits(snapshot, infrastructure, connection.release)
         findings += _guard(snapshot, infrastructure)
         findings += _cross_delivery(snapshot, infrastructure)
         findings += tap_findings(snapshot, infrastructure)
         assert api is not None
+        findings += await replication_findings(snapshot, api, vhost, infrastructure)
+        findings += await nservicebus_targets(snapshot, api, vhost, infrastructure, connection.release)
         findings += await _stuck(snapshot, api, vhost, infrastructure)
         findings += await _undeliverable(connection, infrastructure)
     findings += await _prefetch(connection)
@@ -134,7 +154,12 @@ async def _flags(connection: Connection, api: ManagementApi | None) -> list[Find
     return [Finding(check="feature flags", status="ok", text="stream_queue is on")]
 
 
-async def _declared(connection: Connection, infrastructure: DelayInfrastructure) -> list[Finding]:
+async def _is_growing(connection: Connection, infrastructure: DelayInfrastructure) -> bool:
+    """Whether it is a ``Clock`` of which clients declare each queue at its first use, not all of it declared ahead."""
+    return isinstance(infrastructure, Clock) and not await exists(connection, Topology([infrastructure.complete_mark]))
+
+
+async def _declared(connection: Connection, infrastructure: DelayInfrastructure, *, is_growing: bool) -> list[Finding]:
     """Over AMQP: whether a thing exists, and for what exists whether declaring it as it should be is accepted."""
     topology = infrastructure.topology()
     findings: list[Finding] = []
@@ -147,8 +172,12 @@ async def _declared(connection: Connection, infrastructure: DelayInfrastructure)
     queues = await ask_each(connection, topology.queues, lambda channel, one: channel.declare_queue(one, passive=True))
     found = [one for one, answer in zip(topology.queues, queues, strict=True) if not _is_missing(answer)]
     answers = await ask_each(connection, found, lambda channel, one: channel.declare_queue(one))
-    findings += _compared("queues", topology.queues, found, answers)
-    return findings
+    if not is_growing:
+        return [*findings, *_compared("queues", topology.queues, found, answers)]
+    assert isinstance(infrastructure, Clock)
+    needed = [one for one in topology.queues if one in found or one in infrastructure.core_topology().queues]
+    fine = f"{len(found)} as they should be; the others of {len(topology.queues)} are declared when they are first used"
+    return [*findings, *_compared("queues", needed, found, answers, fine=fine)]
 
 
 async def _relays(connection: Connection, infrastructure: DelayInfrastructure) -> list[Finding]:
@@ -184,6 +213,8 @@ def _compared(
     wanted: Sequence[Exchange] | Sequence[Queue],
     found: Sequence[Exchange] | Sequence[Queue],
     answers: Sequence[Any],
+    *,
+    fine: str = "",
 ) -> list[Finding]:
     names = {one.name for one in found}
     missing = [one.name for one in wanted if one.name not in names]
@@ -202,12 +233,17 @@ def _compared(
                 if problems
                 else [unchecked(kind, str(answer))]
             )
-    return judged(kind, problems, f"{len(wanted)} as they should be")
+    return judged(kind, problems, fine or f"{len(wanted)} as they should be")
 
 
-def _bindings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
-    wanted = infrastructure.topology().bindings
+def _bindings(snapshot: Snapshot, infrastructure: DelayInfrastructure, *, is_growing: bool) -> list[Finding]:
+    wanted: Sequence[Binding] = infrastructure.topology().bindings
     there = set(snapshot.bindings)
+    if is_growing:
+        assert isinstance(infrastructure, Clock)
+        # Clients bind a queue for the words of the routing keys that they use, before the first message comes.
+        wanted = [*infrastructure.core_topology().bindings, *(one for one in wanted if one in there)]
+        wanted = list(dict.fromkeys(wanted))
     missing = [_shown(one) for one in wanted if one not in there]
     problems = [f"{len(missing)} of {len(wanted)} bindings are missing, {listed(missing)}: {_APPLY}"] if missing else []
     return judged("bindings", problems, f"{len(wanted)} as they should be")
@@ -223,18 +259,13 @@ def _targets(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Fi
         return []
     problems = []
     targets = _delivered_to(snapshot, infrastructure)
-    way_out = (
-        "send to it with isolated=True, so that only its own messages wait"
-        if isinstance(infrastructure, Clock)
-        else "raise its limit, or let it drop the oldest instead (x-overflow drop-head)"
-    )
     for name in targets:
         found = snapshot.queues.get(name)
         limit = None if found is None else _refuses(snapshot, found)
         if limit is not None:
             problems.append(
                 f"the queue {name!r} refuses messages once it is full ({limit}), and then holds up everybody's "
-                f"messages in the delay queues: {way_out}"
+                "messages in the delay queues: send to it with isolated=True, so that only its own messages wait"
             )
     return judged("targets", problems, f"{len(targets)} queues are bound, none refuses messages")
 
@@ -370,7 +401,7 @@ async def _prefetch(connection: Connection) -> list[Finding]:
         text = await asyncio.to_thread(broker.rabbitmqctl, "eval", f"application:get_env(rabbit, {_PREFETCH}).")
     except LocalBrokerError as error:
         return [unchecked("dead-letter prefetch", str(error))]
-    value = int("".join(filter(str.isdigit, text)) or DEFAULT_PREFETCH)
+    value = int("".join(re.findall("[0-9]", text)) or DEFAULT_PREFETCH)
     if value < DEFAULT_PREFETCH:
         return [
             Finding(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,12 +17,13 @@ from bide.amqp.acks import AckSender
 from bide.amqp.confirms import Awaited, Confirms, Unconfirmed, fail
 from bide.amqp.content import Assembly, Delivery, Return
 from bide.errors import BideError, ClosedError, ConsumerCancelledError
+from bide.logs import logger
 from bide.topology import Binding, Exchange, Queue
 
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _CONSUMER_TAG: Final = "bide-{}"
 _CLOSE_GRACE: Final = 5.0
@@ -77,6 +77,11 @@ class Channel:
         """Whether it can still be used."""
         return self.closed_with is None
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a call waits for its reply, or a message for its confirm."""
+        return bool(self._calls or self.confirms)
+
     def call(self, payload: bytes, *replies: type[Frame]) -> asyncio.Future[Any]:
         """Send a method and return a future of its reply.
 
@@ -94,6 +99,11 @@ class Channel:
     async def open(self) -> None:
         """Open it on the broker."""
         await self.call(codec.method(20, 10, b"\x00"), commands.Channel.OpenOk)
+
+    def probe(self) -> None:
+        """Open and close it, for the sake of an answer."""
+        self._write(codec.method(20, 10, b"\x00"))
+        self.abandon()
 
     async def confirm_select(self) -> None:
         """Switch publisher confirms on."""
@@ -429,6 +439,10 @@ class Channel:
         consumers, self._consumers = self._consumers, {}
         for consumer in consumers.values():
             consumer.on_end(error)
+
+    async def gone(self) -> None:
+        """Wait until the broker has closed it too, which frees its number."""
+        await asyncio.shield(self._gone)
 
     def _end(self) -> None:
         if not self._gone.done():

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any
 
 from bide.amqp.content import Return
 from bide.errors import BideError, PublishRefusedError, UnroutableError
+from bide.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Unconfirmed(ABC):
@@ -82,6 +82,11 @@ class Confirms:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def oldest(self) -> Unconfirmed | None:
+        """The message that waits longest."""
+        return next(iter(self._waiting.values()), None)
+
     def add(self, message: Unconfirmed) -> None:
         """Count a message that is being sent."""
         self._sent += 1
@@ -130,7 +135,8 @@ class Confirms:
 
 def _refused(entry: Unconfirmed) -> PublishRefusedError:
     return PublishRefusedError(
-        f"no queue stored {_described(entry)}: a queue is full, or has no leader; send it again later",
+        f"no queue stored {_described(entry)}: a queue is full, or has no leader because the majority of its nodes is "
+        "lost; send it again later",
         message_id=entry.message_id,
     )
 

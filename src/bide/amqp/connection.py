@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import random
 import ssl
 import struct
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-import pamqp.frame
 from pamqp import commands
-from pamqp.base import Frame
 
 from bide.amqp import codec, decoding, faults
 from bide.amqp.channel import Channel
-from bide.amqp.handshake import open_vhost, refused_certificate, release_of, start_ok, tls_reason, tune_ok
-from bide.amqp.url import BrokerUrl
+from bide.amqp.handshake import close_connection, lost_error, open_vhost, release_of, start_ok, tls_reason, tune_ok
+from bide.amqp.heartbeat import Heartbeat
+from bide.amqp.url import BrokerUrl, address_of
 from bide.amqp.writer import Writer
 from bide.errors import (
     BideError,
@@ -28,8 +27,9 @@ from bide.errors import (
     ProtocolError,
     TlsError,
 )
+from bide.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 MAX_FRAME: Final = 1 << 24
 """Bytes that no frame has, except one from a peer that does not speak AMQP; the headers of a message that was
@@ -51,6 +51,9 @@ class Connection(asyncio.Protocol):
         frame_max: the largest frame, in bytes.
         opened: done when the broker let us in, or failed with the reason why not.
         lost: done when the connection is no longer usable; its result says why.
+        heartbeat: knows when bytes came last.
+        answers: how many confirms and replies came, heartbeats and answers to :meth:`probe` not counted.
+        trouble: what is known of a node that answers nothing or confirms nothing, for errors; empty while all is well.
     """
 
     def __init__(self, url: BrokerUrl, address: str) -> None:
@@ -63,20 +66,23 @@ class Connection(asyncio.Protocol):
         self.channel_max = 2047
         self.lost: asyncio.Future[BideError] = self.loop.create_future()
         self.opened: asyncio.Future[None] = self.loop.create_future()
+        self.answers = 0
+        self.trouble = ""
         self._closed: asyncio.Future[None] = self.loop.create_future()
         self._ended: asyncio.Future[None] = self.loop.create_future()
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._writer = Writer(self.loop)
+        self.heartbeat = Heartbeat(self.loop, self._writer, self._on_silence)
         self._channels: dict[int, Channel] = {}
-        self._heartbeat = 0
-        self._heartbeat_handle: asyncio.TimerHandle | None = None
         self._abort_handle: asyncio.TimerHandle | None = None
-        self._received_at = self.loop.time()
 
     @classmethod
-    async def open(cls, url: BrokerUrl) -> Connection:
-        """Connect to the first host of the URL that lets us in.
+    async def open(cls, url: BrokerUrl, *, last: str = "") -> Connection:
+        """Connect to the first host that lets us in; they are tried in random order unless the URL says otherwise.
+
+        Args:
+            last: address of a host to try only when no other lets us in.
 
         Raises: where none does, what the most telling of them said.
             BrokerUnreachableError: none answers; TlsError where TLS was the reason.
@@ -87,7 +93,8 @@ class Connection(asyncio.Protocol):
         """
         codec.short_string(url.vhost)  # too long a name should fail here, not when it is its turn to be sent
         failures: list[BrokerError] = []
-        for host, port in url.hosts:
+        hosts = random.sample(url.hosts, len(url.hosts)) if url.shuffle else list(url.hosts)
+        for host, port in sorted(hosts, key=lambda one: address_of(*one) == last):
             try:
                 return await cls._open_one(url, host, port)
             except BrokerError as error:
@@ -97,7 +104,7 @@ class Connection(asyncio.Protocol):
 
     @classmethod
     async def _open_one(cls, url: BrokerUrl, host: str, port: int) -> Connection:
-        address = f"{host}:{port}"
+        address = address_of(host, port)
         seconds = url.timeout.total_seconds()
         connection: Connection | None = None
         try:
@@ -123,8 +130,12 @@ class Connection(asyncio.Protocol):
                 connection.give_up(BrokerUnreachableError(f"the broker at {address} did not open the connection"))
 
     def now(self) -> datetime:
-        """The time by which delays are counted, in UTC."""
+        """The time in UTC, in which due times are given."""
         return self.url.network.now()
+
+    def monotonic(self) -> float:
+        """Seconds by a clock that cannot be set: the rest of a delay is counted by it when a message is repeated."""
+        return self.url.network.monotonic()
 
     @property
     def _is_open(self) -> bool:
@@ -170,16 +181,20 @@ class Connection(asyncio.Protocol):
             raise self.lost.result()
 
     async def channel(self, *, confirms: bool = False) -> Channel:
-        """Open a channel; ``async with`` closes it.
+        """Open a channel; ``async with`` closes it. If all numbers are taken, wait for one that is being closed.
 
         Raises:
             BideError: the connection is closed, or has no channel number left.
         """
+        while len(self._channels) >= self.channel_max and not self.lost.done():
+            closing = next((one for one in self._channels.values() if not one.is_open), None)
+            if closing is None:
+                raise BrokerError(f"all {self.channel_max} channels of the connection to {self.address} are in use")
+            await closing.gone()
         if self.lost.done():
             raise self.lost.result()
-        number = next((one for one in range(1, self.channel_max + 1) if one not in self._channels), None)
-        if number is None:
-            raise BrokerError(f"all {self.channel_max} channels of the connection to {self.address} are in use")
+        number = self._free_number()
+        assert number is not None
         channel = Channel(self, number)
         self._channels[number] = channel
         try:
@@ -192,6 +207,21 @@ class Connection(asyncio.Protocol):
             raise
         return channel
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a call waits for its reply, or a message for its confirm."""
+        return any(channel.is_waiting for channel in self._channels.values())
+
+    def probe(self) -> None:
+        """Ask the node for a sign of life: what it answers shows in ``heartbeat.received_at``."""
+        number = self._free_number()
+        if number is not None:
+            channel = self._channels[number] = Channel(self, number)
+            channel.probe()
+
+    def _free_number(self) -> int | None:
+        return next((one for one in range(1, self.channel_max + 1) if one not in self._channels), None)
+
     async def close(self) -> None:
         """Close it, with the handshake that lets the broker see a clean end, and wait until the socket is closed."""
         if self._transport is None:
@@ -199,13 +229,7 @@ class Connection(asyncio.Protocol):
         try:
             await asyncio.gather(*(channel.settle_up() for channel in self._channels.values()))
             if not self.lost.done():
-                self.send(
-                    codec.frame(
-                        codec.METHOD,
-                        0,
-                        codec.method(10, 50, codec.short(200), codec.short_string("closed"), b"\0\0\0\0"),
-                    )
-                )
+                self.send(codec.frame(codec.METHOD, 0, close_connection()))
                 async with asyncio.timeout(_CLOSE_GRACE):
                     await asyncio.shield(self._closed)
         except TimeoutError:
@@ -262,26 +286,11 @@ class Connection(asyncio.Protocol):
             self._abort_handle.cancel()
         if not self._ended.done():
             self._ended.set_result(None)
-        if isinstance(error, ssl.SSLError):
-            self.give_up(TlsError(f"TLS with {self.address} failed: {tls_reason(error)}"))
-            return
-        reason = f" ({error})" if error else ""
-        if self.url.certfile and isinstance(error, ConnectionResetError) and not self._is_open:
-            # Since TLS 1.3 a certificate is refused after the handshake, and a reset can overtake the broker's word.
-            self.give_up(TlsError(f"TLS with {self.address} failed: {refused_certificate(str(error))}"))
-        elif self._is_open:
-            self.give_up(ConnectionLostError(f"the connection to the broker at {self.address} was lost{reason}"))
-        else:
-            self.give_up(
-                BrokerUnreachableError(
-                    f"the broker at {self.address} closed the connection during the handshake{reason}: does this port "
-                    f"speak {'AMQP over TLS' if self.url.tls else 'plain AMQP, or does it want TLS (amqps://)'}?"
-                )
-            )
+        self.give_up(lost_error(error, self.url, self.address, is_open=self._is_open))
 
     def data_received(self, data: bytes) -> None:
         """Bytes came in."""
-        self._received_at = self.loop.time()
+        self.heartbeat.received_at = self.loop.time()
         # What is whole when it comes, as nearly everything is, is not copied before it is read.
         kept = self._buffer
         buffer: bytes | bytearray = data
@@ -317,12 +326,14 @@ class Connection(asyncio.Protocol):
         if kind == codec.HEARTBEAT:
             return
         if number == 0:
-            self._on_connection_method(_method(frame))
+            self._on_connection_method(decoding.method(frame))
             return
         channel = self._channels.get(number)
         if channel is None:
             # What was under way when we closed the channel.
             return
+        if channel.is_open:
+            self.answers += 1
         if kind == codec.BODY:
             channel.on_body(frame[7:-1])
         elif kind == codec.HEADER:
@@ -334,7 +345,7 @@ class Connection(asyncio.Protocol):
         elif (message := decoding.announcement(frame)) is not None:
             channel.on_message(message)
         else:
-            channel.on_method(_method(frame))
+            channel.on_method(decoding.method(frame))
 
     def _on_connection_method(self, method: Any) -> None:
         match method:
@@ -362,30 +373,24 @@ class Connection(asyncio.Protocol):
     def _on_start(self, method: Any) -> None:
         self.server = dict(method.server_properties or {})
         self.release = release_of(self.server)
-        self.send(codec.frame(codec.METHOD, 0, start_ok(self.url)))
+        try:
+            self.send(codec.frame(codec.METHOD, 0, start_ok(self.url, method.mechanisms or "", self._transport)))
+        except BideError as error:
+            self.give_up(error)
 
     def _on_tune(self, method: Any) -> None:
         self.channel_max = method.channel_max or 65535
         self.frame_max = min(method.frame_max or self.frame_max, MAX_FRAME)
         theirs, ours = method.heartbeat or 0, self.url.heartbeat
-        self._heartbeat = min(theirs, ours) if theirs and ours else ours
+        heartbeat = min(theirs, ours) if theirs and ours else ours
         self.send(
-            codec.frame(codec.METHOD, 0, tune_ok(self.channel_max, self.frame_max, self._heartbeat)),
+            codec.frame(codec.METHOD, 0, tune_ok(self.channel_max, self.frame_max, heartbeat)),
             codec.frame(codec.METHOD, 0, open_vhost(self.url.vhost)),
         )
-        if self._heartbeat:
-            self._heartbeat_handle = self.loop.call_later(self._heartbeat / 2, self._beat)
+        self.heartbeat.start(heartbeat)
 
-    def _beat(self) -> None:
-        now = self.loop.time()
-        if now - self._received_at > 2 * self._heartbeat:
-            self.give_up(
-                ConnectionLostError(f"the broker at {self.address} has been silent for {now - self._received_at:.0f} s")
-            )
-            return
-        if now - self._writer.sent_at >= self._heartbeat / 2:
-            self.send(codec.HEARTBEAT_FRAME)
-        self._heartbeat_handle = self.loop.call_later(self._heartbeat / 2, self._beat)
+    def _on_silence(self, seconds: float) -> None:
+        self.give_up(ConnectionLostError(f"the broker at {self.address} has been silent for {seconds:.0f} s"))
 
     def _on_close(self, method: Any) -> None:
         self.send(codec.frame(codec.METHOD, 0, codec.method(10, 51)))
@@ -394,12 +399,7 @@ class Connection(asyncio.Protocol):
             faults.connection_error(code, text)
             if self._is_open
             else faults.handshake_error(
-                code,
-                text,
-                user=self.url.user,
-                vhost=self.url.vhost,
-                address=self.address,
-                external=self.url.external,
+                code, text, user=self.url.user, vhost=self.url.vhost, address=self.address, external=self.url.external
             ),
             politely=True,
         )
@@ -414,8 +414,7 @@ class Connection(asyncio.Protocol):
         if self.lost.done():
             return
         self.lost.set_result(error)
-        if self._heartbeat_handle is not None:
-            self._heartbeat_handle.cancel()
+        self.heartbeat.stop()
         self._writer.close()
         for channel in list(self._channels.values()):
             channel.fail(error)
@@ -433,13 +432,3 @@ class Connection(asyncio.Protocol):
             self._abort_handle = self.loop.call_later(_CLOSE_GRACE, self._transport.abort)
         else:
             self._transport.abort()
-
-
-def _method(frame: bytes) -> Frame:
-    try:
-        _, _, method = pamqp.frame.unmarshal(frame)
-    except Exception as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from error
-    if not isinstance(method, Frame):
-        raise ValueError("a frame that is no method")
-    return method

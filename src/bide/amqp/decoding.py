@@ -7,7 +7,6 @@ frame, and reads negative decimals as positive ones.
 
 from __future__ import annotations
 
-import logging
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -15,10 +14,14 @@ from decimal import Context, Decimal
 from functools import lru_cache
 from typing import Any, Final
 
+import pamqp.frame
+from pamqp.base import Frame
+
 from bide.amqp.codec import PROPERTY_FLAGS
 from bide.amqp.content import Delivery, Return
+from bide.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _METHOD_AT: Final = 7
 _ARGUMENTS_AT: Final = 11
@@ -329,3 +332,18 @@ _OTHERS: Final[Mapping[int, Callable[[bytes, int], tuple[Any, int]]]] = {
     ord("T"): _timestamp,
 }
 _NESTED: Final[Mapping[int, Callable[[bytes, int, int], tuple[Any, int]]]] = {ord("F"): _table, ord("A"): _array}
+
+
+def method(frame: bytes) -> Frame:
+    """The method in a frame.
+
+    Raises:
+        ValueError: there is none.
+    """
+    try:
+        _, _, found = pamqp.frame.unmarshal(frame)
+    except Exception as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    if not isinstance(found, Frame):
+        raise ValueError("a frame that is no method")
+    return found

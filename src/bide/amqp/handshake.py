@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import ssl
 from collections.abc import Mapping
 from typing import Any
 
 from bide.amqp import codec
+from bide.amqp.exposure import warn_about_exposure
 from bide.amqp.url import BrokerUrl
+from bide.errors import AuthenticationError, BrokerError, BrokerUnreachableError, ConnectionLostError, TlsError
+from bide.foreign_text import visible
 
 
 def release_of(properties: Mapping[str, Any]) -> tuple[int, ...]:
@@ -16,15 +20,35 @@ def release_of(properties: Mapping[str, Any]) -> tuple[int, ...]:
     text = str(properties.get("version", ""))
     numbers = []
     for part in text.split("-")[0].split("+")[0].split("."):
-        if not part.isdigit():
+        if not re.fullmatch("[0-9]{1,9}", part):
             break
         numbers.append(int(part))
     return tuple(numbers)
 
 
-def start_ok(url: BrokerUrl) -> bytes:
-    """Who we are: the answer to ``connection.start``."""
+def start_ok(url: BrokerUrl, offered: str, transport: asyncio.BaseTransport | None = None) -> bytes:
+    """Who we are: the answer to ``connection.start``.
+
+    Args:
+        offered: the mechanisms that the server names, separated by spaces.
+        transport: the connection; a warning is logged where the password can be read on its way.
+
+    Raises:
+        AuthenticationError: the server does not offer ours, so that neither name nor password is sent.
+    """
     mechanism, response = ("EXTERNAL", b"") if url.external else ("PLAIN", f"\0{url.user}\0{url.password}".encode())
+    if mechanism not in offered.split():
+        raise AuthenticationError(
+            f"the broker offers {visible(offered).replace(' ', ', ') or 'no mechanism'} to log in, not {mechanism}: "
+            + (
+                "give a client certificate with certfile=... and keyfile=... in the URL, and enable the plugin "
+                "rabbitmq_auth_mechanism_ssl on the broker"
+                if url.external
+                else "use auth=external with a client certificate, or add PLAIN to the broker's auth_mechanisms"
+            )
+        )
+    if transport is not None:
+        warn_about_exposure(url, transport.get_extra_info("socket"))
     properties = {
         "product": "bide",
         "version": _own_version(),
@@ -57,6 +81,32 @@ def tune_ok(channel_max: int, frame_max: int, heartbeat: int) -> bytes:
 def open_vhost(vhost: str) -> bytes:
     """The wish to enter a virtual host."""
     return codec.method(10, 40, codec.short_string(vhost), b"\x00", b"\x00")
+
+
+def close_connection() -> bytes:
+    """The method that ends a connection in order."""
+    return codec.method(10, 50, codec.short(200), codec.short_string("closed"), b"\0\0\0\0")
+
+
+def lost_error(error: Exception | None, url: BrokerUrl, address: str, *, is_open: bool) -> BrokerError:
+    """The error for a connection whose socket is gone.
+
+    Args:
+        error: of the socket, if it had one.
+        is_open: whether the broker had let us in.
+    """
+    if isinstance(error, ssl.SSLError):
+        return TlsError(f"TLS with {address} failed: {tls_reason(error)}")
+    reason = f" ({error})" if error else ""
+    if is_open:
+        return ConnectionLostError(f"the connection to the broker at {address} was lost{reason}")
+    if url.certfile and isinstance(error, ConnectionResetError):
+        # Since TLS 1.3 a certificate is refused after the handshake, and a reset can overtake the broker's word.
+        return TlsError(f"TLS with {address} failed: {refused_certificate(str(error))}")
+    return BrokerUnreachableError(
+        f"the broker at {address} closed the connection during the handshake{reason}: does this port speak "
+        f"{'AMQP over TLS' if url.tls else 'plain AMQP, or does it want TLS (amqps://)'}?"
+    )
 
 
 def tls_reason(error: ssl.SSLError) -> str:

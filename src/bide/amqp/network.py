@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
@@ -36,7 +37,14 @@ class Network(Protocol):
         """
 
     def now(self) -> datetime:
-        """The time in UTC, by which delays are counted."""
+        """The time in UTC, which can be set: due times are given in it."""
+
+    def monotonic(self) -> float:
+        """Seconds since an arbitrary start, by a clock that cannot be set."""
+
+
+_UPTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
+"""Linux: unlike ``time.monotonic`` it goes on while the machine is suspended, as the broker's clock does."""
 
 
 class Tcp:
@@ -62,6 +70,10 @@ class Tcp:
     def now(self) -> datetime:
         """See :class:`Network`."""
         return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        """See :class:`Network`. Where the system can tell, the time that this machine was suspended counts too."""
+        return time.monotonic() if _UPTIME is None else time.clock_gettime(_UPTIME)
 
 
 TCP: Final = Tcp()

@@ -16,9 +16,13 @@ from bide.errors import InvalidUrlError
 
 DEFAULT_URL: Final = "amqp://guest:guest@localhost:5672/"
 ENVIRONMENT_VARIABLE: Final = "BIDE_URL"
+DEFAULT_HEARTBEAT: Final = 10
+"""Seconds."""
 
 _PORTS: Final = {"amqp": 5672, "amqps": 5671}
-_OPTIONS: Final = frozenset({"heartbeat", "timeout", "cafile", "certfile", "keyfile", "verify", "auth", "name"})
+_OPTIONS: Final = frozenset(
+    {"heartbeat", "timeout", "cafile", "certfile", "keyfile", "verify", "auth", "name", "order"}
+)
 _FORM: Final = "give amqp://user:password@host:port/vhost, with a port from 1 to 65535 or none"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _NO_PASSWORD: Final = re.compile(r"(?:[^:\[]|\[[^\]]*\]|:\d{1,5}(?![^,/?]))*")
@@ -29,16 +33,19 @@ _NO_PASSWORD: Final = re.compile(r"(?:[^:\[]|\[[^\]]*\]|:\d{1,5}(?![^,/?]))*")
 class BrokerUrl:
     """A broker's address, read from ``amqp[s]://user:password@host:port/vhost?option=value``.
 
-    Several hosts, separated by commas, are tried in turn until one lets us in. User, password and virtual host are
+    Several hosts, separated by commas, are tried in random order until one lets us in, so that many clients spread over
+    the nodes of a cluster; ``order=given`` tries them as they are written. User, password and virtual host are
     percent-encoded; an empty virtual host means ``/``. Printing it never shows the password.
 
     Attributes:
         hosts: host and port, in the order given.
-        heartbeat: seconds between heartbeats that we ask for, 0 to 65,535; 0 switches them off.
+        heartbeat: seconds between heartbeats that we ask for, 0 to 65,535; 0 switches them off. A broker that sends
+            nothing for twice as long is given up.
         timeout: for opening a connection, per host; 1 to 3,600 seconds.
         verify: whether the server's certificate is checked; on unless ``verify=false``.
         external: log in by client certificate (``auth=external``) rather than by password.
         name: shown for the connection in the broker's management pages.
+        shuffle: whether hosts are tried in random order; off with ``order=given``.
         network: what connections run over; no part of the text of a URL.
     """
 
@@ -47,7 +54,7 @@ class BrokerUrl:
     password: str = field(default="guest", repr=False)
     vhost: str = "/"
     tls: bool = False
-    heartbeat: int = 60
+    heartbeat: int = DEFAULT_HEARTBEAT
     timeout: timedelta = timedelta(seconds=10)
     cafile: str | None = None
     certfile: str | None = None
@@ -55,6 +62,7 @@ class BrokerUrl:
     verify: bool = True
     external: bool = False
     name: str = "bide"
+    shuffle: bool = True
     network: Network = field(default=TCP, repr=False, compare=False)
 
     @classmethod
@@ -64,6 +72,8 @@ class BrokerUrl:
         Raises:
             InvalidUrlError: it is not of that form; the message never shows the password.
         """
+        if not isinstance(text, str):
+            raise InvalidUrlError(f"the broker URL {text!r} is of type {type(text).__name__}, not text: {_FORM}")
         try:
             return cls._parse(text)
         except InvalidUrlError:
@@ -103,7 +113,7 @@ class BrokerUrl:
             password=unquote(password) if separator else "guest",
             vhost=unquote(path) or "/",
             tls=parts.scheme == "amqps",
-            heartbeat=_seconds(options, "heartbeat", 60, 0, 65535),
+            heartbeat=_seconds(options, "heartbeat", DEFAULT_HEARTBEAT, 0, 65535),
             timeout=timedelta(seconds=_seconds(options, "timeout", 10, 1, 3600)),
             cafile=options.get("cafile"),
             certfile=options.get("certfile"),
@@ -113,6 +123,7 @@ class BrokerUrl:
             ),
             external=_choice(options, "auth", {"plain": False, "external": True}),
             name=options.get("name", "bide"),
+            shuffle=_choice(options, "order", {"random": True, "given": False}),
         )
 
     @classmethod
@@ -150,6 +161,11 @@ class BrokerUrl:
         return (
             f"{scheme}://{quote(self.user, safe='')}@{hosts}/{quote(self.vhost, safe='') if self.vhost != '/' else ''}"
         )
+
+
+def address_of(host: str, port: int) -> str:
+    """Host and port as :attr:`bide.amqp.connection.Connection.address` has them."""
+    return f"{host}:{port}"
 
 
 def _address(text: str, default_port: int, url: str) -> tuple[str, int]:

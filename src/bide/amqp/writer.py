@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from bide.foreign_text import visible
+
 WRITE_BUFFER: Final = 1 << 20
 """Bytes waiting for the socket above which publishers are held back."""
 
@@ -74,7 +76,7 @@ class Writer:
 
     def block(self, reason: str | None) -> None:
         """The broker takes no publishes, for this reason, or takes them again."""
-        self.blocked_by = reason
+        self.blocked_by = reason and visible(reason)
         self._update()
 
     def close(self) -> None:

@@ -168,7 +168,7 @@ class LocalBroker:
     def stream_url(self) -> str | None:
         """The URL of the stream protocol for the virtual host ``/``, with the password; None without the plugin."""
         port = self.stream_port
-        return None if port is None else f"rabbitmq-stream://{self.user}:{self.password}@{LOOPBACK}:{port}/"
+        return None if port is None else f"rabbitmq-stream://{self.user}:{self.password}@{LOOPBACK}:{port}"
 
     @property
     def stream_port(self) -> int | None:
@@ -177,11 +177,14 @@ class LocalBroker:
         return state.ports.stream if STREAM_PLUGIN in state.plugins else None
 
     def vhost_url(self, vhost: str, *, user: str | None = None, password: str | None = None) -> str:
-        """Return the AMQP URL of a virtual host, for the administrator unless *user* and *password* name another."""
+        """Return the AMQP URL of a virtual host, for the administrator unless *user* and *password* name another.
+
+        That of ``/`` has no path: librabbitmq and others read a lone slash as the virtual host with the empty name.
+        """
         port = self._state().ports.amqp
         name, secret = quote(user or self.user, safe=""), quote(password or self.password, safe="")
-        path = "" if vhost == "/" else quote(vhost, safe="")
-        return f"amqp://{name}:{secret}@{LOOPBACK}:{port}/{path}"
+        path = "" if vhost == "/" else f"/{quote(vhost, safe='')}"
+        return f"amqp://{name}:{secret}@{LOOPBACK}:{port}{path}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``bide broker status --json`` prints, passwords in the URLs included."""

@@ -21,7 +21,7 @@ _POLL_SECONDS = 0.02
 def marked(folder: Path) -> list[int]:
     """Return the ids of the live processes of the broker in *folder*, zombies excepted."""
     if sys.platform == "linux":
-        pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+        pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
         return sorted(pid for pid in pids if is_marked(pid, folder))
     else:
         return sorted(_marked_by_ps(folder, "-A"))

@@ -71,7 +71,7 @@ class State:
             if values["pids"] is not None:
                 values["pids"] = Pids(**values["pids"])
             return cls(**values)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
 
     def save(self) -> None:

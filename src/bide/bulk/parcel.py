@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bide.amqp.confirms import Unconfirmed
 from bide.errors import BideError, InvalidInputError
 from bide.outcome import Outcome
-from bide.outgoing import Outgoing
+from bide.outgoing import Moment, Outgoing
 from bide.session import Session
 
 if TYPE_CHECKING:
@@ -24,9 +24,14 @@ class Parcel(Unconfirmed):
         was_lost: whether the connection broke after it was sent.
         error: why it is not on the broker, once that is known.
         prepared_in: the session in which everything was found to be there that it needs.
+        prepared_at: when; see :meth:`bide.session.Session.prepare`.
+        elsewhere: whether another host confirmed it.
     """
 
-    __slots__ = ("attempts", "error", "letter", "message", "position", "prepared_in", "refusals", "run", "was_lost")
+    __slots__ = (
+        *("attempts", "elsewhere", "error", "hops", "letter", "message", "position", "prepared_at", "prepared_in"),
+        *("refusals", "run", "was_lost"),
+    )
 
     def __init__(self, run: Run, letter: Any, position: int, message: Outgoing | None) -> None:
         self.run = run
@@ -38,6 +43,15 @@ class Parcel(Unconfirmed):
         self.was_lost = False
         self.error: BideError | None = None
         self.prepared_in: Session | None = None
+        self.prepared_at: Moment | None = None
+        self.elsewhere = False
+        self.hops = 0
+
+    @property
+    def mandatory(self) -> bool:
+        """Whether it is returned where no queue takes it."""
+        mandatory: bool = self.letter.mandatory
+        return mandatory
 
     @property
     def may_be_there(self) -> bool:
@@ -46,7 +60,7 @@ class Parcel(Unconfirmed):
 
     def settle(self, error: BideError | None) -> None:
         """Tell the run what became of it."""
-        self.run.settled(self, error)
+        self.run.settled(self, None if self.elsewhere else error)
 
     def outcome(self) -> Outcome:
         """What became of it, for the caller."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -14,12 +13,13 @@ from bide.amqp.channel import Channel
 from bide.amqp.confirms import Unconfirmed
 from bide.bulk.parcel import Parcel, unsendable
 from bide.bulk.source import NOTHING, Source, source_of
-from bide.duration import sending_time
+from bide.bulk.unreachable import Unreachable
 from bide.errors import (
     BideError,
     BrokerError,
     BulkInDoubtError,
     ClosedError,
+    ConnectionLostError,
     InvalidInputError,
     MessageTooLargeError,
     NotAppliedError,
@@ -28,12 +28,12 @@ from bide.errors import (
     UnsupportedBrokerError,
 )
 from bide.letter import Letter
+from bide.logs import logger
 from bide.outcome import denied, in_doubt, not_sent, with_unsent
-from bide.outgoing import Kind, Outgoing
 from bide.publisher import OnLost, Publisher
 from bide.session import Session, too_large
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 MAX_BYTES: Final = 64 << 20
 """Bytes of bodies sent and not confirmed, above which no more are sent: they are kept to be sent again."""
@@ -43,11 +43,6 @@ _TURN: Final = 256
 
 _TURN_SECONDS: Final = 0.01
 """A turn ends after this time: an input that is slow to give letters holds up neither those before nor others."""
-
-_REMEMBERED: Final = 10_000
-
-_HOPELESS: Final = 1.0
-"""Seconds for which a target that messages cannot reach is not asked for again."""
 
 
 class _OutOfReachError(Exception):
@@ -64,7 +59,7 @@ class Run:
     Args:
         window: letters that were taken from the input and whose fate is not known.
         timeout: seconds without any confirm after which it gives up. Time in which the broker says that it takes no
-            publishes does not count, and neither does that in which the delay infrastructure is put on the broker.
+            publishes does not count.
     """
 
     def __init__(
@@ -90,13 +85,13 @@ class Run:
         self._known: list[Parcel] = []
         self._lost: list[Parcel] = []
         self._again: deque[Parcel] = deque()
-        self._hopeless: dict[Kind, tuple[BideError, float]] = {}
+        self._unreachable = Unreachable()
         self._news = asyncio.Event()
         self._end: BideError | None = None
         self._has_moved = True
         self._since = self._deadline = 0.0
-        self._allowance: float | None = None
         self._reason = ""
+        self._trouble = ""
 
     def count_from(self, position: int) -> None:
         """Give the first letter this position instead of 0."""
@@ -109,6 +104,7 @@ class Run:
         everything before it is known.
         """
         source = source_of(self._letters, self._news.set)
+        self._publisher.oldest.add(self._oldest)
         failure: Exception | None = None
         try:
             while True:
@@ -129,9 +125,15 @@ class Run:
                     left = [] if cause is source.error else source.left()
                     raise with_unsent(cause, left, first=self._taken) if isinstance(cause, BideError) else cause
         finally:
+            self._publisher.oldest.discard(self._oldest)
             if self._channel is not None:
                 self._channel.abandon()
             await source.close()
+
+    def _oldest(self) -> Parcel | None:
+        """The letter that waits longest for its confirm, if it may be sent again."""
+        oldest = self._channel.confirms.oldest if self._channel is not None and self._on_lost == "repeat" else None
+        return oldest if isinstance(oldest, Parcel) else None
 
     def _is_done(self, source: Source) -> bool:
         return (source.ended or self._end is not None) and not self._is_waiting()
@@ -172,6 +174,7 @@ class Run:
             raise error.reason from error.reason.__cause__
         except BideError as error:
             if self._session is not None and not self._session.connection.is_open and not _is_final(error):
+                self._trouble = self._session.connection.trouble
                 log.debug("publishing goes on over another connection after: %s", error)
             elif self._is_waiting():
                 raise self._in_doubt(str(error)) from error
@@ -195,14 +198,19 @@ class Run:
                 channel = self._channel = await session.connection.channel(confirms=True)
         loop = asyncio.get_running_loop()
         started = loop.time()
-        unprepared, is_interrupted = self._send(source, session, channel)
+        unprepared: list[Parcel] = []
+        is_interrupted = self._send(source, session, channel, unprepared)
+        self._again.extendleft(reversed(unprepared))
         # The broker cannot be heard while the input takes its time.
         took = loop.time() - started
         self._since += took
         self._deadline += took
-        if unprepared is not None:
+        if unprepared:
             async with self._patience("what they need on their way was not there yet"):
-                await self._prepare(session, unprepared)
+                await self._prepare_all(session, unprepared)
+                if session.is_outdated:
+                    # On the same connection, so the channel stays.
+                    self._session = await self._connected()
             # That was an answer.
             self._has_moved = True
         elif is_interrupted:
@@ -242,62 +250,62 @@ class Run:
             self._has_moved = False
             self._since = asyncio.get_running_loop().time()
             self._deadline = self._since + self._timeout
-            self._allowance = None
         self._reason = reason
-        patience = self._publisher.patience(end=self._deadline, allowance=self._allowance)
-        try:
-            async with patience:
-                yield
-        finally:
-            self._deadline, self._allowance = patience.end, patience.allowance
+        async with asyncio.timeout_at(self._deadline):
+            yield
 
     def _out_of_time(self) -> str:
         was_sent = self._in_flight or any(one.attempts for one in (*self._lost, *self._again))
         what = "no confirm" if was_sent else "nothing was sent"
-        return f"{what} within {self._deadline - self._since:g} s{self._reason and ': '}{self._reason}"
+        reason = (self._session.connection.trouble if self._session else "") or self._trouble or self._reason
+        return f"{what} within {self._deadline - self._since:g} s{reason and ': '}{reason}"
 
     def _has_room(self) -> None:
         self._has_moved = True
         self._news.set()
 
-    def _send(self, source: Source, session: Session, channel: Channel) -> tuple[Parcel | None, bool]:
-        """Send what may be sent now.
-
-        Returns:
-            The first message for which not everything is there yet; and whether there may be more to send at once.
-        """
-        connection, encoder, clock = session.connection, session.encoder, asyncio.get_running_loop().time
-        end = clock() + _TURN_SECONDS
+    def _send(self, source: Source, session: Session, channel: Channel, unprepared: list[Parcel]) -> bool:
+        """Send what may be sent now, set aside what is not prepared, and return whether there may be more to send."""
+        connection, number, clock = session.connection, channel.number, asyncio.get_running_loop().time
+        end, held = clock() + _TURN_SECONDS, 0
         for _ in range(_TURN):
             if clock() >= end:
-                return None, True
-            if self._in_flight >= self._limit or self._bytes >= MAX_BYTES or not connection.is_writable:
-                return None, False
+                return True
+            is_full = self._in_flight + len(unprepared) >= self._limit or self._bytes + held >= MAX_BYTES
+            if is_full or not connection.is_writable:
+                return False
             parcel = self._again.popleft() if self._again else self._take(source)
             if parcel is None:
-                return None, False
+                return False
             message = parcel.message
             if message is None:
                 continue
             if parcel.prepared_in is not session and not session.is_prepared(message):
-                if not self._is_hopeless(parcel, message):
-                    self._again.appendleft(parcel)
-                    return parcel, False
+                if (error := self._unreachable.error(message.kind)) is not None:
+                    self._denied(parcel, error)
+                else:
+                    unprepared.append(parcel)
+                    held += len(message.body)
                 continue
-            # The delay counts from here: a first sending waits all of it, a repeated one the rest.
-            now = sending_time(connection.now())
             try:
-                message = parcel.message = message.starting(now)
-                encoded = encoder.encode(message, now, channel=channel.number, mandatory=parcel.letter.mandatory)
+                made = session.encode(
+                    message, channel=number, mandatory=parcel.mandatory, prepared_at=parcel.prepared_at
+                )
             except Exception as error:  # noqa: BLE001 (whatever is wrong with one letter is no harm to the others)
                 self._denied(parcel, unsendable(parcel.position, error))
                 continue
+            if made is None:
+                parcel.prepared_in = None
+                unprepared.append(parcel)
+                held += len(message.body)
+                continue
+            parcel.message, encoded = made
             Unconfirmed.__init__(parcel, encoded.exchange, encoded.routing_key, message.message_id, message.body)
             channel.post(encoded.frames, parcel)
             parcel.attempts += 1
             self._in_flight += 1
             self._bytes += len(message.body)
-        return None, True
+        return True
 
     def _take(self, source: Source) -> Parcel | None:
         """The next letter of the input, checked; None where there is none, or it is not the time for new ones."""
@@ -328,22 +336,23 @@ class Run:
             error = denied(parcel.message.message_id, error)
         self._failed(parcel, error)
 
-    def _is_hopeless(self, parcel: Parcel, message: Outgoing) -> bool:
-        """Whether it cannot reach its target, as others could not a moment ago; then that is its fate."""
-        if message.kind is None or message.kind not in self._hopeless:
-            return False
-        error, until = self._hopeless[message.kind]
-        if asyncio.get_running_loop().time() >= until:
-            del self._hopeless[message.kind]
-            return False
-        self._denied(parcel, error)
-        return True
+    async def _prepare_all(self, session: Session, parcels: list[Parcel]) -> None:
+        first, *others = parcels
+        await self._prepare(session, first)
+        if self._end is None:
+            results = await asyncio.gather(*(self._prepare(session, one) for one in others), return_exceptions=True)
+            for error in filter(None, results):
+                raise error
 
     async def _prepare(self, session: Session, parcel: Parcel) -> None:
         message = parcel.message
         assert message is not None
         try:
-            await session.prepare(message)
+            parcel.prepared_at = await session.prepare(message)
+        except ConnectionLostError:
+            # Where it was another, that only checked the broker, it is tried again.
+            if not session.connection.is_open:
+                raise
         except (BrokerError, InvalidInputError) as error:
             if isinstance(error, BrokerError) and not session.connection.is_open:
                 raise
@@ -352,10 +361,8 @@ class Run:
             if isinstance(error, NotAppliedError | UnsupportedBrokerError):
                 # The next message would fare no better.
                 self._end = error
-            if message.kind is not None and isinstance(error, BrokerError):
-                if len(self._hopeless) >= _REMEMBERED:
-                    self._hopeless.clear()
-                self._hopeless[message.kind] = error, asyncio.get_running_loop().time() + _HOPELESS
+            if isinstance(error, BrokerError):
+                self._unreachable.add(message.kind, error)
         else:
             parcel.prepared_in = session
 

@@ -15,10 +15,21 @@ Commands import click only; what they need beyond that is imported when they run
 from __future__ import annotations
 
 import sys
+from typing import Final
+
+_INTERRUPTED: Final = 130
 
 
 def main() -> None:
     """Run the command line and exit."""
-    from bide.cli.app import run
+    try:
+        # Imported here, so that Ctrl-C during the imports ends as it does later.
+        from bide.cli.streams import finished, open_missing
 
-    sys.exit(run(sys.argv[1:]))
+        open_missing()
+        from bide.cli.app import run
+
+        code = finished(run(sys.argv[1:]))
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    sys.exit(code)

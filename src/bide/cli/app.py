@@ -9,7 +9,6 @@ from typing import Final
 
 import click
 
-from bide.cli.bench import bench
 from bide.cli.broker import broker
 from bide.cli.delay import delay
 from bide.cli.demo import demo
@@ -27,6 +26,7 @@ from bide.cli.settings import PROGRAM, Settings, configure_logging, program_opti
 from bide.cli.tap import tap
 from bide.cli.topology import topology
 from bide.errors import BideError, InvalidInputError
+from bide.foreign_text import visible
 
 log = logging.getLogger(__name__)
 
@@ -48,41 +48,53 @@ def cli() -> None:
     """
 
 
-for _command in (demo, broker, delay, tap, send, receive, relay, errors, topology, pipeline, bench):
+for _command in (demo, broker, delay, tap, send, receive, relay, errors, topology, pipeline):
     cli.add_command(_command)
 for _pipeline in (audit, bundle, plan, replay, report):
     pipeline.add_command(_pipeline)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command and return the exit code. Whatever fails is said in one line on standard error."""
-    settings = Settings()
+def run(arguments: Sequence[str], *, command: click.Command = cli, program: str = PROGRAM) -> int:
+    """Run one command and return the exit code. Errors are printed in one line on standard error.
+
+    Args:
+        command: what the arguments are for.
+        program: its name in help and errors.
+    """
+    settings = Settings(arguments=tuple(arguments))
     configure_logging(0)
     try:
-        result = cli.main(args=list(arguments), prog_name=PROGRAM, obj=settings, standalone_mode=False)
+        result = command.main(args=list(arguments), prog_name=program, obj=settings, standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return BAD_USAGE
     except click.UsageError as error:
-        command = error.ctx.command_path if error.ctx is not None else PROGRAM
-        return _fail(f"{error.format_message().rstrip('.')}; see '{command} --help'", BAD_USAGE, who=command)
+        who = error.ctx.command_path if error.ctx is not None else program
+        return _fail(f"{error.format_message().rstrip('.')}; see '{who} --help'", BAD_USAGE, who=who)
     except click.ClickException as error:
-        return _fail(error.format_message(), error.exit_code)
+        return _fail(error.format_message(), error.exit_code, who=program)
     except click.Abort:
         return INTERRUPTED
     except InvalidInputError as error:
-        return _fail(str(error), BAD_USAGE)
+        return _fail(str(error), BAD_USAGE, who=program)
     except BideError as error:
         log.debug("where it failed", exc_info=True)
-        return _fail(str(error), FAILED)
+        return _fail(str(error), FAILED, who=program)
+    except BrokenPipeError:
+        # The reader of the output ended first, as "head" does.
+        return FAILED
+    except OSError as error:
+        log.debug("where it failed", exc_info=True)
+        what = f"{error.filename}: " if error.filename is not None else "input or output failed: "
+        return _fail(f"{what}{error.strerror or error}", FAILED, who=program)
     except Exception as error:  # noqa: BLE001 (the last line of defence: a stranger gets no traceback)
         if settings.verbosity:
             traceback.print_exc()
             return FAILED
-        return _fail(f"internal error: {type(error).__name__}: {error} (with -v: the traceback)", FAILED)
+        return _fail(f"internal error: {type(error).__name__}: {error} (with -v: the traceback)", FAILED, who=program)
     return result if isinstance(result, int) else 0
 
 
-def _fail(message: str, code: int, *, who: str = PROGRAM) -> int:
-    click.echo(f"{who}: {' '.join(message.split())}", err=True)
+def _fail(message: str, code: int, *, who: str) -> int:
+    click.echo(f"{who}: {visible(' '.join(message.split()))}", err=True)
     return code

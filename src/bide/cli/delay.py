@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from bide.cli.output import print_json, working
-from bide.cli.running import connected, run_async
+from bide.cli.running import confirm, connected, run_async
 from bide.cli.settings import (
     Settings,
+    allow_option,
     broker_options,
     json_option,
     layout_options,
     management_options,
     pass_settings,
 )
-from bide.errors import InvalidInputError
+from bide.errors import InvalidInputError, ManagementApiError
+from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from bide.admin.infrastructure import RemovedInfrastructure
+    from bide.admin.management import ManagementApi
     from bide.admin.report import Report
+    from bide.amqp.connection import Connection
     from bide.delay.infrastructure import DelayInfrastructure, Target
     from bide.undeliverable import Resent
 
-_MARKS: Final = {"ok": ("✓", "green"), "problem": ("✗", "red"), "not checked": ("·", "yellow")}
+_ANSWERS_WITHIN: Final = 10.0
+"""Seconds that applying waits for a management API that it can do without."""
+
+_MARKS: Final = {
+    "ok": ("✓", "green"),
+    "warning": ("!", "yellow"),
+    "problem": ("✗", "red"),
+    "not checked": ("·", "yellow"),
+}
 
 
 @click.group()
@@ -40,17 +52,23 @@ def delay() -> None:
 
 @delay.command()
 @click.option("--guard", is_flag=True, help="Set undeliverable messages aside by a policy (nservicebus, celery).")
+@click.option("--protect", is_flag=True, help="Keep other policies off the queues by a policy of higher priority.")
 @layout_options()
 @json_option("what was declared")
 @management_options
 @pass_settings
-def apply(settings: Settings, *, infrastructure: DelayInfrastructure, guard: bool, as_json: bool) -> None:
+def apply(
+    settings: Settings, *, infrastructure: DelayInfrastructure, guard: bool, protect: bool, as_json: bool
+) -> None:
     """Put the infrastructure on the broker. What is there already stays as it is.
 
-    What exists with other properties is an error that names the difference; nothing of it is changed.
+    What exists with other properties is an error that names the difference; nothing of it is changed. Policies that
+    delete or hasten delayed messages are reported as warnings if the management API answers.
     """
     with working("declaring"):
-        result = run_async(_apply(settings, infrastructure, guard=guard))
+        result = run_async(_apply(settings, infrastructure, guard=guard, protect=protect))
+    for warning in result["warnings"]:
+        click.echo(f"bide: warning: {warning}", err=True)
     if as_json:
         print_json(result)
         return
@@ -61,12 +79,29 @@ def apply(settings: Settings, *, infrastructure: DelayInfrastructure, guard: boo
     )
     if guard:
         click.echo(f"policy {result['guard']}: what has no target goes to the queue {infrastructure.undeliverable}")
+    if protect:
+        _show_protection(result["protection"])
 
 
-async def _apply(settings: Settings, infrastructure: DelayInfrastructure, *, guard: bool) -> dict[str, Any]:
+def _show_protection(protection: dict[str, Any]) -> None:
+    displaced, left_out = protection["displaced"], protection["left_out"]
+    place = f" in place of {', '.join(displaced)}" if displaced else ""
+    less = f", without {', '.join(left_out)}" if left_out else ""
+    click.echo(
+        f"policy {protection['policy']}: applies to the queues with priority {protection['priority']}{place}{less}"
+    )
+
+
+async def _apply(
+    settings: Settings, infrastructure: DelayInfrastructure, *, guard: bool, protect: bool
+) -> dict[str, Any]:
     from bide.admin.infrastructure import install, install_guard
+    from bide.admin.protection import protect as set_protection
 
     async with connected(settings, "delay") as (connection, api):
+        vhost = connection.url.vhost
+        # First, so that no other policy ever applies to the queues.
+        protection = await set_protection(api, vhost, infrastructure, connection.release) if protect else None
         applied = await install(connection, infrastructure)
         policy = await install_guard(connection, api, infrastructure) if guard else None
         return {
@@ -75,7 +110,22 @@ async def _apply(settings: Settings, infrastructure: DelayInfrastructure, *, gua
             "vhost": connection.url.vhost,
             "declared": asdict(applied),
             "guard": policy.name if policy else None,
+            "protection": protection.to_dict() if protection else None,
+            "warnings": await _policy_warnings(connection, api, infrastructure),
         }
+
+
+async def _policy_warnings(
+    connection: Connection, api: ManagementApi, infrastructure: DelayInfrastructure
+) -> list[str]:
+    """What is wrong with policies; nothing where the management API does not answer."""
+    from bide.admin.policies import harmful_policies
+
+    try:
+        async with asyncio.timeout(_ANSWERS_WITHIN):
+            return await harmful_policies(api, connection.url.vhost, infrastructure, connection.release)
+    except (ManagementApiError, TimeoutError):
+        return []
 
 
 @delay.command()
@@ -86,7 +136,8 @@ async def _apply(settings: Settings, infrastructure: DelayInfrastructure, *, gua
 def verify(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: bool) -> int:
     """Check the broker and the infrastructure on it; exit with 1 if something is wrong, and say how to mend it.
 
-    Some checks need the management API. Without it they are listed as not checked, which is no failure.
+    Some checks need the management API. Without it they are listed as not checked, which is no failure. Neither is a
+    warning, marked with an exclamation mark.
     """
     with working("looking"):
         report = run_async(_verify(settings, infrastructure))
@@ -113,7 +164,7 @@ def _show(report: Report) -> None:
     click.echo(f"{report.layout} on {report.broker}, virtual host {report.vhost}, RabbitMQ {report.release}")
     for finding in report.findings:
         mark, colour = _MARKS[finding.status]
-        click.echo(f"{click.style(mark, fg=colour)} {finding.check:<24}{finding.text}")
+        click.echo(f"{click.style(mark, fg=colour)} {finding.check:<24}{visible(finding.text)}")
 
 
 @delay.command()
@@ -124,14 +175,14 @@ def _show(report: Report) -> None:
 @management_options
 @pass_settings
 def destroy(settings: Settings, *, infrastructure: DelayInfrastructure, force: bool, yes: bool, as_json: bool) -> None:
-    """Take the infrastructure away, with its release queues and its guard; nothing else, and no messages.
+    """Take the infrastructure away, with its release queues and its policies; nothing else, and no messages.
 
     The streams of its taps stay ('bide tap off --delete' deletes them).
     """
     if not yes:
         url = settings.broker_url()
         what = f"Delete the {infrastructure.name} infrastructure on {url}"
-        click.confirm(f"{what}{', with the messages in it' if force else ''}?", abort=True, err=True)
+        confirm(f"{what}{', with the messages in it' if force else ''}?")
     with working("deleting"):
         result = run_async(_destroy(settings, infrastructure, force=force))
     if as_json:
@@ -140,7 +191,9 @@ def destroy(settings: Settings, *, infrastructure: DelayInfrastructure, force: b
     removed = result.removed
     click.echo(f"{removed.exchanges} exchanges and {removed.queues} queues deleted, with {removed.messages} messages")
     if not result.complete:
-        click.echo("the management API did not answer: release queues of targets may remain", err=True)
+        click.echo(
+            "the management API did not answer: release queues of targets, and policies of bide, may remain", err=True
+        )
     if result.kept:
         click.echo(
             f"{' and '.join(result.kept)} stay, with what the taps saw: 'bide tap off --delete' deletes them", err=True
@@ -155,29 +208,33 @@ async def _destroy(settings: Settings, infrastructure: DelayInfrastructure, *, f
 
 
 @delay.command()
+@allow_option
 @layout_options()
 @json_option("what became of the messages")
 @broker_options
 @pass_settings
-def resend(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: bool) -> int:
-    """Send the messages in the undeliverable queue to their targets, which are back; exit with 1 if some stay."""
+def resend(settings: Settings, *, infrastructure: DelayInfrastructure, allow: tuple[str, ...], as_json: bool) -> int:
+    """Send the messages in the undeliverable queue to their targets, which are back; exit with 1 if some stay.
+
+    A message's own headers name its target, so only the targets that --allow names get messages.
+    """
     with working("sending"):
-        result = run_async(_resend(settings, infrastructure))
+        result = run_async(_resend(settings, infrastructure, allow))
     if as_json:
         print_json(asdict(result))
     else:
         click.echo(f"{result.sent} messages sent on, {sum(result.kept.values())} stay in the undeliverable queue")
         for reason, count in result.kept.items():
-            click.echo(f"  {count} for {reason}")
+            click.echo(f"  {count} for {visible(reason)}")
     return 1 if result.kept else 0
 
 
-async def _resend(settings: Settings, infrastructure: DelayInfrastructure) -> Resent:
+async def _resend(settings: Settings, infrastructure: DelayInfrastructure, allow: tuple[str, ...]) -> Resent:
     from bide.client import connect
     from bide.undeliverable import resend
 
     async with connect(settings.broker_url(), infrastructure=infrastructure) as client:
-        return await resend(client)
+        return await resend(client, allow=allow)
 
 
 @delay.command()
@@ -205,7 +262,7 @@ def explain(
     target = _target(to, exchange, routing_key)
     wait = parse_delay(delay_text)
     if as_json:
-        click.echo(json.dumps(explaining.rows(infrastructure, wait, target), indent=2, ensure_ascii=False))
+        print_json(explaining.rows(infrastructure, wait, target))
     elif mermaid:
         click.echo(explaining.mermaid(infrastructure, wait, target))
     else:

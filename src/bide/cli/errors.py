@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -14,12 +15,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bide.cli import errors_view as view
+from bide.cli.continuation import command, rest_of
 from bide.cli.output import print_json
-from bide.cli.running import run_async
+from bide.cli.running import confirm, run_async
 from bide.cli.selecting import pairs, queue_option, selection_options
-from bide.cli.settings import Settings, json_option, layout_options, management_options, pass_settings
+from bide.cli.settings import Settings, duration_of, json_option, layout_options, management_options, pass_settings
+from bide.foreign_text import visible
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from bide.delay.infrastructure import DelayInfrastructure
     from bide.lifecycle import ErrorQueue, Moved, Selection
 
@@ -159,7 +164,7 @@ def stats(settings: Settings, selection: Selection, queue: str, as_json: bool) -
 @selection_options
 @queue_option
 @click.option("--to", metavar="QUEUE", help="To this queue rather than where they failed.")
-@click.option("--over", metavar="DELAY", help="Spread them evenly over this time: 10m.")
+@click.option("--over", metavar="DELAY", help="Spread them evenly over this time, while the command runs: 10m.")
 @_deciding("sent back")
 @layout_options()
 @management_options
@@ -173,16 +178,16 @@ def retry(
     infrastructure: DelayInfrastructure,
     how: _How,
 ) -> int:
-    """Send messages back to the queues that they failed on."""
-    from bide.duration import parse_delay
+    """Send messages back to the queues that they failed on.
 
-    if over is not None:
-        parse_delay(over)
+    With --over, they leave the error queue one after the other. Ctrl-C stops that, and prints the command that goes on.
+    """
+    period = None if over is None else duration_of("--over", over)
 
     async def act(error_queue: ErrorQueue, progress: Any) -> Moved:
-        return await error_queue.retry(selection, to=to, over=over, progress=progress)
+        return await error_queue.retry(selection, to=to, over=period, progress=progress)
 
-    return _decide(settings, queue, selection, act, "sent back", infrastructure=infrastructure, how=how)
+    return _decide(settings, queue, selection, act, "sent back", over=period, infrastructure=infrastructure, how=how)
 
 
 @errors.command()
@@ -282,13 +287,20 @@ def history(settings: Settings, as_json: bool) -> None:
     async def work() -> None:
         from bide.client import connect
         from bide.lifecycle import read_audit
+        from bide.lifecycle.audit import AUDIT
 
-        async with connect(settings.broker_url()) as client, aclosing(read_audit(client)) as records:
+        odd: list[bytes] = []
+        async with (
+            connect(settings.broker_url()) as client,
+            aclosing(read_audit(client, malformed=lambda _: odd.append(b""))) as records,
+        ):
             async for record in records:
                 if as_json:
                     view.write_json_line(record.to_dict())
                 else:
                     view.write_record(record)
+        if odd:
+            view.write_malformed(len(odd), AUDIT)
 
     run_async(work())
 
@@ -303,6 +315,7 @@ def _decide(
     how: _How,
     always_ask: bool = False,
     counted: str | None = None,
+    over: timedelta | None = None,
     infrastructure: DelayInfrastructure | None = None,
 ) -> int:
     """Count, ask where that is due, act, and say what came of it; 1 if a chosen message stays."""
@@ -314,7 +327,7 @@ def _decide(
         )
     ask = (how.everything or always_ask) and not how.yes and not how.dry_run
     if ask and not sys.stdin.isatty():
-        raise click.UsageError("nobody is there to be asked: say --yes")
+        raise click.UsageError("the question has no answer on standard input: give --yes to go on without it")
 
     async def count() -> int:
         async with _queue(settings, counted or queue) as error_queue:
@@ -324,22 +337,50 @@ def _decide(
         audit = not how.no_audit
         async with _queue(settings, queue, audit=audit, infrastructure=infrastructure) as error_queue:
             with _progress(verb) as progress:
-                return await act(error_queue, progress)
+                try:
+                    return await act(error_queue, progress)
+                except asyncio.CancelledError:
+                    interrupted.append(error_queue.interrupted)
+                    raise
 
+    interrupted: list[Moved | None] = []
     if how.dry_run or ask:
         number = run_async(count())
         if how.dry_run:
             view.write_count(number, verb, as_json=how.as_json)
             return 0
-        if not click.confirm(f"{view.counted(number)} of {counted or queue} will be {verb}: go on?", err=True):
-            raise click.Abort
-    moved = run_async(work())
+        confirm(f"{view.counted(number)} of {counted or queue} will be {verb}: go on?")
+    try:
+        moved = run_async(work())
+    except (KeyboardInterrupt, SystemExit):
+        if interrupted and interrupted[0] is not None:
+            _go_on(settings, interrupted[0], counted or queue, selection, verb, over=over, as_json=how.as_json)
+        raise
     view.write_moved(moved, verb, as_json=how.as_json)
     for reason, number in moved.kept.items():
-        click.echo(f"bide: {view.counted(number)} stay{'s' if number == 1 else ''}: {reason}", err=True)
+        click.echo(f"bide: {view.counted(number)} stay{'s' if number == 1 else ''}: {visible(reason)}", err=True)
     for one in moved.missing:
         click.echo(f"bide: no message {one!r} is in the queue {counted or queue!r}", err=True)
     return 1 if moved.kept or moved.missing else 0
+
+
+def _go_on(
+    settings: Settings,
+    moved: Moved,
+    queue: str,
+    selection: Selection,
+    verb: str,
+    *,
+    over: timedelta | None,
+    as_json: bool,
+) -> None:
+    """Say what was done before an interruption, and how to do the rest."""
+    changed = {}
+    if over and moved.left is not None:
+        total = moved.done + sum(moved.kept.values()) + moved.left
+        changed["--over"] = rest_of(over, left=moved.left, total=total)
+    again = command(settings.arguments, changed=changed, without=selection.ids - set(moved.missing))
+    view.write_interrupted(moved, verb, queue, again, paced=bool(over), as_json=as_json)
 
 
 @asynccontextmanager

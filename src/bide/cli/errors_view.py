@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bide.cli.output import json_line, on_lines, on_one_line, print_json, text_or_base64
+from bide.cli.output import json_line, print_json, text_or_base64
+from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
     from bide.lifecycle import AuditRecord, FailedMessage, Group, Moved, Summary
-
-_TIME = "%Y-%m-%d %H:%M:%S"
 
 
 def as_dict(message: FailedMessage, *, whole: bool = False) -> dict[str, Any]:
@@ -74,7 +73,7 @@ def write_line(message: FailedMessage) -> None:
     """Print a message as one line: id, when and where it failed, and why."""
     what = f"{message.exception}: {message.text}" if message.exception else message.reason
     line = f"{message.id}  {_local(message.failed_at)}  {message.queue or '?':<20}  {what}"
-    click.echo(_fitting(on_one_line(line)))
+    click.echo(_fitting(visible(line)))
 
 
 def write_whole(message: FailedMessage) -> None:
@@ -99,30 +98,30 @@ def write_whole(message: FailedMessage) -> None:
     ]
     for name, value in rows:
         if value is not None:
-            click.echo(f"{name:<14} {on_one_line(str(value))}")
+            click.echo(f"{name:<14} {visible(str(value))}")
     for death in message.deaths:
         where = f"{death.get('reason')} in {death.get('queue')} x{death.get('count')}"
         whence = f"from exchange {death.get('exchange')!r} with {death.get('routing-keys')}"
-        click.echo(f"{'died':<14} {on_one_line(f'{where}, {whence}')}")
+        click.echo(f"{'died':<14} {visible(f'{where}, {whence}')}")
     for name, value in message.headers.items():
         if name != "x-death":
-            click.echo(f"{'header':<14} {on_one_line(f'{name}: {value}')}")
+            click.echo(f"{'header':<14} {visible(f'{name}: {value}')}")
     body, is_base64 = text_or_base64(message.body)
     click.echo(f"{'body':<14} {len(message.body)} bytes{' (base64)' if is_base64 else ''}")
-    click.echo(on_lines(body))
+    click.echo(visible(body, keep="\n\t"))
     if message.stack:
         click.echo("")
-        click.echo(on_lines(message.stack.rstrip()))
+        click.echo(visible(message.stack.rstrip(), keep="\n\t"))
 
 
 def write_groups(groups: list[Group]) -> None:
     """Print groups, the largest first."""
     for one in groups:
         queues = ", ".join(sorted(one.queues)) or "?"
-        click.echo(_fitting(on_one_line(f"{one.count:>7}  {_local(one.first)} to {_local(one.last)}  {queues}")))
-        click.echo(f"         {on_one_line(one.name)}")
+        click.echo(_fitting(visible(f"{one.count:>7}  {_local(one.first)} to {_local(one.last)}  {queues}")))
+        click.echo(f"         {visible(one.name)}")
         if one.text:
-            click.echo(_fitting(f"         such as {one.example}: {on_one_line(one.text)}"))
+            click.echo(_fitting(f"         such as {one.example}: {visible(one.text)}"))
     if not groups:
         click.echo("no message")
 
@@ -138,7 +137,7 @@ def write_summary(summary: Summary) -> None:
         if values:
             click.echo(f"by {name.replace('_', ' ')}")
             for value, count in values.items():
-                click.echo(f"{count:>9,}  {on_one_line(value)}")
+                click.echo(f"{count:>9,}  {visible(value)}")
 
 
 def write_moved(moved: Moved, verb: str, *, as_json: bool) -> None:
@@ -147,7 +146,24 @@ def write_moved(moved: Moved, verb: str, *, as_json: bool) -> None:
         print_json(moved.to_dict())
         return
     where = ", ".join(f"{count:,} to {queue}" for queue, count in sorted(moved.queues.items()))
-    click.echo(on_one_line(f"{counted(moved.done)} {verb}{f': {where}' if where else ''}"))
+    click.echo(visible(f"{counted(moved.done)} {verb}{f': {where}' if where else ''}"))
+
+
+def write_interrupted(moved: Moved, verb: str, queue: str, again: str, *, paced: bool, as_json: bool) -> None:
+    """Print what was done before an interruption, what is left, and the command that goes on."""
+    if as_json:
+        print_json({**moved.to_dict(), "interrupted": True, "go_on": again})
+        return
+    if moved.left is None:
+        done, left = f"{counted(moved.done)} {verb}", "the others are"
+    else:
+        total = moved.done + sum(moved.kept.values()) + moved.left
+        done = f"{moved.done:,} of {counted(total)} {verb}"
+        left = f"{moved.left:,} not yet due," if paced else f"{moved.left:,}"
+    click.echo(visible(f"bide: interrupted: {done}, {left} still in {queue}"), err=True)
+    for reason, number in moved.kept.items():
+        click.echo(visible(f"bide: {counted(number)} cannot be sent: {reason}"), err=True)
+    click.echo(f"bide: go on with: {again}", err=True)
 
 
 def write_count(number: int, verb: str, *, as_json: bool) -> None:
@@ -164,15 +180,29 @@ def write_record(record: AuditRecord) -> None:
     count = len(record.details.get("ids", ()))
     what = f"{count} ids" if record.step == "ids" else " ".join(f"{n}={v}" for n, v in details.items())
     click.echo(
-        on_one_line(
+        visible(
             f"{_local(record.at)}  {record.who} ({record.user})  {record.operation} {record.queue} {record.run} "
             f"{record.step}: {what}"
         )
     )
 
 
+def write_malformed(number: int, stream: str) -> None:
+    """Print how many messages of the audit were left out."""
+    what = "1 message is not a record" if number == 1 else f"{number:,} messages are not records"
+    click.echo(f"bide: {what} of an operation, and left out: see the stream {stream!r}", err=True)
+
+
 def _local(moment: datetime | None) -> str:
-    return f"{'?':<19}" if moment is None else moment.astimezone().strftime(_TIME)
+    """A time in this machine's zone; in UTC, with a Z, at the ends of the calendar that the zone cannot hold."""
+    if moment is None:
+        return f"{'?':<19}"
+    try:
+        local, zone = moment.astimezone(), ""
+    except (OverflowError, ValueError):
+        local, zone = moment, "Z"
+    # Not by strftime, which writes years before 1000 with fewer digits.
+    return local.replace(tzinfo=None).isoformat(" ", "seconds") + zone
 
 
 def _fitting(line: str) -> str:

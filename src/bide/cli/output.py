@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import sys
@@ -16,10 +15,12 @@ from typing import Any
 
 import click
 
+from bide.foreign_text import visible_json
+
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    click.echo(visible_json(_plain(value), indent=2))
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:
@@ -27,9 +28,7 @@ def json_line(value: Mapping[str, Any]) -> bytes:
 
     Times are ISO 8601, bytes are text where they are UTF-8 and base64 where not, and numbers that JSON lacks are text.
     """
-    text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
-    # A lone surrogate, which a header may hold, has no UTF-8: it is written as an escape.
-    return text.encode("utf-8", errors="backslashreplace") + b"\n"
+    return visible_json(_plain(value)).encode() + b"\n"
 
 
 def _plain(value: Any) -> Any:
@@ -56,16 +55,6 @@ def text_or_base64(value: bytes) -> tuple[str, bool]:
         return value.decode(), False
     except UnicodeDecodeError:
         return b64encode(value).decode(), True
-
-
-def on_one_line(text: str) -> str:
-    """A text for a terminal: control characters, line ends among them, are written as escapes."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
-
-
-def on_lines(text: str) -> str:
-    """A text for a terminal that may have several lines: no other control characters than their ends, and tabs."""
-    return "\n".join("\t".join(map(on_one_line, line.split("\t"))) for line in text.split("\n"))
 
 
 @contextmanager

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bide.cli.output import print_json
-from bide.cli.pipeline_view import progress, span_for, summary, survey_text
+from bide.cli.pipeline_view import progress, span_for, summary, summary_lines, survey_text
 from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
 from bide.errors import InvalidInputError, InvalidRowError
+from bide.foreign_text import visible
 from bide.pipelines.formats import FORMATS, guess_format, is_uri, refuse_missing, refuse_unwritable
 
 if TYPE_CHECKING:
@@ -28,8 +29,12 @@ if TYPE_CHECKING:
     from bide.pipelines.ledger import Ledger
     from bide.pipelines.schedule import Survey
     from bide.pipelines.schedule_plan import Plan
+    from bide.spark.overdue import Past
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+_OUTCOMES = ("sent", "rejected", "dropped")
+"""What can become of a row, as the ledger counts it."""
 
 
 @click.group()
@@ -102,6 +107,9 @@ def spark_options(command: _Decorated) -> _Decorated:
               help="Rows that are sent, and written down as sent, together; more where these would make over 10,000 "
                    "parts.")  # fmt: skip
 @click.option("--rejects", metavar="DIR", help="Put rows that cannot be sent into Parquet files here, and go on.")
+@click.option("--past", type=click.Choice(("send", "drop", "reject")),
+              help="Rows due over 5 min before the first run: send at once, drop, or put into --rejects. "
+                   "[default: stop]")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Send nothing: count, check, and show when messages would be due.")
 @click.option("--declare/--no-declare", default=True, show_default=True,
               help="Put the delay infrastructure on the broker where it is missing.")  # fmt: skip
@@ -128,11 +136,15 @@ def schedule(
 ) -> None:
     """Schedule a message for every row of SOURCE: files of Parquet, CSV or JSON, or a table.
 
-    All rows are checked before the first is sent; --dry-run does no more, and asks no broker. What was sent is written
-    down in the ledger, part by part: the same command again, after whatever ended it, sends the parts that are not in
-    there. A part that was being sent is sent again as a whole, with the same message ids. Without --ledger it lies in
-    ~/.local/state/bide/schedule, under a name made of the broker, SOURCE and these options.
+    All rows are checked before the first is sent, and how many there are and when they are due is printed; --dry-run
+    does no more, and asks no broker. Rows that were due more than 5 minutes ago stop it, unless --past is given: their
+    times may be seconds that were read as milliseconds.
+
+    What was sent is written down in the ledger, part by part: the same command again, after whatever ended it, sends
+    the parts that are not in there. A part that was being sent is sent again as a whole, with the same message ids.
+    Without --ledger it lies in ~/.local/state/bide/schedule, under a name made of the broker, SOURCE and these options.
     """
+    from bide.pipelines.schedule import survey
     from bide.pipelines.session import read, spark_errors
 
     plan = _plan(settings, **rest)
@@ -148,11 +160,14 @@ def schedule(
         plan.check()
     with open_session(f"bide pipeline schedule {source}", quiet=not settings.verbosity) as spark, spark_errors():
         rows = read(spark, source, format=format, options=options)
-        found = _survey(rows, plan)
+        now = datetime.now(UTC)
+        begun = (None if to_write is None else to_write.begun()) or now
+        with progress("looking through the rows"):
+            found = survey(rows, plan, now=now, begun=begun)
         if to_write is None:
             _show(rows, plan, found, as_json=as_json)
-            return
-        _send(rows, plan, found, to_write, part_rows=part_rows, as_json=as_json)
+        else:
+            _send(rows, plan, found, to_write, begun, part_rows=part_rows, as_json=as_json)
 
 
 def _plan(
@@ -170,6 +185,7 @@ def _plan(
     kind: str | None,
     name: str,
     rejects: str | None,
+    past: Past | None,
     declare: bool,
     infrastructure: DelayInfrastructure,
 ) -> Plan:
@@ -184,6 +200,10 @@ def _plan(
         raise click.UsageError("say when messages are due: by --at-column, or by --delay-column, and not by both")
     if body_columns is not None and body_column is not None:
         raise click.UsageError("give --body-columns for a JSON body, or --body-column for one as it is, not both")
+    if past == "reject" and rejects is None:
+        raise click.UsageError("--past reject goes with --rejects DIR, where these rows are put")
+    if past is not None and at_column is None:
+        raise click.UsageError("--past goes with --at-column: with --delay-column no row is due before it is sent")
     constants = {"to": to, "exchange": exchange, "routing_key": routing_key, "type": kind}
     if body_column is None:
         constants["content_type"] = "application/json"
@@ -202,20 +222,14 @@ def _plan(
             constants={key: value for key, value in constants.items() if value is not None},
             rejects=rejects,
             window=WINDOW,
+            past=past,
         ),
     )
 
 
-def _survey(rows: DataFrame, plan: Plan) -> Survey:
-    from bide.pipelines.schedule import survey
-
-    with progress("looking through the rows"):
-        return survey(rows, plan, now=datetime.now(UTC))
-
-
 def _show(rows: DataFrame, plan: Plan, found: Survey, *, as_json: bool) -> None:
     """What a run would do."""
-    from bide.pipelines.schedule import due_times
+    from bide.pipelines.schedule import due_times, refuse_overdue
     from bide.pipelines.schedule_rows import messages
 
     every = span_for(found.first, found.last)
@@ -227,29 +241,35 @@ def _show(rows: DataFrame, plan: Plan, found: Survey, *, as_json: bool) -> None:
         spans = [{"from": due.isoformat(), "count": count} for due, count in times]
         print_json({**summary(found, plan), "every_seconds": every.total_seconds(), "due": spans})
     else:
-        click.echo(survey_text(found, plan, times, every))
+        click.echo(visible(survey_text(found, plan, times, every), keep="\n"))
     if found.bad and plan.settings.rejects is None:
         raise _bad(found, plan)
+    refuse_overdue(found, plan)
 
 
-def _send(rows: DataFrame, plan: Plan, found: Survey, ledger: Ledger, *, part_rows: int, as_json: bool) -> None:
+def _send(
+    rows: DataFrame, plan: Plan, found: Survey, ledger: Ledger, begun: datetime, *, part_rows: int, as_json: bool
+) -> None:
     from bide.pipelines.schedule import head_for, send
     from bide.pipelines.session import spark_errors
 
+    for line in summary_lines(found, plan):
+        click.echo(line, err=as_json)
     if found.bad and plan.settings.rejects is None:
         raise _bad(found, plan)
     head = head_for(ledger, plan, found, part_rows=part_rows)
     started = time.monotonic()
     with _sending(ledger, found.rows), spark_errors(sending=True):
-        sent = send(rows, plan, ledger, head).collect()
+        sent = send(rows, plan, ledger, head, begun=begun).collect()
     seconds = time.monotonic() - started
     # All that is in the ledger now and was not sent by this run, also by workers that outlived an earlier one.
     all_parts = ledger.parts()
     now = {
-        "sent": sum(one["sent"] for one in sent),
-        "rejected": sum(one["rejected"] for one in sent),
-        "sent_before": sum(one.sent for one in all_parts) - sum(one["sent"] for one in sent),
-        "rejected_before": sum(one.rejected for one in all_parts) - sum(one["rejected"] for one in sent),
+        **{name: sum(one[name] for one in sent) for name in _OUTCOMES},
+        **{
+            f"{name}_before": sum(getattr(one, name) for one in all_parts) - sum(one[name] for one in sent)
+            for name in _OUTCOMES
+        },
         "seconds": round(seconds, 3),
         "ledger": ledger.folder,
     }
@@ -258,8 +278,10 @@ def _send(rows: DataFrame, plan: Plan, found: Survey, ledger: Ledger, *, part_ro
         return
     rate = f" in {seconds:.1f} s, {now['sent'] / seconds:,.0f}/s" if sent else ""
     click.echo(f"scheduled {now['sent']:,} messages{rate}")
-    if now["sent_before"] or now["rejected_before"]:
-        click.echo(f"{now['sent_before'] + now['rejected_before']:,} rows were done before, by an earlier run")
+    if before := sum(now[f"{name}_before"] for name in _OUTCOMES):
+        click.echo(f"{before:,} rows were done before, by an earlier run")
+    if dropped := now["dropped"] + now["dropped_before"]:
+        click.echo(f"{dropped:,} rows were dropped, because they were overdue")
     if rejected := now["rejected"] + now["rejected_before"]:
         click.echo(f"{rejected:,} rows were not taken: they are in {plan.settings.rejects}")
     click.echo(f"ledger: {ledger.folder}")
@@ -268,7 +290,7 @@ def _send(rows: DataFrame, plan: Plan, found: Survey, ledger: Ledger, *, part_ro
 @contextmanager
 def _sending(ledger: Ledger, rows: int) -> Iterator[None]:
     """Show on a terminal how much is in the ledger."""
-    with progress("scheduling", total=rows, done=lambda: sum(one.sent + one.rejected for one in ledger.parts())):
+    with progress("scheduling", total=rows, done=lambda: sum(one.rows for one in ledger.parts())):
         yield
 
 

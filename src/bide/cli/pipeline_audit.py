@@ -17,6 +17,7 @@ from bide.cli.pipeline import spark_options
 from bide.cli.pipeline_view import progress
 from bide.cli.settings import Settings, broker_options, duration_of, json_option, pass_settings
 from bide.errors import BrokerUnreachableError, ConnectionLostError, InvalidOptionError, OffsetsLostError
+from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from bide.pipelines.audit import Round
@@ -69,9 +70,10 @@ def audit(
 ) -> None:
     """Put what taps and endpoints tell into Parquet tables, until Ctrl-C or SIGTERM, or --once.
 
-    DIR gets tables of facts: scheduled, delivered, processed, failed; and what follows from them: messages (one row
-    each), pending, lateness, failures. Whatever ended it, the same command goes on where it was, and counts nothing
-    twice. Taps are turned on by 'bide tap on'; endpoints write events by bide.EventStream().
+    DIR gets tables of facts: scheduled, delivered, processed, failed, and undecodable (the bytes of what is not a
+    message of AMQP 1.0); and what follows from them: messages (one row each), pending, lateness, failures. Whatever
+    ended it, the same command goes on where it was, and counts nothing twice. Taps are turned on by 'bide tap on';
+    endpoints write events by bide.EventStream().
     """
     from bide.amqp.url import DEFAULT_URL
     from bide.pipelines.audit import run
@@ -110,7 +112,7 @@ def audit(
             except (BrokerUnreachableError, ConnectionLostError) as error:
                 if once:
                     raise
-                click.echo(f"bide: {error}; trying again in {every}", err=True)
+                click.echo(f"bide: {visible(str(error))}; trying again in {every}", err=True)
             except (OffsetsLostError, InvalidOptionError) as error:
                 raise own_words(error) from error
             else:
@@ -153,8 +155,9 @@ def _tell(done: Round, place: str, *, once: bool, as_json: bool) -> None:
         return
     counts = ", ".join(f"{count:,} {table}" for table, count in done.rows.items())
     overdue = f" ({done.overdue:,} overdue)" if done.overdue else ""
+    odd = f", {done.undecodable:,} undecodable" if done.undecodable else ""
     click.echo(
-        f"{counts} in {done.read_seconds:.1f} s; {done.days} {'day' if done.days == 1 else 'days'} worked out in "
+        f"{counts}{odd} in {done.read_seconds:.1f} s; {done.days} {'day' if done.days == 1 else 'days'} worked out in "
         f"{done.seconds - done.read_seconds:.1f} s; {done.pending:,} pending{overdue}"
     )
     if once:

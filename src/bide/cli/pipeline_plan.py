@@ -220,7 +220,7 @@ def _read_flows(path: Path) -> Any:
             found = tomllib.loads(path.read_text(encoding="utf-8"))
         else:
             found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise InvalidInputError(f"the flows in {path} cannot be read: {error}") from error
     flows = found.get("flow") if isinstance(found, dict) else found
     if not isinstance(flows, list) or not flows:

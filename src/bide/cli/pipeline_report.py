@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bide.cli.output import on_one_line, print_json
+from bide.cli.output import print_json
 from bide.cli.pipeline import spark_options
 from bide.cli.pipeline_view import progress
 from bide.cli.settings import Settings, duration_of, json_option, pass_settings
 from bide.errors import InvalidInputError
+from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from bide.pipelines.report.figures import Figures
@@ -95,10 +96,12 @@ def _check(folder: str, out: Path, png: Path | None) -> None:
 
 
 def _say(figures: Figures, *, out: Path, png: Path | None) -> None:
-    from bide.pipelines.report.content import failed, summary
+    from bide.pipelines.report.content import failed, summary, undecodable
 
-    click.echo(on_one_line(summary(figures)))
+    click.echo(visible(summary(figures)))
     if said := failed(figures):
+        click.echo(said)
+    if said := undecodable(figures):
         click.echo(said)
     if figures.missing:
         click.echo(f"not in {figures.folder}: {', '.join(figures.missing)}")

@@ -43,6 +43,7 @@ def summary(found: Survey, plan: Plan) -> dict[str, Any]:
         "first_due": None if found.first is None else found.first.isoformat(),
         "last_due": None if found.last is None else found.last.isoformat(),
         "past": found.past,
+        "overdue": found.overdue,
         "without_time": found.without_time,
         "without_body": found.without_body,
         "too_late": found.too_late,
@@ -52,13 +53,22 @@ def summary(found: Survey, plan: Plan) -> dict[str, Any]:
 
 def survey_text(found: Survey, plan: Plan, times: list[tuple[datetime, int]], every: timedelta) -> str:
     """The same in lines, with a histogram."""
-    lines = [f"{found.rows:,} messages to {_target(plan)} on {plan.broker}; nothing was sent"]
+    first, *more = summary_lines(found, plan)
+    lines = [f"{first}; nothing was sent", *more]
+    lines += histogram(times, every)
+    return "\n".join(lines)
+
+
+def summary_lines(found: Survey, plan: Plan) -> list[str]:
+    """How many messages there are, and when they are due."""
+    lines = [f"{found.rows:,} messages to {_target(plan)} on {plan.broker}"]
     if found.first is not None and found.last is not None:
         lines.append(f"due from {found.first:%Y-%m-%d %H:%M:%S} to {found.last:%Y-%m-%d %H:%M:%S} UTC")
     if found.past:
-        lines.append(f"{found.past:,} are due already: they would be delivered at once")
-    lines += histogram(times, every)
-    return "\n".join(lines)
+        overdue = f", {found.overdue:,} of them for more than 5 min" if found.overdue else ""
+        option = f" (--past {plan.settings.past})" if found.overdue and plan.settings.past else ""
+        lines.append(f"{found.past:,} are due already{overdue}{option}")
+    return lines
 
 
 def histogram(times: list[tuple[datetime, int]], every: timedelta) -> list[str]:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from bide.cli.output import LineWriter, json_line, on_one_line, text_or_base64
+from bide.cli.output import LineWriter, json_line, text_or_base64
 from bide.cli.running import run_async
 from bide.cli.settings import Settings, broker_options, json_option, pass_settings
+from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from bide.client import Client
@@ -138,5 +139,5 @@ def _text(message: Message) -> bytes:
     received = message.received_at.astimezone().strftime("%H:%M:%S.%f")[:-3]
     late = "" if message.lateness is None else f"{message.lateness / timedelta(milliseconds=1):+.0f} ms"
     body, is_base64 = text_or_base64(message.body)
-    shown = f"(base64) {body}" if is_base64 else on_one_line(body)
+    shown = f"(base64) {body}" if is_base64 else visible(body)
     return f"{received}  {late:>8}  {shown}\n".encode()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bide.cli.output import print_json
-from bide.cli.settings import Settings, broker_options, hall_options, json_option, pass_settings
+from bide.cli.settings import Settings, allow_option, broker_options, hall_options, json_option, pass_settings
 
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
@@ -37,20 +37,26 @@ log = logging.getLogger(__name__)
     show_default=True,
     help="Put the waiting hall on the broker where it is missing.",
 )
+@allow_option
 @hall_options
 @json_option("at the end what was done")
 @broker_options
 @pass_settings
-def relay(settings: Settings, *, hall: WaitingHall, prefetch: int, declare: bool, as_json: bool) -> None:
+def relay(
+    settings: Settings, *, hall: WaitingHall, allow: tuple[str, ...], prefetch: int, declare: bool, as_json: bool
+) -> None:
     """Send the messages of a waiting hall on, until Ctrl-C or SIGTERM.
 
     Without a relay, messages wait in the hall; nothing is lost. Any number may work on one hall: each message is
     acknowledged when the broker has its successor. The first signal lets it finish what it has in hand, a second one
     ends it at once; then another relay takes over what was left.
+
+    The relay delivers with its own permissions. So it sends messages only to the targets that --allow names and to the
+    pick-up exchange; a message for another target is set aside in the undeliverable queue.
     """
     from bide.relay import Relay
 
-    worker = Relay(settings.broker_url(), hall=hall, prefetch=prefetch, declare=declare)
+    worker = Relay(settings.broker_url(), hall=hall, allow=allow, prefetch=prefetch, declare=declare)
 
     def started(connection: Connection) -> None:
         click.echo(f"relaying {hall.base} on {connection.address}, virtual host {connection.url.vhost}", err=True)

@@ -15,8 +15,9 @@ import click
 from bide.cli.errors_view import counted
 from bide.cli.output import print_json
 from bide.cli.pipeline_view import progress
-from bide.cli.replay_view import preview, show
+from bide.cli.replay_view import Stopped, preview, show
 from bide.errors import NotFoundError, TargetNotFoundError
+from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -88,6 +89,15 @@ class OfAudit:
         key = digest_of({"audit": self.folder.place, "broker": self.broker})[:16]
         state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
         return Choices(folder=str(Path(state) / "bide" / "replay" / f"{Path(self.folder.place).name}-{key}"))
+
+    def stopped(self) -> Stopped | None:
+        """What was sent of the choice that is not finished, as an interruption left it; None if there is none."""
+        ledger = self.choices().unfinished(self.plan, self.broker)
+        head = None if ledger is None else ledger.head()
+        if ledger is None or head is None:
+            return None
+        done = _done(ledger)
+        return Stopped(source=f"the audit {self.folder.place}", sent=done, left=head.rows - done, is_ledger=True)
 
     @contextmanager
     def ledger_held(self, *, dry_run: bool) -> Iterator[None]:
@@ -172,7 +182,7 @@ def _tell_missing(found: Found | None, *, skip: bool) -> int:
         if found is not None and not skip:
             found.refuse_missing()
     except NotFoundError as error:
-        click.echo(f"bide: {error}", err=True)
+        click.echo(f"bide: {visible(str(error))}", err=True)
         return 1
     return 0
 

@@ -1,17 +1,19 @@
-"""What ``bide pipeline replay`` shows before anything is sent."""
+"""What ``bide pipeline replay`` shows before anything is sent, and when it is interrupted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from bide.cli.continuation import command, rest_of
 from bide.cli.errors_view import counted
 from bide.cli.output import print_json
 from bide.cli.pipeline_view import histogram, span_for
+from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -47,6 +49,48 @@ class Preview:
     def total(self) -> int:
         """All messages."""
         return self.unknown + sum(self.queues.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """What a replay had done when it was interrupted.
+
+    Attributes:
+        source: what the messages are of.
+        sent: messages that were sent.
+        left: those that were not.
+        kept: those that could not be sent.
+        is_ledger: whether a ledger knows what is left, and when that is due. Else the next run chooses anew.
+    """
+
+    source: str
+    sent: int
+    left: int
+    kept: int = 0
+    is_ledger: bool = False
+
+    def show(self, arguments: Sequence[str], *, over: timedelta, as_json: bool) -> None:
+        """Print it, and the command that goes on.
+
+        Args:
+            arguments: of the program.
+        """
+        total = self.sent + self.kept + self.left
+        changed = {}
+        if not self.is_ledger:
+            changed["--limit"] = str(self.left)
+            if over:
+                changed["--over"] = rest_of(over, left=self.left, total=total)
+        again = command(arguments, changed=changed)
+        if as_json:
+            print_json({"interrupted": True, "sent": self.sent, "left": self.left, "kept": self.kept, "go_on": again})
+            return
+        due = " not yet due," if over else ""
+        click.echo(
+            f"bide: interrupted: {self.sent:,} of {counted(total)} replayed, {self.left:,}{due} left of {self.source}",
+            err=True,
+        )
+        click.echo(f"bide: go on with: {again}", err=True)
 
 
 def preview(messages: DataFrame, *, url: str, source: str, to: str | None, more: Mapping[str, int]) -> Preview:
@@ -94,7 +138,7 @@ def show(found: Preview, *, as_json: bool) -> None:
         return
     click.echo(f"{counted(found.total)} of {found.source}; nothing was sent")
     for name, count in found.queues.items():
-        click.echo(f"{count:>9,} to {name}{'  (does not exist)' if name in found.missing else ''}")
+        click.echo(f"{count:>9,} to {visible(name)}{'  (does not exist)' if name in found.missing else ''}")
     if found.unknown:
         click.echo(f"{found.unknown:>9,} of which nothing tells where they failed")
     for line in histogram(found.times, found.every):

@@ -10,6 +10,8 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import click
+
 if TYPE_CHECKING:
     from bide.admin.management import ManagementApi
     from bide.amqp.connection import Connection
@@ -52,6 +54,24 @@ async def _cancelled_by_signals(work: Coroutine[Any, Any, _Result], received: li
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
             loop.add_signal_handler(number, end, number)
     return await work
+
+
+def confirm(question: str) -> None:
+    """Ask before something is deleted or moved; "no" ends the command.
+
+    Raises:
+        Abort: the answer was no, or Ctrl-C.
+        UsageError: there is no answer, because standard input is empty.
+    """
+    try:
+        click.confirm(question, abort=True, err=True)
+    except click.Abort as error:
+        if isinstance(error.__context__, EOFError):
+            click.echo(err=True)
+            raise click.UsageError(
+                "the question has no answer on standard input: give --yes to go on without it"
+            ) from None
+        raise
 
 
 @contextmanager

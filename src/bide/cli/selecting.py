@@ -30,7 +30,7 @@ def selection_options(command: _Decorated) -> _Decorated:
     options = [
         click.argument("ids", nargs=-1, metavar="[ID]..."),
         click.option("--group", metavar="NAME", help="Of this group, as 'bide errors groups' names it."),
-        click.option("--failed-on", metavar="QUEUE", help="Failed on this queue."),
+        click.option("--failed-on", metavar="QUEUE", help="Failed on this queue, or one like 'orders.*'."),
         click.option("--endpoint", metavar="NAME", help="Failed in this endpoint."),
         click.option("--exception", metavar="TYPE", help="With this exception, with or without its module."),
         click.option("--text", metavar="PART", help="Whose exception says this, in capitals or not."),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from bide.errors import InvalidDelayError, InvalidInputError
+from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from bide.amqp.url import BrokerUrl
@@ -31,11 +32,13 @@ class Settings:
         url: of the broker, or None where nobody named one.
         management_url: of its management API, or None.
         verbosity: how many ``-v`` were given.
+        arguments: of the program, as they were given.
     """
 
     url: str | None = None
     management_url: str | None = None
     verbosity: int = 0
+    arguments: tuple[str, ...] = ()
 
     def broker_url(self) -> BrokerUrl:
         """The broker's address: RabbitMQ's default on this machine where nobody named one.
@@ -63,7 +66,7 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
-        return text if self._details else text.partition("\n")[0]
+        return visible(text, keep="\n\t") if self._details else visible(text.partition("\n")[0])
 
 
 def duration_of(option: str, text: str) -> timedelta:
@@ -163,6 +166,17 @@ def json_option(what: str) -> Callable[[_Decorated], _Decorated]:
         what: what it prints, for its help text.
     """
     return click.option("--json", "as_json", is_flag=True, help=f"Print {what} as JSON.")
+
+
+def allow_option(command: _Decorated) -> _Decorated:
+    """Add ``--allow``."""
+    return click.option(
+        "--allow",
+        multiple=True,
+        required=True,
+        metavar="PATTERN",
+        help="Targets that messages may name: 'orders.*', q:QUEUE, x:EXCHANGE, or '*' for any. Repeatable.",
+    )(command)
 
 
 def layout_options(*, fewer_levels: bool = False) -> Callable[[_Decorated], _Decorated]:

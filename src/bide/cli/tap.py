@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from bide.cli.output import print_json, working
-from bide.cli.running import connected, run_async
+from bide.cli.running import confirm, connected, run_async
 from bide.cli.settings import (
     Settings,
     broker_options,
@@ -98,7 +98,7 @@ def off(settings: Settings, *, infrastructure: DelayInfrastructure, delete: bool
 
     names = taps_of(infrastructure).names
     if delete and not yes:
-        click.confirm(f"Delete {' and '.join(names)} on {settings.broker_url()}?", abort=True, err=True)
+        confirm(f"Delete {' and '.join(names)} on {settings.broker_url()}?")
     with working("unbinding"):
         done = run_async(_off(settings, infrastructure, delete=delete))
     if as_json:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from bide.cli.output import print_json, working
-from bide.cli.running import run_async
+from bide.cli.running import confirm, run_async
 from bide.cli.settings import Settings, broker_options, json_option, management_options, pass_settings
 from bide.errors import InvalidInputError
 
@@ -198,12 +198,10 @@ async def _compared(settings: Settings, made: Topology) -> Comparison:
 def _destroy(settings: Settings, pattern: Pattern, made: Topology, *, force: bool, yes: bool, as_json: bool) -> None:
     if not yes:
         names = ", ".join([*(one.name for one in made.exchanges), *(one.name for one in made.queues)][:6])
-        click.confirm(
+        confirm(
             f"Delete {len(made.exchanges)} exchanges and {len(made.queues)} queues on {settings.broker_url()} "
             f"({names}{', ...' if len(made.exchanges) + len(made.queues) > 6 else ''})"
-            f"{', with the messages in them' if force else ''}?",
-            abort=True,
-            err=True,
+            f"{', with the messages in them' if force else ''}?"
         )
     with working("deleting"):
         removed = run_async(_removed(settings, made, force=force))
@@ -342,7 +340,7 @@ def _definitions(file: BinaryIO, vhost: str | None) -> Topology:
 
     try:
         document = json.load(file)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"{file.name} is not JSON ({error}): export the definitions anew") from error
     if not isinstance(document, Mapping):
         raise InvalidInputError(f"{file.name} holds no object, so it is no file of definitions: export them anew")

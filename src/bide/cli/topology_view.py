@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from bide.foreign_text import visible
+
 _MANY: Final = 20
 
 if TYPE_CHECKING:
@@ -93,14 +95,13 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
     """What a broker lacks, what is there with other properties, and what others added."""
     diff = comparison.diff
     for line in topology_lines(diff.added):
-        yield click.style(f"- missing {line}", fg="red")
+        yield click.style(visible(f"- missing {line}"), fg="red")
     for change in diff.changed:
         for name, (found, wanted) in change.differences.items():
-            yield click.style(
-                f"~ {change.kind} {change.name}: {name} is {_value(found)}, {_value(wanted)} is wanted", fg="yellow"
-            )
+            line = f"~ {change.kind} {change.name}: {name} is {_value(found)}, {_value(wanted)} is wanted"
+            yield click.style(visible(line), fg="yellow")
     for binding in comparison.beside:
-        yield f"· of others: binding {_binding(binding)}"
+        yield visible(f"· of others: binding {_binding(binding)}")
 
 
 def _value(value: object) -> str:
@@ -135,7 +136,7 @@ def itinerary_lines(way: Itinerary, *, every: bool = False) -> Iterator[str]:
     """
     for stop in way.stops:
         maybe = "" if stop.certain else ", if it comes here"
-        yield f"exchange {stop.exchange or '(default)'} ({stop.type}{maybe})"
+        yield visible(f"exchange {stop.exchange or '(default)'} ({stop.type}{maybe})")
         if not stop.looks:
             yield "  nothing is bound to it"
         refused = [one for one in stop.looks if one.goes is False]
@@ -143,14 +144,14 @@ def itinerary_lines(way: Itinerary, *, every: bool = False) -> Iterator[str]:
         yield from (_look(one) for one in shown)
         if len(shown) < len(stop.looks):
             yield f"  ✗ {len(refused)} others do not match (--all: why)"
-    yield f"queues: {', '.join(way.queues) or 'none'}"
+    yield visible(f"queues: {', '.join(way.queues) or 'none'}")
     if way.possible:
-        yield f"perhaps: {', '.join(way.possible)}"
+        yield visible(f"perhaps: {', '.join(way.possible)}")
     if not way.queues and not way.possible:
         yield "nothing takes it: the broker returns it if it is mandatory, and drops it otherwise"
-    yield from way.later
+    yield from map(visible, way.later)
 
 
 def _look(look: Look) -> str:
     mark, colour = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}[look.goes]
-    return f"  {click.style(mark, fg=colour)} {look.kind} {look.name or '(default)'}: {look.reason}"
+    return f"  {click.style(mark, fg=colour)} " + visible(f"{look.kind} {look.name or '(default)'}: {look.reason}")

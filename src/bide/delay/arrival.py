@@ -46,7 +46,11 @@ TRANSPORT_HEADERS: Final = frozenset(
 )
 """Headers of others that belong to the way, not to the message."""
 
-_CASCADE_QUEUE: Final = re.compile(r"nsb(?:\.v2)?\.delay-level-\d\d|(?:.+_)?celery_delayed_\d+", re.DOTALL)
+_CASCADE_QUEUE: Final = re.compile(
+    r"nsb(?:\.v2)?\.delay-level-\d\d|(?:.+_)?celery_delayed_\d+"
+    r"|bide\.release\.(?:nsb(?:\.v2)?|(?:.+_)?celery):.*",
+    re.DOTALL,
+)
 _CLOCK_EXCHANGE: Final = re.compile(r"(.+\.v1\.)(?:(?:in\.)?[edhmsc]|released)", re.DOTALL)
 _CLOCK_QUEUE: Final = re.compile(r"[edhmsc]\d{1,2}(?:/\d+)?|release\..*", re.DOTALL)
 

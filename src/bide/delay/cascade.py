@@ -15,13 +15,23 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
-from bide.delay.infrastructure import MAX_NAME_BYTES, DelayRoute, Step, check_name
-from bide.errors import InvalidNameError, UnsupportedTargetError
+from bide.delay.infrastructure import (
+    MAX_NAME_BYTES,
+    DelayRoute,
+    QueueTarget,
+    Step,
+    Target,
+    address_of,
+    check_name,
+    existing,
+)
+from bide.delay.release import release_queue, release_word, released_key
+from bide.errors import InvalidNameError
 from bide.topology import Argument, Arguments, Binding, Exchange, Queue, Topology
 
 if TYPE_CHECKING:
@@ -34,7 +44,7 @@ RESOLUTION: Final = timedelta(seconds=1)
 
 _WILDCARDS: Final = frozenset({"*", "#"})
 _DELAYED_KEY: Final = re.compile(rf"((?:[01]\.){{{LEVELS}}})(.*)", re.DOTALL)
-_TARGET_WORD: Final = re.compile(r"~([qx]):([^.]*)(?:\.(.*))?", re.DOTALL)
+_QUEUE_WORD: Final = re.compile(r"~q:([^.]*)", re.DOTALL)
 
 
 def split_key(key: str) -> tuple[int, str]:
@@ -64,20 +74,16 @@ def original_key(key: str) -> str:
     if found is None:
         return key
     address = found[2]
-    tagged = _TARGET_WORD.fullmatch(address)
-    if tagged is None:
-        return address
-    kind, name, rest = tagged.groups()
-    return _unquoted(name) if kind == "q" else rest or ""
+    tagged = _QUEUE_WORD.fullmatch(address)
+    if tagged is not None:
+        return tagged[1].replace("%2E", ".").replace("%25", "%")
+    released = released_key(address)
+    return address if released is None else released
 
 
-def target_word(kind: Literal["q", "x"], name: str) -> str:
-    """One word of a routing key that names a queue (``q``) or an exchange (``x``)."""
-    return f"~{kind}:" + name.replace("%", "%25").replace(".", "%2E")
-
-
-def _unquoted(word: str) -> str:
-    return word.replace("%2E", ".").replace("%25", "%")
+def queue_word(name: str) -> str:
+    """One word of a routing key that names a queue."""
+    return "~q:" + name.replace("%", "%25").replace(".", "%2E")
 
 
 def check_address(kind: str, address: str, *, levels: int = LEVELS) -> None:
@@ -100,14 +106,6 @@ def check_address(kind: str, address: str, *, levels: int = LEVELS) -> None:
         )
 
 
-def refuse_isolated(layout: str, queue: str) -> UnsupportedTargetError:
-    """The error for a queue target that should have a release queue of its own."""
-    return UnsupportedTargetError(
-        f"the queue {queue!r} cannot be isolated: {layout} delivers to it without a release queue; leave out "
-        "isolated, or use the clock layout"
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """A RabbitMQ policy, as the management API takes it.
@@ -126,6 +124,25 @@ class Policy:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "definition", Arguments(self.definition))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundTarget:
+    """How the delivery exchange reaches one target.
+
+    Attributes:
+        address: what ends the routing key.
+        routed_to: the exchange or queue that the delivery exchange routes to.
+        requires: the binding, and the release queue where there is one.
+        expects: the target, where binding does not show that it is missing.
+        onward: the exchange and the routing key after the release queue; None where there is none.
+    """
+
+    address: str
+    routed_to: str
+    requires: Topology
+    expects: Topology = field(default_factory=Topology)
+    onward: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,27 +210,52 @@ class Cascade:
         """The binding key that matches messages for this address, after any delay, and no others."""
         return "*." * self.levels + address
 
-    def route(self, seconds: int, address: str, *, headers: Mapping[str, Any], requires: Topology) -> DelayRoute:
-        """How to publish to an address that has been checked."""
-        return DelayRoute(
-            exchange=self.level_names[self.entry_level(seconds)],
-            routing_key=self.key(seconds, address),
-            headers=headers,
-            delay=seconds * RESOLUTION,
-            hops=seconds.bit_count(),
-            requires=requires,
+    @property
+    def release_prefix(self) -> str:
+        """What the names of the release queues start with; outside of the owner's own names."""
+        return f"bide.release.{self.family}:"
+
+    def released(self, target: Target) -> BoundTarget:
+        """A target behind a release queue of its own.
+
+        The address is one word that only bide binds: no binding of the owner (``#.<address>``) takes the message too.
+
+        Raises:
+            InvalidNameError: the target's name and its routing key do not fit beside the digits.
+            UnsupportedTargetError: the default exchange.
+        """
+        exchange, routing_key = address_of(target)
+        address = release_word(exchange, routing_key)
+        size, limit = len(address.encode()), MAX_NAME_BYTES - 2 * self.levels
+        if size > limit:
+            raise InvalidNameError(
+                f"the exchange {exchange!r} and the routing key {routing_key!r} take {size} bytes beside the digits of "
+                f"the delay, the limit is {limit}: use shorter ones"
+            )
+        queue = release_queue(self.release_prefix, exchange, routing_key)
+        return BoundTarget(
+            address=address,
+            routed_to=queue.name,
+            requires=Topology(queues=[queue], bindings=[Binding(self.delivery, queue.name, self.exact_key(address))]),
+            expects=existing(target),
+            onward=(exchange, routing_key),
         )
 
-    def steps(self, seconds: int, address: str, *, value: str, routed_to: str) -> Iterator[Step]:
-        """Every exchange on the way, from the entry to the delivery exchange.
+    def route(self, seconds: int, bound: BoundTarget, *, headers: Mapping[str, Any]) -> DelayRoute:
+        """How to publish to a target."""
+        return DelayRoute(
+            exchange=self.level_names[self.entry_level(seconds)],
+            routing_key=self.key(seconds, bound.address),
+            headers=headers,
+            delay=seconds * RESOLUTION,
+            hops=seconds.bit_count() + (bound.onward is not None),
+            requires=bound.requires,
+            expects=bound.expects,
+        )
 
-        Args:
-            seconds: the delay.
-            address: checked, as for :meth:`route`.
-            value: the part of the key that decides in the delivery exchange.
-            routed_to: what the delivery exchange routes to.
-        """
-        key = self.key(seconds, address)
+    def steps(self, seconds: int, bound: BoundTarget, target: Target) -> Iterator[Step]:
+        """Every exchange on the way, from the entry to the target."""
+        key = self.key(seconds, bound.address)
         for level in range(self.entry_level(seconds), -1, -1):
             name, below = self.level_names[level], self.below(level)
             if seconds >> level & 1:
@@ -221,7 +263,23 @@ class Cascade:
                 yield Step(exchange=name, segment=key, value="1", routed_to=name, delay=wait, dead_letter_to=below)
             else:
                 yield Step(exchange=name, segment=key, value="0", routed_to=below)
-        yield Step(exchange=self.delivery, segment=key, value=value, routed_to=routed_to)
+        if bound.onward is None:
+            yield Step(exchange=self.delivery, segment=key, value=bound.address, routed_to=bound.routed_to)
+            return
+        exchange, routing_key = bound.onward[0] or "(default)", bound.onward[1]
+        yield Step(
+            exchange=self.delivery,
+            segment=key,
+            value=bound.address,
+            routed_to=bound.routed_to,
+            dead_letter_to=exchange,
+        )
+        yield Step(
+            exchange=exchange,
+            segment=routing_key,
+            value=routing_key,
+            routed_to=target.queue if isinstance(target, QueueTarget) else "its bindings",
+        )
 
     def label(self, name: str) -> str | None:
         """What people call an exchange or queue of the cascade: ``Level 03``, ``Delivery``; None for any other."""
@@ -230,8 +288,12 @@ class Cascade:
         return f"Level {self.level_names.index(name):02}" if name in self.level_names else None
 
     def owns(self, name: str) -> bool:
-        """Whether an exchange or queue of this name belongs to the cascade or to its guard."""
-        return name in (self.delivery, self.undeliverable) or name in self.level_names
+        """Whether an exchange or queue of this name belongs to the cascade, its guard or its release queues."""
+        return (
+            name in (self.delivery, self.undeliverable)
+            or name in self.level_names
+            or name.startswith(self.release_prefix)
+        )
 
     def guard_topology(self) -> Topology:
         """The exchange and the queue for messages that no target takes; see :meth:`guard_policy`."""

@@ -3,13 +3,14 @@
 Workers declare the same exchanges and queues, so either side may come first. A message that bide delays enters at the
 first level that has something to do, where Celery always enters at the highest; both arrive in the same way.
 
-Celery addresses a message by its routing key alone, so every exchange that is bound under that key gets it. bide puts
-one word before the key that names the exchange, or the queue, that it means::
+Celery addresses a message by its routing key alone, so every exchange that is bound under that key gets it. bide ends
+the key with one word that names its target::
 
-    0.0. ... .1.0.1.0.~x:tasks.order.created     the exchange "tasks", with the routing key "order.created"
+    0.0. ... .1.0.1.0.~r:tasks~order/created     the exchange "tasks", with the routing key "order.created"
     0.0. ... .1.0.1.0.~q:orders                  the queue "orders", without any exchange
 
-The bindings that a worker makes (``#.order.created``) take such a key as they take Celery's own.
+The first goes through a release queue (:mod:`bide.delay.release`), which publishes it to the exchange with its own
+routing key. No binding that a worker makes (``#.order.created``) matches such a word.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from bide.delay.cascade import LEVELS, RESOLUTION, Cascade, Policy, refuse_isolated, target_word
+from bide.delay.cascade import LEVELS, RESOLUTION, BoundTarget, Cascade, Policy, queue_word
 from bide.delay.infrastructure import (
     HEADER_TO,
     MAX_NAME_BYTES,
@@ -28,11 +29,13 @@ from bide.delay.infrastructure import (
     QueueTarget,
     Step,
     Target,
+    address_of,
     check_name,
+    check_topic_key,
     round_up,
 )
-from bide.errors import InvalidInputError, InvalidNameError, UnsupportedTargetError
-from bide.topology import DEFAULT_EXCHANGE, Argument, Binding, DestinationType, Topology
+from bide.errors import InvalidInputError, InvalidNameError
+from bide.topology import Argument, Binding, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,9 +47,6 @@ _QUEUE_ARGUMENTS: Final[dict[str, dict[str, Argument]]] = {
 
 _ROOM: Final = MAX_NAME_BYTES - 2 * LEVELS
 
-_ANY_KEY: Final = ("topic", "fanout", "headers")
-"""Types of exchanges for which a key with digits before it does what the key alone would do."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Celery:
@@ -54,18 +54,14 @@ class Celery:
 
     Which target to choose:
 
-    ``ExchangeTarget(exchange, routing_key)``
-        As Celery itself sends a task: the message reaches the exchange with the digits still before its key, and goes
-        on to the queues that a Celery worker has bound there with ``#.<routing key>``. A topic exchange whose queues
-        are bound with the plain key does not know the longer one: the message matches nothing, stays in the last
-        level that it waited in, and no guard can help. So choose it for exchanges that Celery workers consume from,
-        and for fanout and headers exchanges, which do not look at the key.
     ``QueueTarget(queue)``
-        For everything else, and for a worker's queue as well: straight from the delivery exchange to the queue.
-        It needs no exchange and no worker to have been there, and the guard holds.
+        A worker's queue, straight from the delivery exchange. It needs no exchange and no worker to have been there.
+    ``ExchangeTarget(exchange, routing_key)``
+        An exchange of any type, direct ones included, with the message's own routing key. Each pair of exchange and
+        routing key has a release queue of its own, which costs one hop: use few different keys.
 
-    Direct exchanges are refused where the type is known (rule of Celery, which logs a warning instead): they compare
-    the whole key. A delay of zero goes straight to the target.
+    A target that takes no messages holds up its own messages only, if it is an exchange or an isolated queue. A delay
+    of zero goes straight to the target.
 
     Args:
         prefix: starts every name (``<prefix>_celery_delayed_0``...), as kombu's own ``prefix`` does; None or the
@@ -136,15 +132,14 @@ class Celery:
         Raises:
             InvalidDelayError: negative, or longer than ``max_delay``.
             InvalidNameError: the target's name and routing key do not fit beside the digits (196 bytes for a queue).
-            UnsupportedTargetError: the default exchange, a direct exchange or another that compares or hashes the
-                whole key, a topic exchange with an empty routing key, or an isolated queue.
+            UnsupportedTargetError: the default exchange, or a topic exchange with an empty routing key.
         """
         seconds = round_up(delay, RESOLUTION, maximum=self.max_delay)
-        address, requires = _bound(self, target)
+        bound = _bound(self, target)
         if not seconds:
-            exchange, key = _direct(target)
+            exchange, key = address_of(target)
             return DelayRoute(exchange=exchange, routing_key=key, delay=timedelta(0), hops=0, requires=Topology())
-        return self.cascade.route(seconds, address, headers={HEADER_TO: str(target)}, requires=requires)
+        return self.cascade.route(seconds, bound, headers={HEADER_TO: str(target)})
 
     def sender_headers(
         self, *, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]
@@ -155,13 +150,12 @@ class Celery:
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
         """Every exchange on the way of a message, in order."""
         seconds = round_up(delay, RESOLUTION, maximum=self.max_delay)
-        address, _ = _bound(self, target)
-        name = str(target)[2:]
+        bound = _bound(self, target)
         if not seconds:
-            exchange, key = _direct(target)
-            to = name if isinstance(target, QueueTarget) else "its bindings"
+            exchange, key = address_of(target)
+            to = target.queue if isinstance(target, QueueTarget) else "its bindings"
             return (Step(exchange=exchange or "(default)", segment=key, value=key, routed_to=to),)
-        return tuple(self.cascade.steps(seconds, address, value=address, routed_to=name))
+        return tuple(self.cascade.steps(seconds, bound, target))
 
     def label(self, name: str) -> str | None:
         """What people call an exchange or queue of the infrastructure; None for any other."""
@@ -191,54 +185,13 @@ def _cascade(prefix: str, queue_type: str) -> Cascade:
     )
 
 
-def _direct(target: Target) -> tuple[str, str]:
-    """The exchange and the routing key of a publish without delay."""
-    if isinstance(target, QueueTarget):
-        return DEFAULT_EXCHANGE, target.queue
-    return target.exchange, target.routing_key
-
-
 @lru_cache(maxsize=4096)
-def _bound(infrastructure: Celery, target: Target) -> tuple[str, Topology]:
-    """The address of a target, checked, and the binding that it needs."""
-    kind: DestinationType
-    if isinstance(target, QueueTarget):
-        if target.isolated:
-            raise refuse_isolated("Celery", target.queue)
-        kind, destination = "queue", target.queue
-        pattern = address = _word("q", target.queue)
-    else:
-        _check_exchange(target)
-        kind, destination = "exchange", target.exchange
-        word = _word("x", target.exchange)
-        check_name("routing key", target.routing_key, limit=_ROOM - len(word.encode()) - 1, empty=True)
-        address = f"{word}.{target.routing_key}" if target.routing_key else word
-        # One binding serves every routing key: the word before the "#" is nobody else's.
-        pattern = f"{word}.#"
+def _bound(infrastructure: Celery, target: Target) -> BoundTarget:
+    check_topic_key(target)
     cascade = infrastructure.cascade
-    return address, Topology(bindings=[Binding(cascade.delivery, destination, cascade.exact_key(pattern), kind)])
-
-
-def _word(kind: Literal["q", "x"], name: str) -> str:
-    word = target_word(kind, name)
-    check_name("queue" if kind == "q" else "exchange", word[3:], limit=_ROOM - 3)
-    return word
-
-
-def _check_exchange(target: ExchangeTarget) -> None:
-    if target.exchange == DEFAULT_EXCHANGE:
-        raise UnsupportedTargetError(
-            "a delayed message cannot go to the default exchange: name the queue as the target (to=...)"
-        )
-    known = target.type or ("direct" if target.exchange == "amq.direct" else None)
-    if known is not None and known not in _ANY_KEY:
-        raise UnsupportedTargetError(
-            f"Celery's infrastructure cannot delay messages to the {known} exchange {target.exchange!r}, which would "
-            "compare the routing key with the delay's digits before it: name the queue as the target, use a topic, "
-            "fanout or headers exchange, or the clock layout"
-        )
-    if known == "topic" and not target.routing_key:
-        raise UnsupportedTargetError(
-            f"the routing key for the topic exchange {target.exchange!r} is empty: a delayed message to a topic "
-            "exchange needs one of at least one word"
-        )
+    if isinstance(target, ExchangeTarget) or target.isolated:
+        return cascade.released(target)
+    word = queue_word(target.queue)
+    check_name("queue", word[3:], limit=_ROOM - 3)
+    binding = Binding(cascade.delivery, target.queue, cascade.exact_key(word))
+    return BoundTarget(address=word, routed_to=target.queue, requires=Topology(bindings=[binding]))

@@ -12,16 +12,19 @@ Exchanges, from the publisher to the target (``P`` is the prefix and the layout 
     P.in.h (fanout) -> P.h (direct) -> queue P.h5 -> P.m -> ... -> P.released (fanout) -> P.delivery (direct) -> target
 
 Whatever matches nothing on the way goes to the queue ``P.undeliverable``.
+
+The infrastructure grows with use: :meth:`Clock.core_topology` is declared at once, the queues of a digit when a message
+first needs them (:meth:`Clock.digit_topology`). ``bide delay apply`` declares all of it ahead, and then the exchange
+``P.complete``, which says so to clients that may not declare.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, Final, Literal
 
 from bide.delay.clock_keys import digit_key, digit_name, hashed, is_transport_key, padding_of, target_key
@@ -36,21 +39,26 @@ from bide.delay.infrastructure import (
     address_of,
     check_name,
     check_span,
+    check_topic_key,
     existing,
     round_up,
 )
 from bide.delay.queues import final_queue, waiting_queue
-from bide.delay.units import LEVELS, MAX_DELAY, RESOLUTION, Level, digits_of
+from bide.delay.release import release_key, release_queue
+from bide.delay.units import LEVELS, MAX_DELAY, RESOLUTION, Digit, Level, digits_of
 from bide.duration import format_delay
-from bide.errors import InvalidDelayError, InvalidNameError, InvalidTopologyError, UnsupportedTargetError
-from bide.topology import Binding, Exchange, Topology
+from bide.errors import InvalidDelayError, InvalidNameError, InvalidTopologyError
+from bide.topology import Binding, Exchange, Queue, Topology
 
 Carrier = Literal["CC", "BCC"]
 
 LAYOUT_VERSION: Final = "v1"
 MAX_LANES: Final = 64
 WORDS_AT_APPLY: Final = 4
-"""Routing keys of up to this many words need no further binding of the digit queues."""
+"""``bide delay apply`` binds the digit queues for routing keys of up to this many words."""
+
+
+_PADDINGS_AT_APPLY: Final = tuple("~." * words for words in range(WORDS_AT_APPLY))
 
 
 def carrier_for(release: tuple[int, ...]) -> Carrier:
@@ -78,6 +86,9 @@ class Clock:
         lanes: parallel queues per digit, so that many messages due at the same moment leave faster. Messages are
             spread by message id; order holds within a lane.
         carrier: header for the digits; None lets the client choose by the broker's release.
+        hides_keys: deliver without the CC header, for receivers that cannot copy it (.NET, below RabbitMQ 4.0). Every
+            queue, and every pair of exchange and routing key, has a release queue then: one hop more. The client sets
+            it if the broker is older than 4.0 and NServiceBus uses the virtual host; from 4.0 on it takes BCC there.
 
     Raises:
         InvalidDelayError: ``max_delay`` or ``resolution`` cannot be had.
@@ -90,6 +101,7 @@ class Clock:
     resolution: timedelta = RESOLUTION
     lanes: int = 1
     carrier: Carrier | None = None
+    hides_keys: bool = False
 
     def __post_init__(self) -> None:
         check_name("prefix", self.prefix, limit=100)
@@ -169,18 +181,40 @@ class Clock:
             if level.unit * digit <= self.max_delay and not level.unit * digit % self.resolution
         )
 
+    @property
+    def complete_mark(self) -> Exchange:
+        """The exchange that ``bide delay apply`` declares last: where it exists, the whole topology was declared.
+
+        It is no part of :meth:`topology`, because it must not be there before the queues are bound.
+        """
+        return Exchange(f"{self._base}.complete", "fanout")
+
     def topology(self) -> Topology:
         """All exchanges, queues and bindings of the infrastructure, without targets."""
         return _topology(self)
 
+    def core_topology(self) -> Topology:
+        """The part that is declared at once: all exchanges, and the bindings between them."""
+        return _core_topology(self)
+
+    def digit_topology(self, digits: Iterable[Digit]) -> Topology:
+        """The queues of these digits, with the bindings that lead to them."""
+        queues: dict[str, Queue] = {}
+        bindings: list[Binding] = []
+        for digit in digits:
+            queue, binding = _digit(self, digit)
+            if queue is not None:
+                queues[queue.name] = queue
+            bindings.append(binding)
+        return Topology(queues=queues.values(), bindings=bindings)
+
     def probes(self) -> Topology:
-        """The last queues of the highest and the lowest level, which nothing smaller than these settings makes."""
-        used = [(level, self.used_digits(level)) for level in LEVELS]
-        ends = [(level, digits[-1]) for level, digits in used if digits]
-        wanted = {self.digit_queue(level, digit, self.lanes - 1) for level, digit in (ends[0], ends[-1])}
-        return Topology(
-            [Exchange(self.delivery_exchange)], [one for one in self.topology().queues if one.name in wanted]
-        )
+        """The mark of ``bide delay apply``, beside the exchange that targets are bound to."""
+        return Topology([Exchange(self.delivery_exchange), self.complete_mark])
+
+    def lane_of(self, message_id: str) -> int:
+        """The lane of a message."""
+        return zlib.crc32(message_id.encode()) % self.lanes if self.lanes > 1 else 0
 
     def route(self, delay: timedelta, target: Target, *, message_id: str = "") -> DelayRoute:
         """Where and how to publish so that the message reaches ``target`` after ``delay``.
@@ -205,12 +239,12 @@ class Clock:
                 expects=existing(target),
             )
         digits = digits_of(wait)
-        padding = padding_of(target)
-        lane = zlib.crc32(message_id.encode()) % self.lanes
+        padding = self.padding(target)
+        lane = self.lane_of(message_id)
         headers: dict[str, Any] = {
             self.carrier or "CC": [
                 *(padding + digit_key(level, digit, lane if digit else 0) for level, digit in digits),
-                target_key(target),
+                self.target_key(target),
             ],
             HEADER_TO: str(target),
         }
@@ -220,9 +254,18 @@ class Clock:
             headers=headers,
             delay=wait,
             hops=sum(1 for _, digit in digits if digit) + self._is_isolated(target),
-            requires=_requirements(self, _as_bound(target)),
+            requires=_requirements(self, target if self.hides_keys else _as_bound(target)),
             expects=existing(target),
+            digits=tuple(
+                Digit(level, digit, lane if digit else 0, padding)
+                for level, digit in digits
+                if digit or not self.has_core_bindings(padding)
+            ),
         )
+
+    def has_core_bindings(self, padding: str) -> bool:
+        """Whether the core topology has the bindings for zeros of keys with this padding."""
+        return len(padding) // 2 < WORDS_AT_APPLY
 
     def sender_headers(
         self, *, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]
@@ -272,44 +315,52 @@ class Clock:
                 routed_to=_shown(target) if isinstance(target, QueueTarget) else "its bindings",
             )
 
+    def padding(self, target: Target) -> str:
+        """See :func:`padding_of`; nothing where the keys do not reach the target."""
+        return "" if self.hides_keys else padding_of(target)
+
+    def target_key(self, target: Target) -> str:
+        """The key that leads from the delivery exchange to a target, padding included.
+
+        Raises:
+            InvalidNameError: a routing key of so many words leaves no room for it.
+        """
+        if not self.hides_keys:
+            return target_key(target)
+        if isinstance(target, ExchangeTarget):
+            return release_key(target)
+        return target_key(QueueTarget(target.queue, isolated=True))
+
     def release_queue(self, target: Target) -> str:
         """The queue that stands between the delivery exchange and a target that may refuse messages."""
+        if self.hides_keys and isinstance(target, ExchangeTarget):
+            return release_queue(f"{self._base}.release.k:", *_address(target)).name
         name = f"{self._base}.release.{target}"
         return name if len(name.encode()) <= MAX_NAME_BYTES else f"{self._base}.release.{str(target)[0]}#{hashed(name)}"
 
     def _is_isolated(self, target: Target) -> bool:
-        return isinstance(target, ExchangeTarget) or target.isolated
+        return isinstance(target, ExchangeTarget) or target.isolated or self.hides_keys
 
     def target_topology(self, target: Target) -> Topology:
         """The binding of a target, and its release queue where it has one."""
-        key = target_key(target)
+        key = self.target_key(target)
         if not self._is_isolated(target):
             return Topology(bindings=[Binding(self.delivery_exchange, str(target)[2:], key)])
-        exchange, _ = _address(target)
-        queue = waiting_queue(self.release_queue(target), timedelta(0), exchange)
+        exchange, routing_key = _address(target)
+        fixed = routing_key if self.hides_keys or isinstance(target, QueueTarget) else None
+        queue = waiting_queue(self.release_queue(target), timedelta(0), exchange, dead_letter_key=fixed)
         return Topology(queues=[queue], bindings=[Binding(self.delivery_exchange, queue.name, key)])
 
-    def word_bindings(self, padding: str) -> Iterator[Binding]:
-        """The bindings of every level for routing keys of as many words as ``padding`` stands for."""
-        following = [*(self.level_exchange(level) for level in LEVELS[1:]), self.released_exchange]
-        for level, below in zip(LEVELS, following, strict=True):
-            exchange = self.level_exchange(level)
-            yield Binding(exchange, below, padding + digit_key(level, 0), "exchange")
-            for digit in self.used_digits(level):
-                for lane in range(self.lanes):
-                    yield Binding(
-                        exchange, self.digit_queue(level, digit, lane), padding + digit_key(level, digit, lane)
-                    )
+    def exchange_below(self, level: Level) -> str:
+        """The exchange that a message goes to after a level."""
+        index = LEVELS.index(level) + 1
+        return self.level_exchange(LEVELS[index]) if index < len(LEVELS) else self.released_exchange
 
 
 def _address(target: Target) -> tuple[str, str]:
     """The exchange and routing key of an undelayed publish to this target, checked."""
     exchange, routing_key = address_of(target)
-    if isinstance(target, ExchangeTarget) and target.type == "topic" and not routing_key:
-        raise UnsupportedTargetError(
-            f"the routing key for the topic exchange {exchange!r} is empty: a delayed message to a topic "
-            "exchange needs one of at least one word"
-        )
+    check_topic_key(target)
     if is_transport_key(routing_key):
         raise InvalidNameError(
             f"{routing_key!r} is a key that bide uses between its own exchanges: choose another name or routing key"
@@ -330,14 +381,20 @@ def _shown(target: Target) -> str:
 
 @lru_cache(maxsize=4096)
 def _requirements(clock: Clock, target: Target) -> Topology:
-    padding = padding_of(target)
-    words = len(padding) // 2 + 1
-    bindings = clock.word_bindings(padding) if words > WORDS_AT_APPLY else ()
-    return Topology(bindings=bindings) | clock.target_topology(target)
+    return clock.target_topology(target)
+
+
+def _digit(clock: Clock, digit: Digit) -> tuple[Queue | None, Binding]:
+    level, below = digit.level, clock.exchange_below(digit.level)
+    exchange, key = clock.level_exchange(level), digit.padding + digit_key(level, digit.value, digit.lane)
+    if not digit.value:
+        return None, Binding(exchange, below, key, "exchange")
+    queue = waiting_queue(clock.digit_queue(level, digit.value, digit.lane), level.unit * digit.value, below)
+    return queue, Binding(exchange, queue.name, key)
 
 
 @lru_cache(maxsize=16)
-def _topology(clock: Clock) -> Topology:
+def _core_topology(clock: Clock) -> Topology:
     alternate = {"alternate-exchange": clock.undeliverable}
     exchanges = [
         Exchange(clock.undeliverable, "fanout"),
@@ -355,14 +412,16 @@ def _topology(clock: Clock) -> Topology:
             Exchange(clock.entry_exchange(level), "fanout"),
         ]
         bindings.append(Binding(clock.entry_exchange(level), clock.level_exchange(level), destination_type="exchange"))
-    below = dict(pairwise(LEVELS))
-    for level in LEVELS:
-        following = clock.level_exchange(below[level]) if level in below else clock.released_exchange
-        queues += [
-            waiting_queue(clock.digit_queue(level, digit, lane), level.unit * digit, following)
-            for digit in clock.used_digits(level)
-            for lane in range(clock.lanes)
-        ]
-    for words in range(WORDS_AT_APPLY):
-        bindings += clock.word_bindings("~." * words)
-    return Topology(exchanges, queues, bindings)
+    zeros = [Digit(level, 0, padding=padding) for padding in _PADDINGS_AT_APPLY for level in LEVELS]
+    return Topology(exchanges, queues, bindings) | clock.digit_topology(zeros)
+
+
+@lru_cache(maxsize=16)
+def _topology(clock: Clock) -> Topology:
+    return clock.core_topology() | clock.digit_topology(
+        Digit(level, value, lane, padding)
+        for padding in _PADDINGS_AT_APPLY
+        for level in LEVELS
+        for value in clock.used_digits(level)
+        for lane in range(clock.lanes)
+    )

@@ -10,7 +10,7 @@ from bide.delay.infrastructure import MAX_NAME_BYTES, ExchangeTarget, Target
 from bide.delay.units import Level
 from bide.errors import InvalidNameError
 
-_OURS: Final = re.compile(r"(?:~\.)*~(?:[edhmsc][0-9]{1,2}(?:/[0-9]+)?|[qrx][:#].*)", re.DOTALL)
+_OURS: Final = re.compile(r"(?:~\.)*~(?:[edhmsc][0-9]{1,2}(?:/[0-9]+)?|[qrxk][:#].*)", re.DOTALL)
 
 
 def is_transport_key(key: str) -> bool:

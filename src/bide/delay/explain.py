@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
+from bide.foreign_text import visible
+
 if TYPE_CHECKING:
     from bide.delay.infrastructure import DelayInfrastructure, Step, Target
     from bide.topology import Topology
@@ -42,7 +44,8 @@ def explain(infrastructure: DelayInfrastructure, delay: timedelta, target: Targe
         InvalidInputError: as :meth:`DelayInfrastructure.route` does.
     """
     label = _labels(infrastructure)
-    cells = [COLUMNS, *(_cells(step, label) for step in infrastructure.steps(delay, target))]
+    steps = infrastructure.steps(delay, target)
+    cells = [COLUMNS, *(tuple(map(visible, _cells(step, label))) for step in steps)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(COLUMNS))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
@@ -214,4 +217,4 @@ def _quoted(text: str) -> str:
     """A text for a node, with what Mermaid would read as syntax written as entities."""
     for sign, entity in (("#", "#35;"), ('"', "#quot;"), ("<", "#lt;"), (">", "#gt;"), ("\n", " ")):
         text = text.replace(sign, entity)
-    return f'"{text}"'
+    return f'"{visible(text)}"'

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
 
+from bide.delay.units import Digit
 from bide.duration import format_delay
 from bide.errors import InvalidDelayError, InvalidNameError, UnsupportedTargetError
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Queue, Topology
@@ -35,6 +36,9 @@ HEADER_PRIORITY: Final = "bide-priority"
 
 HEADER_PICK_UP_KEY: Final = "bide-pick-up-key"
 """Header with a message's own routing key while it passes the levels of a waiting hall, by the digits of its delay."""
+
+HEADER_SET_ASIDE: Final = "bide-set-aside"
+"""Header of a message in the undeliverable queue: why the relay of a waiting hall put it there."""
 
 HEADER_EXCHANGE: Final = "bide-exchange"
 """Header with the exchange that a message was first sent to; empty for a queue. Copies of the message carry it."""
@@ -112,9 +116,11 @@ class DelayRoute:
         headers: headers to add to the message's own.
         delay: the wait that this route gives: the delay asked for, rounded up to the resolution.
         hops: queues that the message waits in before it reaches its target.
-        requires: what must exist for this message beyond the infrastructure's own topology: the target's binding
-            and, where a layout needs them, bindings for this shape of routing key. It depends on the target alone.
+        requires: what must exist for this message beyond the infrastructure's own topology: the target's binding.
+            It depends on the target alone.
         expects: what others must have declared: the target itself, where binding it would not show that it is missing.
+        digits: what else this message needs of ``Clock``, which declares the queues of a digit at its first use; see
+            :meth:`bide.delay.clock.Clock.digit_topology`.
     """
 
     exchange: str
@@ -124,6 +130,7 @@ class DelayRoute:
     hops: int
     requires: Topology
     expects: Topology = field(default_factory=Topology)
+    digits: tuple[Digit, ...] = ()
 
 
 class DelayInfrastructure(Protocol):
@@ -204,6 +211,19 @@ def address_of(target: Target) -> tuple[str, str]:
     return target.exchange, target.routing_key
 
 
+def check_topic_key(target: Target) -> None:
+    """Refuse an empty routing key for an exchange that is known to be a topic exchange.
+
+    Raises:
+        UnsupportedTargetError: it is empty.
+    """
+    if isinstance(target, ExchangeTarget) and target.type == "topic" and not target.routing_key:
+        raise UnsupportedTargetError(
+            f"the routing key for the topic exchange {target.exchange!r} is empty: a delayed message to a topic "
+            "exchange needs one of at least one word"
+        )
+
+
 def existing(target: Target) -> Topology:
     """The target itself, as something that has to be there."""
     if isinstance(target, QueueTarget):
@@ -219,8 +239,8 @@ def round_up(delay: timedelta, resolution: timedelta, *, maximum: timedelta) -> 
     """
     if delay < timedelta(0):
         raise InvalidDelayError(f"the delay {format_delay(delay)} is negative: give zero or more")
-    units = -(-delay // resolution)
-    if units * resolution > maximum:
+    # Compared first: a delay near the longest timedelta overflows when it is rounded up.
+    if delay > maximum or (units := -(-delay // resolution)) * resolution > maximum:
         raise InvalidDelayError(
             f"the delay {format_delay(delay)} is longer than this infrastructure can hold ({format_delay(maximum)}): "
             "give a shorter delay"

@@ -13,9 +13,17 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from bide.delay.cascade import LEVELS, RESOLUTION, Cascade, Policy, check_address, refuse_isolated
-from bide.delay.infrastructure import HEADER_TO, DelayRoute, ExchangeTarget, QueueTarget, Step, Target, round_up
-from bide.errors import InvalidDueTimeError, InvalidInputError, UnsupportedTargetError
+from bide.delay.cascade import LEVELS, RESOLUTION, BoundTarget, Cascade, Policy, check_address
+from bide.delay.infrastructure import (
+    HEADER_TO,
+    DelayRoute,
+    ExchangeTarget,
+    Step,
+    Target,
+    check_topic_key,
+    round_up,
+)
+from bide.errors import InvalidDueTimeError, InvalidInputError
 from bide.topology import Argument, Binding, DestinationType, Exchange, Topology
 
 if TYPE_CHECKING:
@@ -39,8 +47,11 @@ _QUEUE_ARGUMENTS: Final[dict[int, dict[str, Argument]]] = {
 class NServiceBus:
     """Delays in whole seconds, of up to 3106 d 21:24:15, through the levels of NServiceBus.RabbitMQ.
 
-    Only sends to an endpoint can be delayed (rule of NServiceBus). The endpoint must exist: whoever binds
-    ``route(...).requires`` gets the broker's error where it does not, as the .NET sender does.
+    The queue of an endpoint is reached as .NET reaches it. The endpoint must exist: binding ``route(...).requires``
+    fails with the broker's error where it does not, as it does for the .NET sender.
+
+    Exchanges of any type, and isolated queues, are reached through a release queue (:mod:`bide.delay.release`), which
+    .NET knows nothing of: ``delays migrate`` and ``delays transfer`` of .NET stop at messages that wait for those.
 
     Version 1 has classic queues and can lose messages when the broker stops: use it only beside endpoints that do.
     Its queues say ``x-queue-mode: lazy``, which RabbitMQ takes but ignores from 3.12 on (declared on 4.0.5 and 4.3.6
@@ -122,13 +133,11 @@ class NServiceBus:
         Raises:
             InvalidDelayError: negative, or longer than ``max_delay``.
             InvalidNameError: the address is empty, takes over 199 bytes, or has ``*`` or ``#`` for a word.
-            UnsupportedTargetError: an exchange, other than a fanout exchange with conventional routing; or an
-                isolated queue.
+            UnsupportedTargetError: the default exchange, or a topic exchange with an empty routing key.
         """
         seconds = round_up(delay, RESOLUTION, maximum=self.max_delay)
-        address, requires = _bound(self, target)
         headers = {HEADER_DELAY: seconds, HEADER_TO: str(target)}
-        return self.cascade.route(seconds, address, headers=headers, requires=requires)
+        return self.cascade.route(seconds, _bound(self, target), headers=headers)
 
     def sender_headers(
         self, *, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]
@@ -150,8 +159,7 @@ class NServiceBus:
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
         """Every exchange on the way of a message, in order."""
         seconds = round_up(delay, RESOLUTION, maximum=self.max_delay)
-        address, _ = _bound(self, target)
-        return tuple(self.cascade.steps(seconds, address, value=address, routed_to=address))
+        return tuple(self.cascade.steps(seconds, _bound(self, target), target))
 
     def label(self, name: str) -> str | None:
         """What people call an exchange or queue of the infrastructure; None for any other."""
@@ -216,32 +224,13 @@ def _cascade(version: int, levels: int) -> Cascade:
 
 
 @lru_cache(maxsize=4096)
-def _bound(infrastructure: NServiceBus, target: Target) -> tuple[str, Topology]:
-    """The address of a target, checked, and the binding that it needs."""
-    address = _address(infrastructure, target)
-    return address, Topology(bindings=[infrastructure.delivery_binding(address)])
-
-
-def _address(infrastructure: NServiceBus, target: Target) -> str:
-    if isinstance(target, QueueTarget):
-        if target.isolated:
-            raise refuse_isolated("NServiceBus", target.queue)
-        check_address("queue", target.queue, levels=infrastructure.levels)
-        return target.queue
-    _check_exchange(infrastructure, target)
-    check_address("exchange", target.exchange, levels=infrastructure.levels)
-    return target.exchange
-
-
-def _check_exchange(infrastructure: NServiceBus, target: ExchangeTarget) -> None:
-    """Let through what NServiceBus itself could address: an endpoint's, or an event's, fanout exchange."""
-    if infrastructure.routing == "conventional" and target.type == "fanout" and not target.routing_key:
-        return
-    raise UnsupportedTargetError(
-        f"NServiceBus delays messages to an endpoint only, not to the exchange {target.exchange!r} with the routing "
-        f"key {target.routing_key!r}: name the endpoint's queue as the target, or, with conventional routing, a "
-        "fanout exchange (type='fanout') and no routing key, or use the clock layout"
-    )
+def _bound(infrastructure: NServiceBus, target: Target) -> BoundTarget:
+    check_topic_key(target)
+    if isinstance(target, ExchangeTarget) or target.isolated:
+        return infrastructure.cascade.released(target)
+    check_address("queue", target.queue, levels=infrastructure.levels)
+    binding = infrastructure.delivery_binding(target.queue)
+    return BoundTarget(address=target.queue, routed_to=target.queue, requires=Topology(bindings=[binding]))
 
 
 def nservicebus_headers(

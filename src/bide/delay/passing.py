@@ -8,12 +8,14 @@ from datetime import timedelta
 from math import isfinite
 from typing import Any, Final, Literal, Self
 
+from bide.delay.allowed_targets import ANY_TARGET, AllowedTargets
 from bide.delay.arrival import DEATH_HEADERS
 from bide.delay.infrastructure import (
     HEADER_DUE,
     HEADER_EXPIRATION,
     HEADER_PICK_UP_KEY,
     HEADER_PRIORITY,
+    HEADER_SET_ASIDE,
     HEADER_TO,
     ExchangeTarget,
     QueueTarget,
@@ -23,8 +25,9 @@ from bide.delay.waiting_hall import HEADER_REST, MAX_DELAY, WaitingHall
 from bide.duration import format_delay
 from bide.errors import InvalidDelayError, InvalidInputError, UnsupportedTargetError
 
-Way = Literal["round", "levels", "target"]
-"""Where the relay sends a message: to meditate for a round, through the levels, or to its target."""
+Way = Literal["round", "levels", "target", "aside"]
+"""Where the relay sends a message: to meditate for a round, through the levels, to its target, or to the undeliverable
+queue."""
 
 HEADER_DELAY: Final = "x-delay"
 """How a client that knows nothing of bide says how long a message shall wait: milliseconds, as a number or text."""
@@ -45,7 +48,9 @@ _CARRIED: Final = (("expiration", HEADER_EXPIRATION), ("priority", HEADER_PRIORI
 """Properties that would act on the hall's own queues, and the headers that carry them through."""
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_LEFT_BEHIND: Final = DEATH_HEADERS | {"x-delivery-count", "x-acquired-count", HEADER_PICK_UP_KEY}
+_LONGEST_REASON: Final = 1000
+_COUNTED: Final = frozenset({"x-delivery-count", "x-acquired-count"})
+_LEFT_BEHIND: Final = DEATH_HEADERS | {"x-delivery-count", "x-acquired-count", HEADER_PICK_UP_KEY, HEADER_SET_ASIDE}
 """Below 4.0.1 RabbitMQ takes a message that comes with its old ``x-death`` for one that goes in a circle."""
 
 
@@ -86,7 +91,14 @@ class Passing:
 
     @classmethod
     def read(
-        cls, hall: WaitingHall, routing_key: str, values: Mapping[str, Any], *, now: int, user: str | None = None
+        cls,
+        hall: WaitingHall,
+        routing_key: str,
+        values: Mapping[str, Any],
+        *,
+        now: int,
+        user: str | None = None,
+        allowed: AllowedTargets = ANY_TARGET,
     ) -> Self:
         """Take a message as it comes from one of the relay's queues.
 
@@ -98,8 +110,10 @@ class Passing:
             values: the properties by their AMQP names.
             now: milliseconds since the Unix epoch, rounded down.
             user: that the relay is connected as.
+            allowed: the targets that it may deliver to, besides the pick-up exchange.
 
         Raises:
+            TargetNotAllowedError: the message names a target that is not among them.
             InvalidInputError: a header cannot be understood, or names a part of the hall as the target.
         """
         given: Mapping[str, Any] = values.get("headers") or {}
@@ -120,9 +134,8 @@ class Passing:
                 headers[header] = value
         if "CC" in headers:
             headers[HEADER_CC] = headers.pop("CC")
-        if properties.get("user_id") not in (None, user):
-            # The broker would close the channel: who sends has to be who it says.
-            headers[HEADER_USER] = properties.pop("user_id")
+        _check_allowed(target, headers.get(HEADER_CC), hall, allowed)
+        _carry_user(properties, headers, user)
         return cls(hall=hall, target=target, routing_key=key, due=due, headers=headers, properties=properties)
 
     def onward(self, now: int) -> Onward:
@@ -191,6 +204,45 @@ class Passing:
             rest=rest,
             values={**self.properties, "headers": headers},
         )
+
+
+def set_aside(
+    hall: WaitingHall, routing_key: str, values: Mapping[str, Any], *, reason: str, user: str | None = None
+) -> Onward:
+    """Send a message to the undeliverable queue as it came, with the reason in a header.
+
+    Args:
+        user: that the relay is connected as.
+    """
+    headers = {name: value for name, value in (values.get("headers") or {}).items() if name not in _COUNTED}
+    properties = {name: value for name, value in values.items() if name != "headers"}
+    for name, header in _CARRIED:
+        if (value := properties.pop(name, None)) is not None:
+            headers[header] = value
+    _carry_user(properties, headers, user)
+    headers[HEADER_SET_ASIDE] = reason[:_LONGEST_REASON]
+    return Onward(
+        way="aside",
+        exchange=hall.undeliverable,
+        routing_key=routing_key,
+        rest=0,
+        values={**properties, "headers": headers},
+    )
+
+
+def _carry_user(properties: dict[str, Any], headers: dict[str, Any], user: str | None) -> None:
+    if properties.get("user_id") not in (None, user):
+        # The broker would close the channel: who sends has to be who it says.
+        headers[HEADER_USER] = properties.pop("user_id")
+
+
+def _check_allowed(target: Target, cc: Any, hall: WaitingHall, allowed: AllowedTargets) -> None:
+    if target != ExchangeTarget(hall.delivery_exchange, getattr(target, "routing_key", "")):
+        allowed.check(target)
+    if isinstance(target, QueueTarget) and isinstance(cc, list):
+        # On the default exchange each key of a CC list is the name of one more queue.
+        for key in cc:
+            allowed.check(_target(f"q:{key}", "", hall))
 
 
 def _target(text: Any, routing_key: str, hall: WaitingHall) -> Target:

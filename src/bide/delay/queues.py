@@ -20,10 +20,22 @@ def safe_queue(name: str, arguments: Mapping[str, Argument]) -> Queue:
     return Queue.quorum(name, {"x-dead-letter-strategy": "at-least-once", **_REFUSING, **_BALANCED, **arguments})
 
 
-def waiting_queue(name: str, wait: timedelta, dead_letter_exchange: str) -> Queue:
-    """A queue that holds every message for the same time, and then dead-letters it with the keys that it came with."""
-    ttl = wait // timedelta(milliseconds=1)
-    return safe_queue(name, {"x-message-ttl": ttl, "x-dead-letter-exchange": dead_letter_exchange})
+def waiting_queue(
+    name: str, wait: timedelta, dead_letter_exchange: str, *, dead_letter_key: str | None = None
+) -> Queue:
+    """A queue that holds every message for the same time, and then dead-letters it.
+
+    Args:
+        dead_letter_key: the routing key from then on. Below RabbitMQ 4.0 the broker removes the CC header with it
+            (``rabbit_dead_letter:make_msg``). None keeps the keys that the message came with.
+    """
+    arguments: dict[str, Argument] = {
+        "x-message-ttl": wait // timedelta(milliseconds=1),
+        "x-dead-letter-exchange": dead_letter_exchange,
+    }
+    if dead_letter_key is not None:
+        arguments["x-dead-letter-routing-key"] = dead_letter_key
+    return safe_queue(name, arguments)
 
 
 def final_queue(name: str) -> Queue:

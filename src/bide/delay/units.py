@@ -22,6 +22,22 @@ class Level:
     highest: int
 
 
+@dataclass(frozen=True, slots=True)
+class Digit:
+    """One digit of a delay, and the key that leads to its queue.
+
+    Attributes:
+        value: zero for a level that the message passes without a wait.
+        lane: which of the parallel queues of the digit.
+        padding: the words before the key; see :func:`bide.delay.clock_keys.padding_of`.
+    """
+
+    level: Level
+    value: int
+    lane: int = 0
+    padding: str = ""
+
+
 LEVELS: Final = (
     Level("e", timedelta(days=100), 31),
     Level("d", timedelta(days=1), 99),

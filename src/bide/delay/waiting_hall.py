@@ -105,11 +105,10 @@ class WaitingHall:
                 f"the resolution {format_delay(self.resolution)} must be a whole number of milliseconds, 10 at least: "
                 "1s or 250ms for example"
             )
-        if self.resolution * (1 << self.levels - 1) > MAX_TTL:
+        if self.resolution > MAX_TTL // (1 << self.levels - 1):
             raise InvalidDelayError(
-                f"the highest of {self.levels} levels would hold messages for "
-                f"{format_delay(self.resolution * (1 << self.levels - 1))}, RabbitMQ's limit is "
-                f"{format_delay(MAX_TTL)}: give fewer levels, longer delays go round"
+                f"the highest of {self.levels} levels of {format_delay(self.resolution)} would hold messages longer "
+                f"than RabbitMQ's limit of {format_delay(MAX_TTL)}: give fewer levels, longer delays go round"
             )
 
     @property

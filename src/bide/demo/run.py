@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bide.admin.apply import Removed, apply, check_release, check_streams, destroy, message_counts
+from bide.admin.infrastructure import install
 from bide.admin.taps import turn_on
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
@@ -51,7 +52,7 @@ async def demonstrate(
         async with _administration(url) as connection:
             progress.release = ".".join(map(str, connection.release))
             await check_streams(connection)
-            applied = await apply(connection, clock.topology())
+            applied = await install(connection, clock)
             await apply(connection, plan.topology)
             phase.note = str(applied)
             if shop is not None:
@@ -76,7 +77,7 @@ async def demonstrate(
 
 async def remove(url: BrokerUrl, clock: Clock, plan: Plan, *, shop: Shop | None = None) -> Removed:
     """Delete everything that :func:`demonstrate` put on the broker, with the messages that are still in it."""
-    made = clock.topology() | plan.topology
+    made = clock.topology() | plan.topology | Topology([clock.complete_mark])
     if shop is not None:
         made |= shop.topology | Topology(queues=taps_of(clock).topology(Retention()).queues)
     for target in {one.target for one in plan.messages}:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,10 +22,11 @@ from bide.endpoint.rules import Rules
 from bide.endpoint.startup import prepare
 from bide.endpoint.worker import Worker
 from bide.errors import ClosedError, InvalidInputError
+from bide.logs import logger
 from bide.message import Message
 from bide.recoverability.policy import Retry, RetryPolicy, check_policy, poison_limit, retries_at_once
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 AnyHandler = TypeVar("AnyHandler", bound=Callable[[Message], Any])
 
@@ -69,7 +69,7 @@ class Endpoint:
         slow_down_after: after so many failures in a row it handles one message at a time, until one succeeds; None
             never slows down.
         deduplicate: messages with an id that this process has handled within this time are acknowledged unhandled;
-            None, the default, handles every delivery.
+            None, the default, handles every delivery. It does not know what other processes handled.
         observers: told of everything; see :class:`bide.EventStream`, ``bide.metrics`` and ``bide.tracing``.
         management_url: of the broker's management API, which the delivery limit is read from; None takes
             ``BIDE_MANAGEMENT_URL``, or the broker's host and RabbitMQ's default port. Where it does not answer, a

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any, Final
 
 from bide.admin.delivery_limit import delivery_limit
@@ -20,10 +19,11 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
+from bide.logs import logger
 from bide.recoverability.policy import BrokerRetry, Retry, RetryPolicy
 from bide.topology import Queue, Topology
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _DELAYED_RETRY: Final = (4, 3)
 _PATIENCE: Final = 10.0

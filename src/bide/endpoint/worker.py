@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,6 +20,7 @@ from bide.endpoint.memory import FailedAttempts, Handled
 from bide.endpoint.observer import Observer
 from bide.endpoint.rules import Rules
 from bide.errors import BrokerError, ClosedError, DeliveryLostError, InvalidInputError, PoisonMessageError
+from bide.logs import logger
 from bide.recoverability import successor
 from bide.recoverability.decision import Decision, Discard, Park, RetryLater, RetryNow
 from bide.recoverability.explanation import MESSAGE_BYTES, STACK_BYTES, Explanation
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bide.message import Message
     from bide.outgoing import Outgoing
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 HOST: Final = socket.gethostname()
 

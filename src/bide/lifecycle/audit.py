@@ -5,10 +5,10 @@ from __future__ import annotations
 import getpass
 import json
 import socket
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, Self
 
 from bide.amqp.connection import Connection
@@ -41,7 +41,7 @@ class AuditRecord:
         user: the broker's user.
         operation: ``retry``, ``replay``, ``edit``, ``archive``, ``unarchive`` or ``discard``.
         run: the same for all records of one operation.
-        step: ``begun``, ``ids`` (some of the messages that it was done to) or ``ended``.
+        step: ``begun``, ``ids`` (some of the messages that it was done to), ``ended`` or ``interrupted``.
         queue: the error queue.
         details: what was chosen, where to, which ids, and what came of it.
     """
@@ -73,20 +73,23 @@ class AuditRecord:
         """The record that :meth:`to_dict` made.
 
         Raises:
-            KeyError: it is none.
-            ValueError: it is none.
+            KeyError: it lacks something.
+            ValueError: something in it is not what it should be.
         """
         known = ("at", "who", "user", "operation", "run", "step", "queue")
-        return cls(
-            at=datetime.fromisoformat(values["at"]),
-            who=values["who"],
-            user=values["user"],
-            operation=values["operation"],
-            run=values["run"],
-            step=values["step"],
-            queue=values["queue"],
-            details={name: value for name, value in values.items() if name not in known},
-        )
+        texts = {name: values[name] for name in known}
+        if odd := [name for name, value in texts.items() if not isinstance(value, str)]:
+            raise ValueError(f"{odd[0]} is not text")
+        details = {name: value for name, value in values.items() if name not in known}
+        if not isinstance(details.get("ids", []), list):
+            raise ValueError("ids is not a list")
+        at = datetime.fromisoformat(texts.pop("at"))
+        if at.tzinfo is None:
+            raise ValueError("at has no time zone")
+        try:
+            return cls(at=at.astimezone(UTC), details=details, **texts)
+        except OverflowError:
+            raise ValueError("at is outside the years 1 to 9999") from None
 
 
 class Audit:
@@ -137,6 +140,14 @@ class Audit:
         """
         await self._write("ended", details)
 
+    async def interrupt(self, details: Mapping[str, Any]) -> None:
+        """Say what was done and what is left, as the operation was interrupted.
+
+        Raises:
+            BrokerError: the record was not taken.
+        """
+        await self._write("interrupted", details)
+
     async def _write(self, step: str, details: Mapping[str, Any]) -> None:
         record = AuditRecord(
             at=self._client.now(),
@@ -152,8 +163,14 @@ class Audit:
         await self._client.publish(body, to=AUDIT, type="bide.audit", content_type="application/json")
 
 
-async def read_audit(client: Client) -> AsyncGenerator[AuditRecord, None]:
+async def read_audit(
+    client: Client, *, malformed: Callable[[bytes], None] | None = None
+) -> AsyncGenerator[AuditRecord, None]:
     """All records, oldest first; none where nothing was ever recorded.
+
+    Args:
+        malformed: is called with the body of each message in the stream that is not a record: every client that may
+            write to the stream can put one there. They are left out.
 
     Raises:
         ConnectionLostError: the connection broke, or the broker stands still: there may be more.
@@ -165,6 +182,8 @@ async def read_audit(client: Client) -> AsyncGenerator[AuditRecord, None]:
             async for delivery in deliveries:
                 if (record := _record(delivery.body)) is not None:
                     yield record
+                elif malformed is not None:
+                    malformed(delivery.body)
     finally:
         await connection.close()
 
@@ -173,7 +192,6 @@ def _record(body: bytes) -> AuditRecord | None:
     try:
         return AuditRecord.from_dict(json.loads(body))
     except (ValueError, KeyError, TypeError, RecursionError):
-        # Anybody may write to a stream: what is no record is none of ours.
         return None
 
 

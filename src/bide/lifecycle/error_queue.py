@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bide.client import Client
-from bide.delay.infrastructure import DelayInfrastructure, check_name
+from bide.delay import recognition
+from bide.delay.infrastructure import check_name
 from bide.duration import DelayLike, format_delay, parse_delay
 from bide.errors import (
     InvalidDelayError,
@@ -18,23 +20,30 @@ from bide.errors import (
     TargetNotFoundError,
 )
 from bide.lifecycle.audit import Audit
-from bide.lifecycle.look import Look, looking
+from bide.lifecycle.look import PREFETCH, Look, looking
 from bide.lifecycle.moved import Moved
 from bide.lifecycle.renewal import Renewal
-from bide.lifecycle.run import Progress, Run
+from bide.lifecycle.run import WINDOW, Pace, Progress, Run
 from bide.lifecycle.summary import By, Group, Groups, Summary
+from bide.logs import logger
 from bide.outgoing import Outgoing
 from bide.recoverability import restoration
 from bide.recoverability.failed import FailedMessage
 from bide.recoverability.selection import Selection
 from bide.topology import Queue, Topology
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 ALL: Final = Selection()
 
 KEEP: Final = timedelta(days=30)
 """How long an archive keeps a message."""
+
+_SENDING: Final = frozenset({"retry", "replay", "edit"})
+"""Operations that send messages to the queues that they failed on."""
+
+_AHEAD: Final = 5 * WINDOW
+"""Messages that the broker sends ahead of those that leave at a pace: more would be kept from others for nothing."""
 
 _LONGEST_KEEP: Final = timedelta(days=3650)
 
@@ -51,12 +60,18 @@ class ErrorQueue:
     RabbitMQ 4.3), and gives a message up at its delivery limit. One that comes near to it is replaced by a copy, which
     stands at the end of the queue.
 
+    Queues of delay infrastructures are refused, because their messages would arrive early, or wait anew. The queue for
+    undeliverable messages can be looked at, archived and emptied; ``bide delay resend`` sends its messages.
+
     Args:
         client: opened; it is not closed.
         queue: the queue's name.
         management_url: of the broker's management API, which tells the queue's delivery limit; see
             :class:`bide.Endpoint`. Where it does not answer, RabbitMQ's default limit is assumed.
         audit: record every operation in the stream ``bide.audit``.
+
+    Attributes:
+        interrupted: what the last operation had done when it was cancelled, and what it left; None if it was not.
 
     Raises:
         InvalidNameError: the name cannot be one.
@@ -71,6 +86,7 @@ class ErrorQueue:
         self._management_url = management_url
         self._audited = audit
         self._said = False
+        self.interrupted: Moved | None = None
 
     @property
     def archive_queue(self) -> str:
@@ -86,11 +102,12 @@ class ErrorQueue:
         (``contextlib.aclosing``).
 
         Raises:
+            DelayQueueError: it is a queue of a delay infrastructure.
             TargetNotFoundError: there is no such queue.
             BrokerError: the broker cannot be reached, or refuses.
         """
         now = self._client.now()
-        async with self._look(self.queue) as look:
+        async with self._look(await self._renewal(self.queue)) as look:
             async for held in look:
                 try:
                     if selection.holds(held.message, now):
@@ -154,9 +171,12 @@ class ErrorQueue:
     ) -> Moved:
         """Send the chosen messages back to the queues that they failed on.
 
+        With *over*, messages leave the error queue one after the other, for as long as this runs. When it is cancelled,
+        no more of them leave.
+
         Args:
             to: a queue to send all of them to instead.
-            over: spread them evenly over this time, through the delay infrastructure.
+            over: spread them evenly over this time.
             progress: told how far it is.
 
         Raises:
@@ -166,22 +186,25 @@ class ErrorQueue:
         if to is not None:
             check_name("queue", to)
         period = timedelta(0) if over is None else parse_delay(over)
-        check_period(period, await self._client.infrastructure())
         total = await self.count(selection) if period or progress else 0
         run = _new_run()
 
-        def copy(message: FailedMessage, place: int) -> Outgoing:
-            # More may have come since they were counted.
-            delay = period * min(place, total) / total if total else timedelta(0)
-            return restoration.back(message, to=to, delay=delay or None, run=run)
+        def copy(message: FailedMessage, _: int) -> Outgoing:
+            return restoration.back(message, to=to, run=run)
+
+        def pace(_: FailedMessage, place: int) -> float:
+            return period.total_seconds() * place / max(total, 1)
 
         details = {"to": to, "over": None if over is None else format_delay(period)}
-        return await self._move("retry", self.queue, selection, copy, details, progress, total, run=run)
+        return await self._move(
+            "retry", self.queue, selection, copy, details, progress, total, pace=pace if period else None, run=run
+        )
 
     async def replay(
         self,
         due: Callable[[FailedMessage], datetime | None],
         *,
+        taken: Callable[[FailedMessage], None] | None = None,
         to: str | None = None,
         total: int = 0,
         details: Mapping[str, Any] | None = None,
@@ -189,11 +212,15 @@ class ErrorQueue:
     ) -> Moved:
         """Send messages back to the queues that they failed on, each at a time of its own.
 
+        They leave the error queue in its order, so that none leaves before those that stand before it. When this is
+        cancelled, no more of them leave.
+
         Args:
-            due: says when a message is due there, in the past for at once, or None to leave it where it is. It is
-                asked once for each message of the queue, in their order.
+            due: says when a message is due there, in the past for at once, or None to leave it where it is. It may be
+                asked more than once about a message that it chooses.
+            taken: told of each message that is sent, or cannot be, before *due* is asked about the next one.
             to: a queue to send all of them to instead.
-            total: how many that will be, for *progress*.
+            total: how many that will be; after so many it ends. 0 if it is not known.
             details: why these, for the record.
             progress: told how far it is.
 
@@ -203,16 +230,18 @@ class ErrorQueue:
         """
         if to is not None:
             check_name("queue", to)
-        run = _new_run()
+        run, begin = _new_run(), self._client.now()
 
-        def copy(message: FailedMessage, _: int) -> Outgoing | None:
-            if (moment := due(message)) is None:
-                return None
-            delay = max(moment - self._client.now(), timedelta(0))
-            return restoration.back(message, to=to, delay=delay or None, run=run)
+        def copy(message: FailedMessage, _: int) -> Outgoing:
+            if taken is not None:
+                taken(message)
+            return restoration.back(message, to=to, run=run)
+
+        def pace(message: FailedMessage, _: int) -> float | None:
+            return None if (moment := due(message)) is None else (moment - begin).total_seconds()
 
         return await self._move(
-            "replay", self.queue, ALL, copy, {"to": to, **(details or {})}, progress, total, run=run
+            "replay", self.queue, ALL, copy, {"to": to, **(details or {})}, progress, total, pace=pace, run=run
         )
 
     async def edit(
@@ -239,6 +268,7 @@ class ErrorQueue:
             InvalidInputError: nothing would change, or nothing tells where it failed.
             BrokerError: the broker cannot be reached, or refuses.
         """
+        await self._renewal(self.queue, sends=True)
         old = await self.get(name)
         new = restoration.edited(old, body=body, headers=headers or {}, without=without, to=to)
         details = {"headers": sorted(headers or {}), "without": sorted(without), "body": body is not None,
@@ -292,6 +322,7 @@ class ErrorQueue:
             TargetNotFoundError: there is no archive.
             BrokerError: the broker cannot be reached, or refuses.
         """
+        await self._renewal(self.queue)
         archive = ErrorQueue(self._client, self.archive_queue, management_url=self._management_url)
         total = await archive.count(selection) if progress else 0
 
@@ -321,57 +352,56 @@ class ErrorQueue:
         progress: Progress | None,
         total: int,
         *,
+        pace: Pace | None = None,
         run: str | None = None,
     ) -> Moved:
+        self.interrupted = None
+        renewal = await self._renewal(queue, sends=operation in _SENDING)
         name = run or _new_run()
         audit = Audit(self._client, operation=operation, queue=self.queue, run=name) if self._audited else None
         if audit is not None:
             given = {name: value for name, value in details.items() if value is not None}
             await audit.begin({"selection": selection.to_dict(), **given})
-        now = self._client.now()
-        found: frozenset[str] = frozenset()
-        async with self._look(queue) as look:
-            work = Run(name, self._client, look, audit, copy, progress, total)
-            try:
-                async for held in look:
-                    if work.is_back(held.message, now):
-                        await look.release(held)
-                        continue
-                    work.seen += 1
-                    if selection.holds(held.message, now):
-                        found |= selection.ids & {held.message.id, held.message.message_id}
-                        await work.take(held)
-                    else:
-                        await look.release(held)
-            finally:
-                await work.finish()
-        missing = tuple(sorted(selection.ids - found))
-        moved = Moved(done=work.done, queues=dict(work.queues), kept=dict(work.kept), seen=work.seen, missing=missing)
+        work = Run(name, self._client, audit, selection, copy, pace, progress, total)
+        try:
+            while True:
+                async with self._look(renewal, prefetch=PREFETCH if pace is None else _AHEAD) as look:
+                    wait = await work.go_through(look)
+                if wait is None:
+                    break
+                await asyncio.sleep(wait)
+                renewal = renewal.anew()
+        except asyncio.CancelledError:
+            self.interrupted = replace(work.moved(), left=work.left)
+            if audit is not None:
+                await audit.interrupt({**self.interrupted.to_dict(), "left": work.left})
+            raise
+        moved = work.moved()
         if audit is not None:
             await audit.end(moved.to_dict())
         return moved
 
-    @asynccontextmanager
-    async def _look(self, queue: str) -> AsyncIterator[Look]:
+    async def _renewal(self, queue: str, *, sends: bool = False) -> Renewal:
+        """What a look at a queue needs to know of it.
+
+        Args:
+            sends: whether its messages are to be sent where they failed.
+
+        Raises:
+            DelayQueueError: it is a queue of a delay infrastructure.
+        """
         renewal = await Renewal.of(self._client, queue, self._management_url)
-        async with looking(self._client.url, queue, renewal) as look:
+        recognition.refuse(queue, renewal.arguments, sends=sends)
+        return renewal
+
+    @asynccontextmanager
+    async def _look(self, renewal: Renewal, *, prefetch: int = PREFETCH) -> AsyncIterator[Look]:
+        queue = renewal.queue
+        async with looking(self._client.url, queue, renewal, prefetch=prefetch) as look:
             if look.others and not self._said:
                 self._said = True
                 log.warning("%r has other consumers (%d): messages that they hold are not seen", queue, look.others)
             yield look
-
-
-def check_period(period: timedelta, infrastructure: DelayInfrastructure) -> None:
-    """Whether messages can be spread over so long.
-
-    Raises:
-        InvalidDelayError: they cannot.
-    """
-    if period > infrastructure.max_delay:
-        raise InvalidDelayError(
-            f"over={format_delay(period)} is longer than the infrastructure can hold "
-            f"({format_delay(infrastructure.max_delay)}): give a shorter time"
-        )
 
 
 def _new_run() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -13,13 +12,15 @@ from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.content import Delivery
 from bide.amqp.url import BrokerUrl
+from bide.delay.recognition import is_waiting, refusal
 from bide.errors import BideError, BrokerError, TargetNotFoundError
 from bide.lifecycle.held import Held, deliveries_of
 from bide.lifecycle.renewal import Renewal
 from bide.lifecycle.streams import is_stream, stream_error
+from bide.logs import logger
 from bide.topology import Queue
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _QUIET: Final = 0.1
 """Seconds without a message after which the broker is asked whether there are more."""
@@ -41,7 +42,7 @@ _TOGETHER: Final = 32
 _BLOCK: Final = 512
 """Messages after which we wait for the broker: RabbitMQ merges commands of which more than 32 are on their way."""
 
-_PREFETCH: Final = 50_000
+PREFETCH: Final = 50_000
 """Messages of one consumer. Quorum queues take "no limit" for 2,000; so another consumer is started when it is full."""
 
 _MOST_UNREAD: Final = 2000
@@ -59,10 +60,21 @@ class Look:
     """
 
     def __init__(
-        self, connection: Connection, channel: Channel, queue: str, renewal: Renewal, *, expected: int, others: int
+        self,
+        connection: Connection,
+        channel: Channel,
+        queue: str,
+        renewal: Renewal,
+        *,
+        expected: int,
+        others: int,
+        prefetch: int,
     ) -> None:
         self.expected = expected
         self.others = others
+        self._prefetch = prefetch
+        self._capacity = 0
+        self._holds_waiting = False
         self._renewal = renewal
         self._connection = connection
         self._channel = channel
@@ -78,14 +90,16 @@ class Look:
         self._questions = 0
 
     async def start(self) -> None:
-        """Have the broker send messages, or more of them.
+        """Have the broker send messages, or as many more of them as it has sent.
 
         Raises:
             BrokerError: it refuses.
         """
+        prefetch = min(max(self._prefetch, self._capacity), PREFETCH)
         with self._asking():
-            await self._channel.qos(_PREFETCH)
+            await self._channel.qos(prefetch)
             self._tags.append(await self._channel.consume(self._queue, on_message=self.put, on_end=self.end))
+        self._capacity += prefetch
 
     def put(self, delivery: Delivery) -> None:
         """The broker sent a message."""
@@ -104,6 +118,7 @@ class Look:
         """Every message that is in the queue now; those that come meanwhile may be among them.
 
         Raises:
+            DelayQueueError: its messages wait in it for their due times.
             BrokerError: the connection broke, the queue was deleted, or it is a stream.
         """
         seen, most = 0, self.expected + max(_NEWCOMERS, self.expected // 10)
@@ -112,14 +127,18 @@ class Look:
             if self._unread:
                 idle = 0.0
                 seen += 1
-                held = Held.of(self._next())
+                delivery = self._next()
+                if self._is_waiting(delivery):
+                    self._holds_waiting = True
+                    raise refusal(self._queue, "waiting")
+                held = Held.of(delivery)
                 if not self._renewal.is_copy(held):
                     yield held
                 continue
             if self._error is not None:
                 raise self._error
             self._news.clear()
-            if self._received >= _PREFETCH * len(self._tags):
+            if self._received - len(self._acknowledged) >= self._capacity:
                 await self.start()
             try:
                 async with asyncio.timeout(_QUIET):
@@ -131,6 +150,10 @@ class Look:
                     break
         if not seen:
             await self._refuse_stream()
+
+    @staticmethod
+    def _is_waiting(delivery: Delivery) -> bool:
+        return is_waiting(delivery.exchange, delivery.routing_key, delivery.values.get("headers") or {})
 
     def _next(self) -> Delivery:
         delivery = self._unread.popleft()
@@ -202,9 +225,9 @@ class Look:
         while self._unread or not ending.done():
             if self._unread:
                 delivery = self._next()
-                if self._renewal.is_due(deliveries_of(delivery)) and not self._renewal.is_copy(
-                    held := Held.of(delivery)
-                ):
+                # A copy of a message that waits for its due time would wait from now on.
+                is_due = self._renewal.is_due(deliveries_of(delivery)) and not self._holds_waiting
+                if is_due and not self._renewal.is_copy(held := Held.of(delivery)):
                     await self.release(held)
             else:
                 self._news.clear()
@@ -248,11 +271,14 @@ class Look:
 
 
 @asynccontextmanager
-async def looking(url: BrokerUrl, queue: str, renewal: Renewal) -> AsyncIterator[Look]:
+async def looking(url: BrokerUrl, queue: str, renewal: Renewal, *, prefetch: int = PREFETCH) -> AsyncIterator[Look]:
     """Look through a queue, over a connection of its own.
 
     Others cannot receive its messages meanwhile. At the end all messages that were not acknowledged go back to their
     places.
+
+    Args:
+        prefetch: messages that the broker sends at first. It sends more when these are held.
 
     Raises:
         TargetNotFoundError: there is no such queue.
@@ -269,7 +295,7 @@ async def looking(url: BrokerUrl, queue: str, renewal: Renewal) -> AsyncIterator
                 reply_code=error.reply_code,
             ) from error
         expected, others = counted.message_count, counted.consumer_count
-        look = Look(connection, channel, queue, renewal, expected=expected, others=others)
+        look = Look(connection, channel, queue, renewal, expected=expected, others=others, prefetch=prefetch)
         await look.start()
     except BaseException:
         await connection.close()

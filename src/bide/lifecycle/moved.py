@@ -16,7 +16,10 @@ class Moved:
         queues: those that went to a queue, by its name.
         kept: chosen messages that stay where they were, by the reason.
         seen: messages that were looked at.
-        missing: ids that were asked for, and that no message has.
+        missing: ids that were asked for, and that no message has; of an operation that was interrupted, those that it
+            has not come to.
+        left: of an operation that was interrupted: chosen messages that it did not get to, or None where they were not
+            counted. None for one that ended.
     """
 
     done: int = 0
@@ -24,13 +27,15 @@ class Moved:
     kept: Mapping[str, int] = field(default_factory=dict)
     seen: int = 0
     missing: tuple[str, ...] = ()
+    left: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
-        return {
+        found = {
             "done": self.done,
             "queues": dict(self.queues),
             "kept": dict(self.kept),
             "seen": self.seen,
             "missing": list(self.missing),
         }
+        return found if self.left is None else {**found, "left": self.left}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Self
 
 from bide.admin.delivery_limit import DEFAULT_LIMIT, delivery_limit
@@ -13,9 +12,11 @@ from bide.admin.management import ManagementApi
 from bide.client import Client
 from bide.errors import BideError, ManagementApiError
 from bide.lifecycle.held import Held
+from bide.logs import logger
 from bide.recoverability import restoration
+from bide.topology import Argument
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _MARGIN: Final = 2
 """So many looks may be killed, and give back what they held uncounted by us, before the limit is reached."""
@@ -31,11 +32,24 @@ class Renewal:
         queue: that is looked at.
         limit: its delivery limit, or None for a queue without.
         assumed: why the limit is not known for sure, or None where it is.
+
+    Attributes:
+        queue: that is looked at.
+        arguments: of the queue, or None where the management API does not know them.
     """
 
-    def __init__(self, client: Client, queue: str, limit: int | None, *, assumed: str | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        queue: str,
+        limit: int | None,
+        *,
+        assumed: str | None = None,
+        arguments: Mapping[str, Argument] | None = None,
+    ) -> None:
+        self.arguments = arguments
         self._client = client
-        self._queue = queue
+        self.queue = queue
         self._limit = limit
         self._assumed = assumed
         self._copies: Counter[str] = Counter()
@@ -52,11 +66,16 @@ class Renewal:
         release, url = await client.release(), client.url
         try:
             async with asyncio.timeout(5), ManagementApi.of(url, management_url) as api:
+                found = await api.queue(url.vhost, queue)
                 limit = await delivery_limit(api, url.vhost, queue, release=release)
         except (ManagementApiError, TimeoutError) as error:
             # Any release may have been told a limit.
             return cls(client, queue, DEFAULT_LIMIT, assumed=str(error) or "its management API is too slow")
-        return cls(client, queue, limit)
+        return cls(client, queue, limit, arguments=None if found is None else found.queue.arguments)
+
+    def anew(self) -> Renewal:
+        """For another look at the same queue, which has no copies of this one's to recognise."""
+        return Renewal(self._client, self.queue, self._limit, assumed=self._assumed, arguments=self.arguments)
 
     def is_due(self, deliveries: int) -> bool:
         """Whether a message that was given back so often must not just be given back once more."""
@@ -66,7 +85,7 @@ class Renewal:
             log.warning(
                 "the delivery limit of %r is not known: %d is assumed, and with a lower one messages that are looked "
                 "at too often are lost (%s)",
-                *(self._queue, self._limit, self._assumed),
+                *(self.queue, self._limit, self._assumed),
             )
             self._assumed = None
         return deliveries >= self._limit - _MARGIN
@@ -94,16 +113,16 @@ class Renewal:
         if self._sending:
             await asyncio.wait(set(self._sending))
         if self._refused:
-            log.warning("%r loses %d of its messages if they are looked at again and again", self._queue, self._refused)
+            log.warning("%r loses %d of its messages if they are looked at again and again", self.queue, self._refused)
 
     async def _send(self, held: Held, ack: Callable[[Held], None]) -> None:
         try:
-            await self._client.forward(restoration.same(held.message, queue=self._queue))
+            await self._client.forward(restoration.same(held.message, queue=self.queue))
             ack(held)
         except BideError as error:
             if not self._refused:
                 log.warning(
                     "a message of %r was delivered %d times, its limit is %s, and the queue takes no copy of it: %s",
-                    *(self._queue, held.deliveries + 1, self._limit, error),
+                    *(self.queue, held.deliveries + 1, self._limit, error),
                 )
             self._refused += 1

@@ -101,7 +101,8 @@ class Summary:
             if value is not None:
                 self.by[name][value] += 1
         if message.failed_at is not None:
-            self.by["hour"][message.failed_at.strftime("%Y-%m-%d %H:00Z")] += 1
+            hour = message.failed_at.replace(tzinfo=None).isoformat(" ", "hours")
+            self.by["hour"][f"{hour}:00Z"] += 1
             self.first = min(self.first or message.failed_at, message.failed_at)
             self.last = max(self.last or message.failed_at, message.failed_at)
 

@@ -122,7 +122,7 @@ def header_value(text: str) -> Argument:
     """
     try:
         value = json.loads(text, parse_constant=_no_constant)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, str | int | float) else text
 

@@ -22,7 +22,7 @@ import bide.spark
 from bide.pipelines import audit_facts as facts
 from bide.pipelines import audit_tables as tables
 from bide.pipelines.audit_folder import Folder, Note
-from bide.pipelines.audit_refresh import FACTS, compact, refresh
+from bide.pipelines.audit_refresh import FACTS, UNDECODABLE, compact, refresh
 from bide.pipelines.session import NO_WORKER, parallelism
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ BATCH_ROWS: Final = 1_000_000
 _ATTEMPTS: Final = 3
 """At a query for whose Python Spark did not wait: it goes on from its checkpoint, as after a kill."""
 
-_Tables = Callable[["DataFrame"], Mapping[str, "DataFrame"]]
+_Split = Callable[["DataFrame"], "DataFrame"]
 _Starter = Callable[[], "StreamingQuery"]
 
 
@@ -71,6 +71,7 @@ class Round:
 
     Attributes:
         rows: facts that were written, by table; with those of a run before that was killed before it could use them.
+        undecodable: messages that were written as their bytes, because they are not AMQP 1.0.
         days: of how many days messages were worked out anew.
         pending: messages that are scheduled and not delivered.
         overdue: those of them whose due time is over.
@@ -79,6 +80,7 @@ class Round:
     """
 
     rows: Mapping[str, int]
+    undecodable: int
     days: int
     pending: int
     overdue: int
@@ -109,11 +111,21 @@ def _run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
     folder.finish_merges()
     bide.spark.register(spark)
     starts: list[_Starter] = [
-        partial(_start, spark, sources, folder, name, streams, make)
-        for name, streams, make in (
-            ("scheduled", tuple(sources.scheduled), _tap(facts.scheduled, "scheduled", sources.scheduled)),
-            ("delivered", tuple(sources.delivered), _tap(facts.delivered, "delivered", sources.delivered)),
-            ("events", tuple(sources.events), _events),
+        partial(_start, spark, sources, folder, name, streams, make, tables_of)
+        for name, streams, make, tables_of in (
+            (
+                "scheduled",
+                tuple(sources.scheduled),
+                partial(facts.scheduled, layouts=sources.scheduled),
+                {"scheduled": partial(facts.decoded, table="scheduled")},
+            ),
+            (
+                "delivered",
+                tuple(sources.delivered),
+                partial(facts.delivered, layouts=sources.delivered),
+                {"delivered": partial(facts.decoded, table="delivered")},
+            ),
+            ("events", tuple(sources.events), facts.events, {"processed": facts.processed, "failed": facts.failed}),
         )
         # One of which no stream is left is asked too: its checkpoint knows what was read, and that it is missing.
         if streams or folder.has_positions(name)
@@ -133,6 +145,7 @@ def _run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
     waiting = folder.read(spark, "pending", tables.PENDING).agg(F.sum("count"), F.sum("overdue")).collect()[0]
     ended = time.monotonic()
     return Round(
+        undecodable=rows.pop(UNDECODABLE, 0),
         rows=dict(rows),
         days=len(days),
         pending=waiting[0] or 0,
@@ -142,19 +155,21 @@ def _run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
     )
 
 
-def _tap(make: Callable[[DataFrame, Mapping[str, str]], DataFrame], table: str, layouts: Mapping[str, str]) -> _Tables:
-    return lambda read: {table: make(read, layouts)}
-
-
-def _events(read: DataFrame) -> Mapping[str, DataFrame]:
-    told = facts.events(read)
-    return {"processed": facts.processed(told), "failed": facts.failed(told)}
-
-
 def _start(
-    spark: SparkSession, sources: Sources, folder: Folder, name: str, streams: Sequence[str], make: _Tables
+    spark: SparkSession,
+    sources: Sources,
+    folder: Folder,
+    name: str,
+    streams: Sequence[str],
+    make: _Split,
+    tables_of: Mapping[str, _Split],
 ) -> StreamingQuery:
-    """A query that appends the facts of a source, and ends when it has read what is there."""
+    """A query that appends the facts of a source, and ends when it has read what is there.
+
+    Args:
+        make: all facts of a batch of messages.
+        tables_of: which of them each table has.
+    """
     import json
 
     from bide.spark.source import LIMITS
@@ -165,6 +180,8 @@ def _start(
         "startingOffsets": "earliest",
         "includeHeaders": name != "events",
         "failOnDataLoss": not sources.allow_gaps,
+        # One message of a stranger must not end the reading of all others.
+        "undecodable": "raw",
         # A stream would be one task.
         "minPartitions": parallelism(spark),
     }
@@ -176,15 +193,23 @@ def _start(
     def append(batch: DataFrame, number: int) -> None:
         rows: dict[str, int] = {}
         days: set[date] = set()
-        for table, found in make(batch).items():
-            kept = found.persist()
-            try:
-                told = kept.agg(F.count(F.lit(1)).alias("rows"), F.collect_set("day").alias("days")).collect()[0]
-                folder.append(kept, table, number)
-            finally:
-                kept.unpersist()
-            rows[table] = told["rows"]
-            days |= set(told["days"])
+        # Made once: reading the streams again takes the longest of all.
+        kept = make(facts.marked(batch)).persist()
+
+        def write(found: DataFrame, table: str, *, always: bool) -> int:
+            told = found.agg(F.count(F.lit(1)).alias("rows"), F.collect_set("day").alias("days")).collect()[0]
+            if told["rows"] or always:
+                folder.append(found, table, number)
+            days.update(told["days"])
+            return int(told["rows"])
+
+        try:
+            for table, split in tables_of.items():
+                rows[table] = write(split(kept), table, always=True)
+            if odd := write(facts.undecodable(kept), f"{UNDECODABLE}/source={name}", always=False):
+                rows[UNDECODABLE] = odd
+        finally:
+            kept.unpersist()
         folder.note(Note(name=f"{name}-{number}", rows=rows, days=tuple(sorted(days))))
 
     read = spark.readStream.format("rabbitmq").options(**options).load()

@@ -11,10 +11,13 @@ sender gave, or else of when it was sent. It is what the audit divides its table
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.types import (
+    BinaryType,
     DataType,
     DateType,
     DoubleType,
@@ -48,6 +51,7 @@ _TYPES: Final[Mapping[str, DataType]] = {
     "double": DoubleType(),
     "timestamp": TimestampType(),
     "date": DateType(),
+    "binary": BinaryType(),
 }
 
 
@@ -78,6 +82,12 @@ SCHEMAS: Final[Mapping[str, StructType]] = {
 FAILED_KINDS: Final = ("failed", "retried", "parked", "discarded", "expired")
 """Kinds of events that the table ``failed`` has. A ``duplicate`` is none: its message was processed before."""
 
+UNDECODABLE: Final = schema_of(f"reason string, seen timestamp, size int, value binary, {_TAPPED}")
+"""The columns of the table ``undecodable``: messages that are not AMQP 1.0, as their bytes."""
+
+_MARK: Final = "undecodable"
+"""The column of :func:`marked`. The facts have it where the messages do."""
+
 _EVENT: Final = (
     "event string, endpoint string, queue string, message_id string, message_type string, attempt int, retries int, "
     "sent long, due long, delivered long, started long, ended long, exception string, text string, group string, "
@@ -90,6 +100,28 @@ _DAY: Final = 86_400
 _LONGEST_DELAY: Final = (1 << LEVELS) - 1
 _CALENDAR: Final = (-62_135_596_800_000, 253_402_300_799_999)
 """First and last millisecond of the years 1 to 9999, which Python's dates have. Spark's have more."""
+
+
+def marked(messages: DataFrame) -> DataFrame:
+    """The messages, with what the table :data:`UNDECODABLE` has of those that cannot be decoded in one column.
+
+    Args:
+        messages: read by the data source ``rabbitmq`` with the option ``undecodable=raw``.
+    """
+    seen = F.col("timestamp").alias("seen")
+    about = F.struct(F.col(_MARK).alias("reason"), seen, F.octet_length("value").alias("size"), "value")
+    return messages.withColumn(_MARK, F.when(F.col(_MARK).isNotNull(), about))
+
+
+def undecodable(facts: DataFrame) -> DataFrame:
+    """The table ``undecodable``, of facts of :func:`marked` messages."""
+    found = facts.where(F.col(_MARK).isNotNull()).select(f"{_MARK}.*", "stream", "offset")
+    return found.withColumn("day", day_of(F.col("seen"))).select(*UNDECODABLE.names)
+
+
+def decoded(facts: DataFrame, table: str) -> DataFrame:
+    """The facts of the others, with the columns of a table."""
+    return facts.where(F.col(_MARK).isNull()).select(*SCHEMAS[table].names)
 
 
 def scheduled(messages: DataFrame, layouts: Mapping[str, str]) -> DataFrame:
@@ -126,11 +158,13 @@ def events(messages: DataFrame) -> DataFrame:
     """
     # Of what is not UTF-8 a cast is to be an error in a later Spark (SPARK-54586), and that would end the round.
     event = F.from_json(F.col("value").try_cast("string"), _EVENT)
-    told = messages.select(event.alias("told"), "stream", "offset").select("told.*", "stream", "offset")
+    place = ("stream", "offset", *_mark_of(messages))
+    told = messages.select(event.alias("told"), *place).select("told.*", *place)
+    is_event = F.col("event").isNotNull() & F.col("ended").isNotNull()
     moments = {name: _moment(F.col(name)) for name in ("sent", "due", "delivered", "started", "ended")}
     return (
         told.withColumns(moments)
-        .where(F.col("event").isNotNull() & F.col("ended").isNotNull())
+        .where(reduce(or_, (F.col(name).isNotNull() for name in _mark_of(messages)), is_event))
         .withColumns({"kind": F.col("event"), "type": F.col("message_type"), "delay_ms": F.col("delay")})
         .withColumn("day", day_of(F.coalesce("due", "sent", "delivered", "ended")))
     )
@@ -220,7 +254,13 @@ def _told(messages: DataFrame, layouts: Mapping[str, str], *, arrived: str) -> D
 
 
 def _finished(said: DataFrame, table: str, *, seen: Column) -> DataFrame:
-    return said.withColumn("day", day_of(F.coalesce("first_due", "sent", seen))).select(*SCHEMAS[table].names)
+    return said.withColumn("day", day_of(F.coalesce("first_due", "sent", seen))).select(
+        *SCHEMAS[table].names, *_mark_of(said)
+    )
+
+
+def _mark_of(messages: DataFrame) -> tuple[str, ...]:
+    return (_MARK,) if _MARK in messages.columns else ()
 
 
 def _first_due() -> Column:

@@ -3,6 +3,7 @@
 ::
 
     scheduled/day=2026-11-21/batch=7/*.parquet     facts; the same for delivered, processed, failed
+    undecodable/source=events/day=2026-11-21/batch=7/*.parquet   bytes that are not AMQP 1.0
     messages/day=2026-11-21/batch=3/*.parquet      worked out of the facts, by the round that last did
     lateness/day=2026-11-21/*.parquet              worked out of the facts of that day
     pending/*.parquet  failures/*.parquet          of all days

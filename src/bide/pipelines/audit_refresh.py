@@ -35,6 +35,14 @@ BROADCAST_IDS: Final = 300_000
 
 FACTS: Final = tuple(facts.SCHEMAS)
 
+UNDECODABLE: Final = "undecodable"
+"""The table of what could not be decoded, from which nothing follows. It is divided by source, too: each has batches of
+the same numbers."""
+
+SOURCES: Final = ("scheduled", "delivered", "events")
+
+_GROWING: Final = {**facts.SCHEMAS, **{f"{UNDECODABLE}/source={source}": facts.UNDECODABLE for source in SOURCES}}
+
 _MESSAGES: Final = "messages"
 _PENDING: Final = "_state/pending"
 _FAILURES: Final = "_state/failures"
@@ -56,7 +64,7 @@ def refresh(spark: SparkSession, folder: Folder, notes: Iterable[Note], *, now: 
     """
     fresh: defaultdict[str, set[Batch]] = defaultdict(set)
     for note in notes:
-        for table in (table for table, rows in note.rows.items() if rows):
+        for table in (table for table in FACTS if note.rows.get(table)):
             fresh[table] |= note.batches
     unfinished = folder.unfinished_work()
     for table in FACTS:
@@ -88,11 +96,11 @@ def compact(spark: SparkSession, folder: Folder, days: Collection[date]) -> None
 
     To be called when nothing is written to them, and no notes tell of them.
     """
-    for table in FACTS:
+    for table, schema in _GROWING.items():
         for day in days:
             batches = folder.batches(table, day, under=SMALL_BYTES)
             if len(batches) > MOST_BATCHES:
-                rows = folder.read_batches(spark, table, facts.SCHEMAS[table], {(day, one) for one in batches})
+                rows = folder.read_batches(spark, table, schema, {(day, one) for one in batches})
                 folder.merge(rows.drop(tables.BATCH), table, day, batches)
 
 

@@ -50,6 +50,7 @@ class Head:
         rows: of the input.
         checksum: over all rows, in whatever order.
         parts: into how many the input is divided, by what the rows hold.
+        past: what becomes of rows that were due before.
     """
 
     plan: str
@@ -57,6 +58,7 @@ class Head:
     rows: int
     checksum: int
     parts: int
+    past: str = "send"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +69,18 @@ class Part:
         part: its number, from 0 on.
         sent: messages that the broker has confirmed.
         rejected: rows in the folder for rejects.
+        dropped: rows that were left out, because they were due before.
     """
 
     part: int
     sent: int
     rejected: int
+    dropped: int = 0
+
+    @property
+    def rows(self) -> int:
+        """All of its rows."""
+        return self.sent + self.rejected + self.dropped
 
 
 class Ledger:
@@ -120,10 +129,30 @@ class Ledger:
         except TypeError as error:
             raise InvalidInputError(f"the folder {self.folder} holds no ledger: name another one ({error})") from error
 
-    def begin(self, head: Head) -> None:
-        """Write down what it is about."""
-        begun = datetime.now(UTC).isoformat(timespec="seconds")
+    def begin(self, head: Head, at: datetime | None = None) -> None:
+        """Write down what it is about.
+
+        Args:
+            at: when the first run began; now, if None.
+        """
+        begun = (at or datetime.now(UTC)).isoformat(timespec="microseconds")
         self._write(_HEAD, {"version": VERSION, "begun": begun, **asdict(head)})
+
+    def begun(self) -> datetime | None:
+        """When the first run began, or None for a new ledger.
+
+        Raises:
+            InvalidInputError: it cannot be read.
+        """
+        found = self._read(_HEAD)
+        if found is None:
+            return None
+        try:
+            return datetime.fromisoformat(found["begun"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidInputError(
+                f"the ledger {self.folder} does not say when it was begun: name another folder ({error})"
+            ) from error
 
     def get(self, part: int) -> Part | None:
         """What was written down of a part, or None if it is not done."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -31,9 +32,9 @@ from bide.admin.management_address import endpoints
 from bide.amqp.url import BrokerUrl
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.errors import InvalidInputError, TargetNotFoundError
-from bide.lifecycle.error_queue import ErrorQueue, check_period
+from bide.lifecycle import ErrorQueue, Moved
 from bide.lifecycle.run import Progress
-from bide.sync import connect_sync
+from bide.sync import SyncClient, connect_sync
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -50,6 +51,9 @@ _KEY: Final = "_bide_key"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _KEY_DIGITS: Final = 32
+
+_LAST_WORDS: Final = 30.0
+"""Seconds in which a replay that is interrupted has to settle and record what is on its way."""
 
 _RESULT: Final = "outcome string, queue string, reason string, messages long"
 
@@ -84,19 +88,17 @@ class FailedIn:
     management_url: str | None = None
     record: bool = True
 
-    def check(self, over: timedelta, *, sends: bool = True) -> None:
-        """See whether the queues are there and messages can be spread over so long, before anything takes its time.
+    def check(self, *, sends: bool = True) -> None:
+        """See whether the queues are there, before anything takes its time.
 
         Args:
             sends: whether there has to be the queue that they are sent to.
 
         Raises:
-            InvalidDelayError: the infrastructure cannot hold them so long.
             InvalidUrlError: the management URL cannot be read.
             TargetNotFoundError: there is no such queue.
             BrokerError: the broker cannot be asked.
         """
-        check_period(over, self.infrastructure)
         endpoints(BrokerUrl.parse(self.url), self.management_url, os.environ)
         missing = missing_queues(self.url, {self.queue, self.to or self.queue} if sends else [self.queue])
         if self.queue in missing:
@@ -191,10 +193,14 @@ def send(
     *,
     details: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    interrupted: Callable[[Moved], None] | None = None,
 ) -> DataFrame:
-    """Send messages back, and take them out of the error queue.
+    """Send messages back, and take them out of the error queue, each when it is due.
 
-    If the first is due already, because Spark took its time to find them, then all due times are moved on by that.
+    If the first is due already, because Spark took its time to find them, then all due times are moved on by that. They
+    leave in the order of the queue: a message that stands behind one with a later due time waits for that.
+
+    An interruption, such as by Ctrl-C, leaves what is not yet due in the error queue.
 
     A message leaves the queue when the broker has confirmed its copy. Whatever ends this before that leaves it there:
     what was on its way, :data:`bide.lifecycle.run.WINDOW` messages at once, and what was confirmed a moment before, is
@@ -204,6 +210,7 @@ def send(
         messages: of :func:`failed`, with ``deliver_at``.
         details: why these, for the record.
         progress: told how far it is.
+        interrupted: told what was done, if this is interrupted.
 
     Returns:
         ``outcome`` (``sent``; ``kept``: it stays in the error queue; ``gone``: it left the error queue since it was
@@ -225,9 +232,13 @@ def send(
     late = max(datetime.now(UTC) - first, timedelta(0))
     with connect_sync(source.url, infrastructure=source.infrastructure, declare=source.declare) as client:
         queue = ErrorQueue(client.client, source.queue, management_url=source.management_url, audit=source.record)
-        due = _due_times(chosen, late)
-        work = queue.replay(due, to=source.to, total=total, details=details, progress=progress)
-        moved = client.wait_for(work)
+        times = _Times(chosen, late)
+        work = queue.replay(times.due, taken=times.take, to=source.to, total=total, details=details, progress=progress)
+        try:
+            moved = _to_its_end(client, work)
+        finally:
+            if queue.interrupted is not None and interrupted is not None:
+                interrupted(queue.interrupted)
     found: list[tuple[str, str | None, str | None, int]] = [
         *(("sent", name, None, count) for name, count in sorted(moved.queues.items())),
         *(("kept", None, reason, count) for reason, count in sorted(moved.kept.items())),
@@ -252,13 +263,40 @@ def keep(messages: DataFrame, where: str | None) -> DataFrame:
     return kept
 
 
-def _due_times(chosen: Mapping[str, deque[int]], late: timedelta) -> Callable[[FailedMessage], datetime | None]:
-    def due(message: FailedMessage) -> datetime | None:
-        # Of messages that are alike, as many as were chosen.
-        times = chosen.get(_key_of(message))
-        return _EPOCH + times.popleft() * _MICROSECOND + late if times else None
+def _to_its_end(client: SyncClient, work: Coroutine[Any, Any, Moved]) -> Moved:
+    """Run a coroutine. An interruption cancels it, and then waits until it has written down what it did."""
+    ended = threading.Event()
 
-    return due
+    async def run() -> Moved:
+        try:
+            return await work
+        finally:
+            ended.set()
+
+    future = client.submit(run())
+    try:
+        return future.result()
+    except (KeyboardInterrupt, SystemExit):
+        future.cancel()
+        ended.wait(_LAST_WORDS)
+        raise
+
+
+class _Times:
+    """The due times of chosen messages, by their keys. Of messages that are alike, as many as were chosen have one."""
+
+    def __init__(self, chosen: Mapping[str, deque[int]], late: timedelta) -> None:
+        self._chosen = chosen
+        self._late = late
+
+    def due(self, message: FailedMessage) -> datetime | None:
+        """When it is due, or None if it is not chosen."""
+        times = self._chosen.get(_key_of(message))
+        return _EPOCH + times[0] * _MICROSECOND + self._late if times else None
+
+    def take(self, message: FailedMessage) -> None:
+        """Another one that is alike has the next due time."""
+        self._chosen[_key_of(message)].popleft()
 
 
 def _key_of(message: FailedMessage) -> str:

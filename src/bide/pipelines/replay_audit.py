@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
+import time
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -33,10 +37,13 @@ from bide.pipelines.writing import write
 from bide.spark.sink import Sent
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 PART_ROWS: Final = 2_000
 """Messages of a part: what is repeated at most for each task that is killed."""
+
+_MOST_PARTS: Final = 10_000
+"""Of a replay that is spread over a time: more files in the ledger would take longer than they help."""
 
 COLUMNS: Final = (
     *("message_id", "type", "queue", "endpoint", "reason", "failed_at", "attempts", "exception", "text", "group"),
@@ -285,8 +292,13 @@ class Choices:
             part_rows: messages that are sent, and written down as sent, together.
         """
         ledger = self.ledger(self.count() + 1)
-        order = Window.orderBy("stream", "offset", "queue")
-        part = F.floor((F.row_number().over(order) - 1) / part_rows).cast("int")
+        order: tuple[str, ...] = ("stream", "offset", "queue")
+        if over:
+            # Parts are sent one after the other, each as a whole: about one each second.
+            seconds = min(max(over.total_seconds(), 1), _MOST_PARTS)
+            part_rows = min(part_rows, max(math.ceil(messages.count() / seconds), 1))
+            order = ("deliver_at", *order)
+        part = F.floor((F.row_number().over(Window.orderBy(*order)) - 1) / part_rows).cast("int")
         rows = spread(messages, over, begin=datetime.now(UTC)).withColumn("part", part)
         rows.select(*_CHOSEN).write.mode("overwrite").parquet(for_spark(ledger.folder, "chosen"))
         count = chosen_of(messages.sparkSession, ledger).count()
@@ -309,6 +321,10 @@ def send(
 ) -> DataFrame:
     """Send the messages of a choice whose parts the ledger does not have.
 
+    Where they are spread over a time, this process sends each part when all of it is due, and an interruption lets it
+    finish the part that it is at. If the first is due already, all due times are moved on by that: so what an earlier
+    run left is spread as it was.
+
     Args:
         to: the queue to send all of them to, rather than to those that they failed on.
         skip_missing: go on where a stream dropped a message since the choice was made.
@@ -330,9 +346,33 @@ def send(
         head = ledger.head()
         assert head is not None
         if len(done) < head.parts:
-            write(left.repartition(head.parts, "part"), _PartWriter(ledger=ledger, way=way, skip_missing=skip_missing))
+            writer = _PartWriter(ledger=ledger, way=way, skip_missing=skip_missing)
+            times = left.groupBy("part").agg(F.min("due").alias("first"), F.max("due").alias("last")).collect()
+            if min(row["first"] for row in times) == max(row["last"] for row in times):
+                write(left.drop("due").repartition(head.parts, "part"), writer)
+            else:
+                _send_when_due(left, times, writer)
     found = [(one.part, one.sent, one.rejected) for one in ledger.parts() if one.part not in done]
     return spark.createDataFrame(found, "part int, sent long, rejected long")
+
+
+def _send_when_due(left: DataFrame, times: list[Row], writer: _PartWriter) -> None:
+    """Send parts in the order of their due times, each when the last message of it is due."""
+    due = {row["part"]: row["last"] for row in times}
+    late = max(datetime.now(UTC) - _moment(min(row["first"] for row in times)), timedelta(0))
+    rows = left.orderBy("part").toLocalIterator()
+    for number, some in groupby(rows, key=lambda row: row["part"]):
+        wanted = [_wanted(row.asDict()) for row in some]
+        wait = _moment(due[number]) + late - datetime.now(UTC)
+        time.sleep(max(wait.total_seconds(), 0.0))
+        with ThreadPoolExecutor(1, thread_name_prefix="replay") as thread:
+            sending = thread.submit(writer.send, number, wanted)
+            # An interruption waits, by the end of the block, for the part to be sent and written down.
+            sending.result()
+
+
+def _moment(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)
 
 
 def run_of(ledger: Ledger) -> str:
@@ -355,16 +395,19 @@ class _PartWriter(DataSourceArrowWriter):
                 parts[row["part"]].append(_wanted(row))
         confirmed = rejected = 0
         for number, wanted in sorted(parts.items()):
-            # Another attempt at the same task may have sent it.
-            if self.ledger.get(number) is not None:
-                continue
-            sent = asyncio.run(send_back(wanted, self.way, skip_missing=self.skip_missing))
-            missing = len(wanted) - sent
-            self.ledger.add(Part(part=number, sent=sent, rejected=missing))
-            confirmed, rejected = confirmed + sent, rejected + missing
+            sent = self.send(number, wanted)
+            confirmed, rejected = confirmed + sent.confirmed, rejected + sent.rejected
         return Sent(confirmed=confirmed, rejected=rejected)
+
+    def send(self, number: int, wanted: list[Wanted]) -> Sent:
+        """Send a part, and write it down."""
+        # Another attempt at the same task may have sent it.
+        if self.ledger.get(number) is not None:
+            return Sent(confirmed=0)
+        sent = asyncio.run(send_back(wanted, self.way, skip_missing=self.skip_missing))
+        self.ledger.add(Part(part=number, sent=sent, rejected=len(wanted) - sent))
+        return Sent(confirmed=sent, rejected=len(wanted) - sent)
 
 
 def _wanted(row: dict[str, Any]) -> Wanted:
-    due = _EPOCH + timedelta(microseconds=row["due"])
-    return Wanted(message_id=row["message_id"], queue=row["queue"], stream=row["stream"], offset=row["offset"], due=due)
+    return Wanted(message_id=row["message_id"], queue=row["queue"], stream=row["stream"], offset=row["offset"])

@@ -7,7 +7,6 @@ import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any, Final
 
@@ -41,14 +40,12 @@ class Wanted:
     Attributes:
         queue: where to.
         stream: that has it, at the offset.
-        due: when it is due there.
     """
 
     message_id: str
     queue: str
     stream: str
     offset: int
-    due: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +131,9 @@ async def send_back(wanted: Sequence[Wanted], way: Way, *, skip_missing: bool) -
             sending = _Sending(client)
             try:
                 for row, message in held:
-                    await sending.put(_back(message, row, way, client.now()))
+                    await sending.put(_back(message, row, way))
                 async for row, message in _found(connection, wanted[len(held) :]):
-                    await sending.put(_back(message, row, way, client.now()))
+                    await sending.put(_back(message, row, way))
                     sent += 1
                 await sending.finish()
             finally:
@@ -199,9 +196,8 @@ def read_copy(delivery: Delivery) -> FailedMessage:
     )
 
 
-def _back(message: FailedMessage, row: Wanted, way: Way, now: datetime) -> Outgoing:
-    delay = max(row.due - now, timedelta(0))
-    return restoration.back(message, to=row.queue, delay=delay or None, run=way.run)
+def _back(message: FailedMessage, row: Wanted, way: Way) -> Outgoing:
+    return restoration.back(message, to=row.queue, run=way.run)
 
 
 async def copies(connection: Connection, stream: str, offsets: Sequence[int]) -> AsyncIterator[tuple[int, Delivery]]:

@@ -8,21 +8,22 @@ was killed goes on with the parts that its ledger does not have.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from bide.errors import BideError, InvalidInputError
+from bide.errors import BideError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.schedule_plan import Plan
 from bide.pipelines.schedule_rows import DIGEST, columns_of, digested_rows, identified, refuse_repeated_ids
 from bide.pipelines.schedule_times import EARLIEST, LATEST, due_of, literal
 from bide.pipelines.writing import write
+from bide.spark.overdue import GRACE, Past, refusal
 from bide.spark.rows import Rows
 from bide.spark.sink import Place, Sent
 from bide.spark.sink import send as send_rows
@@ -52,6 +53,7 @@ class Survey:
         too_late: rows that are due later than the infrastructure can delay.
         bad_headers: rows with a header that is not UTF-8.
         past: rows that are due already: they are delivered at once.
+        overdue: those of them that were due more than :data:`bide.spark.overdue.GRACE` before the first run began.
         first: when the first is due, None where there is none. Delays are counted from when it was looked at.
         last: when the last is due; the end of the year 9999 where that is later.
     """
@@ -63,6 +65,7 @@ class Survey:
     too_late: int
     bad_headers: int
     past: int
+    overdue: int
     first: datetime | None
     last: datetime | None
 
@@ -72,8 +75,11 @@ class Survey:
         return self.without_time + self.without_body + self.too_late + self.bad_headers
 
 
-def survey(rows: DataFrame, plan: Plan, *, now: datetime) -> Survey:
+def survey(rows: DataFrame, plan: Plan, *, now: datetime, begun: datetime | None = None) -> Survey:
     """Look over the messages of rows.
+
+    Args:
+        begun: when the first run began, for one that goes on. What was due since then is not overdue.
 
     Raises:
         InvalidColumnError: see :func:`bide.pipelines.schedule_rows.messages`.
@@ -93,6 +99,7 @@ def survey(rows: DataFrame, plan: Plan, *, now: datetime) -> Survey:
         F.count_if(F.col("value").isNotNull() & (due > latest)).alias("too_late"),
         F.count_if(F.col("value").isNotNull() & (due <= latest) & ~good).alias("bad_headers"),
         F.count_if(due < literal(now)).alias("past"),
+        F.count_if(F.col("value").isNotNull() & good & (due < literal((begun or now) - GRACE))).alias("overdue"),
         F.unix_micros(F.least(F.min(due), literal(LATEST))).alias("first"),
         F.unix_micros(F.least(F.max(due), literal(LATEST))).alias("last"),
     ).collect()[0]
@@ -136,6 +143,11 @@ def begun(ledger: Ledger, plan: Plan) -> Head | None:
             f"the ledger {ledger.folder} was begun with other settings of target, columns, name or delay "
             "infrastructure: repeat those to go on, or name another ledger to begin anew"
         )
+    if head.past != (plan.settings.past or "send"):
+        raise InvalidInputError(
+            f"the ledger {ledger.folder} was begun with --past {head.past}: repeat that to go on, or name "
+            "another ledger"
+        )
     if head.broker != plan.broker:
         raise InvalidInputError(
             f"the ledger {ledger.folder} was begun for the broker {head.broker}, and this is {plan.broker}: name "
@@ -150,13 +162,21 @@ def head_for(ledger: Ledger, plan: Plan, found: Survey, *, part_rows: int = PART
     Nothing is written yet.
 
     Raises:
+        InvalidRowError: rows are overdue, and the plan does not say what becomes of them. A ledger that was begun has
+            that written down.
         InvalidInputError: it was begun for another plan, or for other rows.
     """
     head = begun(ledger, plan)
     if head is None:
+        refuse_overdue(found, plan)
         parts = min(max(-(-found.rows // part_rows), 1), MAX_PARTS)
         return Head(
-            plan=plan.ledger_digest(), broker=plan.broker, rows=found.rows, checksum=found.checksum, parts=parts
+            plan=plan.ledger_digest(),
+            broker=plan.broker,
+            rows=found.rows,
+            checksum=found.checksum,
+            parts=parts,
+            past=plan.settings.past or "send",
         )
     if (head.rows, head.checksum) != (found.rows, found.checksum):
         raise InvalidInputError(
@@ -166,11 +186,31 @@ def head_for(ledger: Ledger, plan: Plan, found: Survey, *, part_rows: int = PART
     return head
 
 
-def send(rows: DataFrame, plan: Plan, ledger: Ledger, head: Head) -> DataFrame:
+def refuse_overdue(found: Survey, plan: Plan) -> None:
+    """See that no row is overdue, unless the plan says what becomes of such rows.
+
+    Raises:
+        InvalidRowError: some are.
+    """
+    if found.overdue and plan.settings.past is None and found.first is not None:
+        raise InvalidRowError(
+            refusal(
+                f"{found.overdue:,} of {found.rows:,} rows",
+                found.first,
+                "Correct the times, or say what becomes of such rows: --past send (at once), --past drop, or --past "
+                "reject (with --rejects DIR)",
+            )
+        )
+
+
+def send(rows: DataFrame, plan: Plan, ledger: Ledger, head: Head, *, begun: datetime | None = None) -> DataFrame:
     """Send the messages of those rows whose parts the ledger does not have.
 
+    Args:
+        begun: when a first run began, which rows are overdue by; now, if None. A ledger that was begun knows it.
+
     Returns:
-        ``part``, ``sent`` and ``rejected``: a row for each part that was sent.
+        ``part``, ``sent``, ``rejected`` and ``dropped``: a row for each part that was sent.
 
     Raises:
         FolderInUseError: another run goes on with the ledger.
@@ -190,20 +230,21 @@ def send(rows: DataFrame, plan: Plan, ledger: Ledger, head: Head) -> DataFrame:
             )
         before = ledger.parts()
         done = {one.part for one in before}
-        if sum(one.sent + one.rejected for one in before) < head.rows:
-            _send_rest(rows, plan, ledger, head, done)
-    found = [(one.part, one.sent, one.rejected) for one in ledger.parts() if one.part not in done]
-    return spark.createDataFrame(found, "part int, sent long, rejected long")
+        if sum(one.rows for one in before) < head.rows:
+            _send_rest(rows, plan, ledger, head, done, begun or datetime.now(UTC))
+    found = [(one.part, one.sent, one.rejected, one.dropped) for one in ledger.parts() if one.part not in done]
+    return spark.createDataFrame(found, "part int, sent long, rejected long, dropped long")
 
 
-def _send_rest(rows: DataFrame, plan: Plan, ledger: Ledger, head: Head, done: Collection[int]) -> None:
-    settings = plan.settings
+def _send_rest(rows: DataFrame, plan: Plan, ledger: Ledger, head: Head, done: Collection[int], begun: datetime) -> None:
+    # What was decided when the ledger was begun.
+    settings = replace(plan.settings, past=cast("Past", head.past))
     if (queue := settings.constants.get("to")) is not None:
         # Once, before many tasks do it at the same time: and whatever is wrong is said at once.
         with connect_sync(settings.url, infrastructure=settings.infrastructure, declare=settings.declare) as client:
             client.wait_for(client.client.bind(queue))
     if ledger.head() is None:
-        ledger.begin(head)
+        ledger.begin(head, begun)
     part = F.pmod(F.hash(DIGEST), F.lit(head.parts))
     left = digested_rows(rows, plan)
     if done:
@@ -211,7 +252,9 @@ def _send_rest(rows: DataFrame, plan: Plan, ledger: Ledger, head: Head, done: Co
     # Spark gives a row to the partition that this very expression says.
     placed = identified(left.repartition(head.parts, F.col(DIGEST)).withColumn(_PART, part), plan)
     columns = columns_of(plan)
-    writer = _PartWriter(plan=plan, columns=columns, ledger=ledger, checksum=head.checksum % (1 << 64))
+    checksum = head.checksum % (1 << 64)
+    plan = replace(plan, settings=settings)
+    writer = _PartWriter(plan=plan, columns=columns, ledger=ledger, checksum=checksum, begun=ledger.begun() or begun)
     write(placed.select(_PART, *columns), writer)
 
 
@@ -223,6 +266,7 @@ class _PartWriter(DataSourceArrowWriter):
     columns: tuple[str, ...]
     ledger: Ledger
     checksum: int
+    begun: datetime
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         rows = (batch for batch in iterator if len(batch))
@@ -240,8 +284,9 @@ class _PartWriter(DataSourceArrowWriter):
             settings,
             Place(run=self.plan.digest(), partition=number),
             file=f"part-{number:05}-{self.plan.ledger_digest()}-{self.checksum:016x}",
+            begun=self.begun,
         )
-        self.ledger.add(Part(part=number, sent=sent.confirmed, rejected=sent.rejected))
+        self.ledger.add(Part(part=number, sent=sent.confirmed, rejected=sent.rejected, dropped=sent.dropped))
         return sent
 
     @staticmethod

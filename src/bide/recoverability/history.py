@@ -190,8 +190,14 @@ def nservicebus_due(headers: Mapping[str, Any]) -> datetime | None:
 def expiry_of(
     *, expiration: timedelta | None, due: datetime | None, sent_at: datetime | None, received_at: datetime
 ) -> datetime | None:
-    """When a sender's ``expiration`` is over: counted from the due time, or the sending, or else the first receipt."""
-    return None if expiration is None else (due or sent_at or received_at) + expiration
+    """When a sender's ``expiration`` is over: counted from the due time, or the sending, or else the first receipt.
+
+    None without one, and where that is after the year 9999.
+    """
+    try:
+        return None if expiration is None else (due or sent_at or received_at) + expiration
+    except OverflowError:
+        return None
 
 
 def _count(value: Any) -> int:

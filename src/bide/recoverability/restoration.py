@@ -64,7 +64,11 @@ def back(
         headers.pop(HEADER_ATTEMPT_TIMES, None)
     if due is not None:
         headers[HEADER_FIRST_DUE] = to_milliseconds(due)
-    return copy_of(sent, message.body, queue=queue, headers=headers, sent_by=message.sent_by, delay=delay)
+    copy = copy_of(sent, message.body, queue=queue, headers=headers, sent_by=message.sent_by, delay=delay)
+    if delay is None or not message.is_from_nservicebus:
+        return copy
+    # A release queue takes off the CC list of Clock, which .NET endpoints cannot copy (RabbitMQ below 4.0).
+    return replace(copy, target=QueueTarget(queue, isolated=True))
 
 
 def edited(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
 from typing import Any
 
 from bide.duration import format_delay
@@ -19,7 +20,7 @@ class Selection:
     Attributes:
         ids: one of these ids, or message ids.
         group: of failures; see ``FailedMessage.group``.
-        queue: the queue that it failed on.
+        queue: the queue that it failed on, or a pattern of its name: ``orders.*``.
         endpoint: the endpoint that failed on it.
         exception: the exception's type: with its module or without.
         text: part of what the exception says, in capitals or not.
@@ -61,7 +62,7 @@ class Selection:
         return (
             (not self.ids or message.id in self.ids or message.message_id in self.ids)
             and self.group in (None, message.group)
-            and self.queue in (None, message.queue)
+            and (self.queue is None or _matches(self.queue, message.queue))
             and self.endpoint in (None, message.endpoint)
             and self.message_type in (None, message.message_type)
             and self.reason in (None, message.reason)
@@ -91,6 +92,10 @@ class Selection:
                 value = sorted(value)
             found[one.name] = format_delay(value) if isinstance(value, timedelta) else value
         return found
+
+
+def _matches(pattern: str, queue: str | None) -> bool:
+    return queue is not None and (queue == pattern or fnmatchcase(queue, pattern))
 
 
 def _names(wanted: str | None, found: str | None) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
 
@@ -14,8 +13,9 @@ from bide.amqp.connection import Connection
 from bide.amqp.content import Delivery
 from bide.delay.passing import Onward, Passing
 from bide.errors import BideError, BrokerError, InvalidInputError, PublishError
+from bide.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Parcel(Unconfirmed):
@@ -23,13 +23,13 @@ class Parcel(Unconfirmed):
 
     Attributes:
         delivery: what is acknowledged once the broker has its successor.
-        passing: the message.
         onward: how it is sent on.
+        passing: the message as it was read; None where it could not be, or is set aside.
     """
 
     __slots__ = ("_lane", "delivery", "onward", "passing")
 
-    def __init__(self, delivery: Delivery, passing: Passing, onward: Onward) -> None:
+    def __init__(self, delivery: Delivery, onward: Onward, passing: Passing | None = None) -> None:
         super().__init__(onward.exchange, onward.routing_key, delivery.values.get("message_id"), delivery.body)
         self.delivery = delivery
         self.passing = passing

@@ -14,7 +14,8 @@ from bide.admin.apply import exists
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.content import Delivery
-from bide.delay.passing import Onward, Passing, Way
+from bide.delay.allowed_targets import AllowedTargets
+from bide.delay.passing import Onward, Passing, Way, set_aside
 from bide.delay.waiting_hall import WaitingHall
 from bide.errors import (
     AccessRefusedError,
@@ -25,10 +26,11 @@ from bide.errors import (
     TargetNotFoundError,
     UnroutableError,
 )
+from bide.logs import logger
 from bide.relay.lane import Lane, Parcel
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _PAUSE: Final = 1.0
 """Seconds until a part of the hall that takes no messages is tried again."""
@@ -62,10 +64,18 @@ class Shift:
     """The work on one connection."""
 
     def __init__(
-        self, connection: Connection, hall: WaitingHall, done: Relayed, *, prefetch: int, grace: float
+        self,
+        connection: Connection,
+        hall: WaitingHall,
+        done: Relayed,
+        *,
+        allowed: AllowedTargets,
+        prefetch: int,
+        grace: float,
     ) -> None:
         self._connection = connection
         self._hall = hall
+        self._allowed = allowed
         self._done = done
         self._prefetch = prefetch
         self._grace = grace
@@ -73,6 +83,7 @@ class Shift:
         self._consuming: Channel | None = None
         # An exchange of others may make the broker close the channel, and what else is on it is then sent once more:
         # not what goes to queues, and still less what stays within the hall.
+        self._aside = Lane(connection, told=self._told_aside, failed=self._fail)
         self._inside = Lane(connection, told=self._told_inside, failed=self._fail)
         self._to_queues = Lane(connection, told=self._told_outside, failed=self._fail)
         self._to_exchanges = Lane(connection, told=self._told_outside, failed=self._fail)
@@ -145,6 +156,7 @@ class Shift:
             await self._idle.wait()
 
     def _close(self) -> None:
+        self._aside.close()
         self._inside.close()
         self._to_queues.close()
         self._to_exchanges.close()
@@ -171,7 +183,9 @@ class Shift:
         self._in_hand.add(delivery.delivery_tag)
         now = time.time_ns() // 1_000_000
         try:
-            passing = Passing.read(self._hall, delivery.routing_key, delivery.values, now=now, user=self._user)
+            passing = Passing.read(
+                self._hall, delivery.routing_key, delivery.values, now=now, user=self._user, allowed=self._allowed
+            )
             onward = decide(passing, now)
         except InvalidInputError as error:
             self._set_aside(delivery, str(error))
@@ -185,7 +199,7 @@ class Shift:
                 onward.exchange or "(default)",
                 onward.routing_key,
             )
-        self._send(Parcel(delivery, passing, onward))
+        self._send(Parcel(delivery, onward, passing))
 
     def _send(self, parcel: Parcel) -> None:
         exchange = parcel.onward.exchange
@@ -249,20 +263,22 @@ class Shift:
                 self._set_aside(parcel.delivery, str(error))
 
     def _told_outside(self, parcel: Parcel, error: BideError | None) -> None:
+        passing = parcel.passing
+        assert passing is not None
         match error:
             case None:
                 self._count(parcel.onward.way)
                 self._settled(parcel.delivery)
             case PublishRefusedError():
                 self._done.refused += 1
-                self._complain(f"{parcel.passing.target} refuses messages, which wait to be offered again")
-                self._inside.put(Parcel(parcel.delivery, parcel.passing, parcel.passing.again()))
+                self._complain(f"{passing.target} refuses messages, which wait to be offered again")
+                self._inside.put(Parcel(parcel.delivery, passing.again(), passing))
             case AccessRefusedError() if parcel.exchange == DEFAULT_EXCHANGE:
                 # That is no matter of one target.
                 self._fail(error)
             case UnroutableError():
                 key = f" with the routing key {parcel.routing_key!r}" if parcel.exchange else ""
-                self._set_aside(parcel.delivery, f"no queue takes messages for {parcel.passing.target}{key}")
+                self._set_aside(parcel.delivery, f"no queue takes messages for {passing.target}{key}")
             case _:
                 self._known.pop(parcel.exchange, None)
                 self._set_aside(parcel.delivery, str(error))
@@ -275,6 +291,8 @@ class Shift:
                 self._done.delayed += 1
             case "target":
                 self._done.delivered += 1
+            case "aside":
+                self._done.undeliverable += 1
 
     def _try_again(self, parcel: Parcel) -> None:
         del self._resting[parcel]
@@ -284,10 +302,19 @@ class Shift:
         self._settle(delivery, lambda channel: channel.ack(delivery.delivery_tag))
 
     def _set_aside(self, delivery: Delivery, reason: str) -> None:
-        """Let it be dead-lettered to the undeliverable queue."""
-        self._done.undeliverable += 1
+        """Publish it to the undeliverable queue, with the reason."""
         self._complain(f"set aside in {self._hall.undeliverable}: {reason}")
-        self._settle(delivery, lambda channel: channel.reject(delivery.delivery_tag, requeue=False))
+        onward = set_aside(self._hall, delivery.routing_key, delivery.values, reason=reason, user=self._user)
+        self._aside.put(Parcel(delivery, onward))
+
+    def _told_aside(self, parcel: Parcel, error: BideError | None) -> None:
+        self._count(parcel.onward.way)
+        if error is None:
+            self._settled(parcel.delivery)
+            return
+        # Too large with one more header, or not to be written by us: dead-lettering takes it there without the reason.
+        log.info("the message %r is set aside without the reason: %s", parcel.message_id, error)
+        self._settle(parcel.delivery, lambda channel: channel.reject(parcel.delivery.delivery_tag, requeue=False))
 
     def _give_back(self, parcel: Parcel) -> None:
         self._resting.pop(parcel).cancel()

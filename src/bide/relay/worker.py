@@ -8,8 +8,7 @@ on once more.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Final
@@ -19,6 +18,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.checks import whole_number
 from bide.consumer import MAX_PREFETCH
+from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.waiting_hall import WaitingHall
 from bide.duration import DelayLike, parse_delay
 from bide.errors import (
@@ -28,9 +28,10 @@ from bide.errors import (
     TargetNotFoundError,
 )
 from bide.link import Link
+from bide.logs import logger
 from bide.relay.shift import Relayed, Shift
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 PREFETCH: Final = 1000
 GRACE: Final = timedelta(seconds=10)
@@ -46,6 +47,9 @@ class Relay:
     Args:
         url: of the broker; None takes ``BIDE_URL``, or RabbitMQ's default on this machine.
         hall: with the settings that it has on the broker.
+        allow: patterns of the queues and exchanges that messages may name as their target: ``orders.*``; ``q:mails``
+            for a queue alone; ``x:shop`` for an exchange alone; ``*`` for any. The relay delivers with its own
+            permissions, also for senders that may not write there. The pick-up exchange is always allowed.
         prefetch: messages of each of the two queues in hand at a time, 1 to 65,535.
         declare: put the hall on the broker where it is missing.
         grace: after :meth:`stop`, what is not confirmed within this time goes back to its queue.
@@ -62,6 +66,7 @@ class Relay:
         url: str | BrokerUrl | None = None,
         *,
         hall: WaitingHall,
+        allow: Iterable[str],
         prefetch: int = PREFETCH,
         declare: bool = True,
         grace: DelayLike = GRACE,
@@ -71,6 +76,7 @@ class Relay:
         )
         self.done = Relayed()
         self._hall = hall
+        self._allowed = AllowedTargets.of(allow)
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
         self._declare = declare
         self._grace = parse_delay(grace).total_seconds()
@@ -100,7 +106,14 @@ class Relay:
                     if not prepared:
                         await self._prepare(connection)
                         prepared = True
-                    shift = Shift(connection, self._hall, self.done, prefetch=self._prefetch, grace=self._grace)
+                    shift = Shift(
+                        connection,
+                        self._hall,
+                        self.done,
+                        allowed=self._allowed,
+                        prefetch=self._prefetch,
+                        grace=self._grace,
+                    )
                     await shift.work(self._stopping, on_start)
                 except BrokerError as error:
                     if not prepared:

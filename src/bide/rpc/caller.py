@@ -16,7 +16,6 @@ channel, and the replies to all others are lost. With ``ephemeral`` each call ha
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -42,13 +41,14 @@ from bide.errors import (
     UnroutableError,
 )
 from bide.link import Link
+from bide.logs import logger
 from bide.message import Message
 from bide.outgoing import Outgoing, new_message_id
 from bide.patterns.rpc import DIRECT_REPLY_TO
 from bide.session import too_large
 from bide.topology import Exchange, Queue, Topology
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 Replies = Literal["direct", "instance", "ephemeral"]
 """How replies come back to a :class:`Caller`; see :func:`bide.patterns.rpc.rpc`."""

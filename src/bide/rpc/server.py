@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from bide.cancellation import outcome_apart
 from bide.checks import whole_number
 from bide.client import Client
+from bide.delay.allowed_targets import AllowedTargets
+from bide.delay.infrastructure import QueueTarget
 from bide.errors import AccessRefusedError, BideError, DeliveryLostError, InvalidInputError, UnroutableError
+from bide.logs import logger
 from bide.message import Message
+from bide.patterns.rpc import DIRECT_REPLY_TO
 from bide.recoverability.explanation import Explanation
 from bide.rpc.caller import ERROR_HEADER
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 Handler = Callable[[Message], Awaitable[Any]]
 """Takes a request and returns the body of the reply: bytes, text, None for an empty one, or what serialises as JSON."""
@@ -25,30 +28,37 @@ _PAUSE: Final = 1.0
 """Seconds before a request goes back: the broker would deliver it again at once, and again, as long as it is so."""
 
 
-async def serve(client: Client, queue: str, handler: Handler, *, at_once: int = 10) -> None:
+async def serve(
+    client: Client, queue: str, handler: Handler, *, at_once: int = 10, allow: Iterable[str] = ("*",)
+) -> None:
     """Answer requests until it is cancelled.
 
     A request is acknowledged when its reply is with the broker, so that another server gets it when this one dies: a
     request may be handled twice. What the handler raises goes to the caller, in a line, as ``RemoteError``. A request
     without ``reply_to`` is handled, and rejected if that fails; so is one to which no reply can be sent, because its
-    ``reply_to`` is no name or this user may not write to it. A reply that the broker does not take at the moment, as
-    when its queue is full, has the request handled again a second later. A caller that has gone is no error.
+    ``reply_to`` is no name, is not allowed, or this user may not write to it. A reply that the broker does not take at
+    the moment, as when its queue is full, has the request handled again a second later. A caller that has gone is no
+    error.
 
     Args:
         handler: see :data:`Handler`.
         at_once: so many requests are handled at the same time, 1 to 65,535.
+        allow: patterns of the queues that replies may go to, such as ``prices.replies.*``. The server replies with its
+            own permissions, also to a queue that the caller may not write to. Direct reply-to is always allowed.
 
     Raises:
+        InvalidInputError: a pattern or ``at_once`` cannot be used.
         TargetNotFoundError: the queue does not exist.
         ConsumerCancelledError: the queue was deleted.
         BrokerError: the broker refuses.
     """
     whole_number("at_once", at_once, 1, 65_535)
+    allowed = AllowedTargets.of((*allow, f"{DIRECT_REPLY_TO}*") if not isinstance(allow, str) else allow)
     under_way: set[asyncio.Task[None]] = set()
     async with client.consume(queue, prefetch=at_once) as requests:
         try:
             async for request in requests:
-                task = asyncio.create_task(_answer(client, request, handler))
+                task = asyncio.create_task(_answer(client, request, handler, allowed))
                 under_way.add(task)
                 task.add_done_callback(under_way.discard)
         finally:
@@ -59,7 +69,7 @@ async def serve(client: Client, queue: str, handler: Handler, *, at_once: int = 
                 await asyncio.wait(under_way)
 
 
-async def _answer(client: Client, request: Message, handler: Handler) -> None:
+async def _answer(client: Client, request: Message, handler: Handler, allowed: AllowedTargets) -> None:
     result, failure = await outcome_apart(handler, request)
     headers = {}
     if failure is not None:
@@ -67,7 +77,7 @@ async def _answer(client: Client, request: Message, handler: Handler) -> None:
         log.warning("the request %s failed: %s", request.correlation_id, reason, exc_info=failure)
         headers = {ERROR_HEADER: " ".join(reason.split())[:_LONGEST_ERROR]}
     try:
-        replied = bool(request.reply_to) and await _reply(client, request, result, headers)
+        replied = bool(request.reply_to) and await _reply(client, request, result, headers, allowed)
         await (request.reject() if headers and not replied else request.ack())
     except DeliveryLostError as error:
         log.info("the request %s comes again: %s", request.correlation_id, error)
@@ -85,9 +95,12 @@ async def _give_back(request: Message) -> None:
         log.info("the request %s comes again: %s", request.correlation_id, error)
 
 
-async def _reply(client: Client, request: Message, result: Any, headers: dict[str, str]) -> bool:
+async def _reply(
+    client: Client, request: Message, result: Any, headers: dict[str, str], allowed: AllowedTargets
+) -> bool:
     """Send a reply, and tell whether there is anything to send it to."""
     try:
+        allowed.check(QueueTarget(request.reply_to or ""))
         try:
             await _send(client, request, result, headers)
         except InvalidInputError as error:

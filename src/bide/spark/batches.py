@@ -16,14 +16,17 @@ import pyarrow as pa
 
 from bide.delay.infrastructure import HEADER_DUE, HEADER_SENT
 from bide.errors import UndecodableMessageError
-from bide.stream.amqp10 import Sections, decode, identity, lookup, sections
-from bide.stream.chunk import COMPRESSIONS, Chunk, unpack_gzip
+from bide.stream.amqp10 import Sections, decode, escaped, identity, lookup, sections
+from bide.stream.chunk import COMPRESSIONS, Chunk, Undecodable, unpack_gzip
 
 MOST_ROWS: Final = 10_000
 MOST_BYTES: Final = 8 << 20
-"""Bounds of a batch; a batch has at least the part of one chunk that is wanted, up to the number of rows."""
+"""Bounds of a batch; it has at least one row."""
 
 _MOST_CACHED: Final = 10_000
+_LONGEST_CACHED: Final = 1 << 10
+"""Bytes of the annotations that are kept once read. Those of most messages have a hundred."""
+
 _LATEST: Final = 253_402_300_800_000
 """Milliseconds from 1970 to the year 10000, where Spark's calendar ends for Python."""
 
@@ -51,9 +54,13 @@ def unpack(compression: int, data: bytes, length: int) -> bytes:
     if name not in _BY_ARROW:
         return unpack_gzip(compression, data, length)
     try:
-        unpacked: bytes = pa.decompress(data, decompressed_size=length, codec=name, asbytes=True)
+        # Not by pa.decompress, which fills up what is shorter than announced with anything in memory.
+        with pa.CompressedInputStream(pa.BufferReader(data), name) as stream:
+            unpacked: bytes = stream.read(length + 1)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UndecodableMessageError(f"a batch of messages packed by {name} cannot be unpacked: {error}") from error
+    if len(unpacked) != length:
+        raise UndecodableMessageError(f"a batch of messages packed by {name} is not {length:,} bytes, as it says")
     return unpacked
 
 
@@ -70,6 +77,7 @@ class Row(NamedTuple):
     scheduled: int | None = None
     headers: list[tuple[str, str | None]] | None = None
     type: str | None = None
+    undecodable: str | None = None
 
 
 class Batches:
@@ -95,44 +103,36 @@ class Batches:
         """Take in the messages between two indexes of a chunk; yields the batches that are full.
 
         Raises:
-            UndecodableMessageError: a message is not one of AMQP 1.0, and it is not wanted as it is; or a batch of
-                messages cannot be unpacked.
+            UndecodableMessageError: a message is not one of AMQP 1.0, or is in a batch that cannot be read, and it is
+                not wanted as it is.
         """
-        messages = islice(self._unpacked(chunk), first, last)
-        size = max(1, len(chunk.data) // max(1, chunk.count))
-        offset, end = chunk.first + first, chunk.first + last
-        while offset < end:
-            room = max(1, min(MOST_ROWS - len(self._rows), (MOST_BYTES - self._bytes) // size))
-            until = min(end, offset + room)
-            self._extend(islice(messages, until - offset), offset)
-            self._offsets.extend(range(offset, until))
-            self._timestamps.extend([chunk.timestamp * 1000] * (until - offset))
-            self._bytes += size * (until - offset)
-            offset = until
-            if len(self._rows) >= MOST_ROWS or self._bytes + size > MOST_BYTES:
-                yield self.take()
-
-    def _unpacked(self, chunk: Chunk) -> Iterator[bytes]:
-        try:
-            yield from chunk.messages(unpack)
-        except UndecodableMessageError as error:
-            raise UndecodableMessageError(
-                f"offsets {chunk.first:,} to {chunk.end - 1:,} of stream {self._stream!r} cannot be read: {error}"
-            ) from error
-
-    def _extend(self, messages: Iterator[bytes], offset: int) -> None:
-        rows = self._rows
-        begun = len(rows)
-        for data in messages:
+        timestamp = chunk.timestamp * 1000
+        rows, read = self._rows, self._row
+        for offset, data in enumerate(islice(chunk.messages(unpack), first, last), chunk.first + first):
+            if data is None:
+                # It is part of the batch in an earlier row.
+                continue
             try:
-                rows.append(self._row(data))
+                if isinstance(data, Undecodable):
+                    raise UndecodableMessageError(data.reason)
+                row = read(data)
             except UndecodableMessageError as error:
-                if not self._raw:
-                    raise UndecodableMessageError(
-                        f"the message at offset {offset + len(rows) - begun:,} of stream {self._stream!r} cannot be "
-                        f"read: {error}. The option undecodable=raw takes such messages as they are"
-                    ) from error
-                rows.append(Row(data))
+                row = self._undecodable(data, offset, error)
+            rows.append(row)
+            self._offsets.append(offset)
+            self._timestamps.append(timestamp)
+            self._bytes += len(data) if row.undecodable is None else len(row.value)
+            if self._bytes >= MOST_BYTES or len(rows) >= MOST_ROWS:
+                yield self.take()
+                rows = self._rows
+
+    def _undecodable(self, data: bytes | Undecodable, offset: int, error: UndecodableMessageError) -> Row:
+        if not self._raw:
+            raise UndecodableMessageError(
+                f"the message at offset {offset:,} of stream {self._stream!r} cannot be read: {error}. The option "
+                "undecodable=raw takes such messages as they are"
+            ) from error
+        return Row(data.data if isinstance(data, Undecodable) else data, undecodable=str(error))
 
     @property
     def rows(self) -> int:
@@ -163,11 +163,11 @@ class Batches:
                 if not isinstance(application, dict):
                     raise UndecodableMessageError("its application properties are no map")
                 due, sent = application.get(HEADER_DUE), application.get(HEADER_SENT)
-                kind = kind or text_of(application.pop(_TYPE_NAME, None))
+                kind = kind or _name(application.pop(_TYPE_NAME, None))
                 annotated = {**annotated, **application}
             elif (self._times and b"bide-" in cut.application) or (self._type and _TYPE in cut.application):
                 due, sent, found = lookup(cut.application, _DUE, _SENT, _TYPE)
-                kind = kind or text_of(found)
+                kind = kind or _name(found)
         if self._headers and annotated:
             headers = [(str(name), text_of(value)) for name, value in annotated.items()]
         return Row(
@@ -189,13 +189,11 @@ class Batches:
             found = decode(data)
             if not isinstance(found, dict):
                 raise UndecodableMessageError("its annotations are no map")
-            if len(self._entries) >= _MOST_CACHED:
-                self._entries.clear()
             exchange, routing_key = (found.get(name) for name in _OWN_ANNOTATIONS)
-            known = self._entries[data] = (
-                text_of(exchange),
-                text_of(routing_key),
-                text_of(found.get(_TYPE_NAME)),
+            known = (
+                _name(exchange),
+                _name(routing_key),
+                _name(found.get(_TYPE_NAME)),
                 {
                     name: value
                     for name, value in found.items()
@@ -204,6 +202,10 @@ class Batches:
                     and not str(name).startswith(_BROKER_PREFIXES)
                 },
             )
+            if len(data) <= _LONGEST_CACHED:
+                if len(self._entries) >= _MOST_CACHED:
+                    self._entries.clear()
+                self._entries[data] = known
         return known
 
 
@@ -223,6 +225,11 @@ def _body(cut: Sections) -> bytes:
 def microseconds(value: Any) -> int | None:
     """Microseconds from the milliseconds in a header, or None where that is no time."""
     return value * 1000 if type(value) is int and 0 <= value < _LATEST else None
+
+
+def _name(value: Any) -> str | None:
+    """A name as text, with escapes where it is not UTF-8."""
+    return escaped(value) if isinstance(value, bytes) else text_of(value)
 
 
 def text_of(value: Any) -> str | None:

@@ -20,6 +20,7 @@ from bide.errors import InvalidOptionError
 
 VALUE: Final = "value"
 HEADERS: Final = "headers"
+UNDECODABLE: Final = "undecodable"
 
 _TEXT: Final = pa.string()
 _TIME: Final = pa.timestamp("us", tz="UTC")
@@ -45,6 +46,7 @@ STREAM_COLUMNS: Final[Columns] = {
     "offset": (LongType(), pa.int64()),
     "timestamp": (TimestampType(), _TIME),
     **_OF_MESSAGES,
+    UNDECODABLE: (StringType(), _TEXT),
 }
 """What is read from streams, in the order of the table."""
 
@@ -65,11 +67,10 @@ QUEUE_COLUMNS: Final[Columns] = {
 """What is read from queues."""
 
 
-def table_schema(columns: Columns, *, include_headers: bool) -> StructType:
-    """The table's columns; ``headers`` only when asked for, as in Spark's source for Kafka."""
-    return StructType(
-        [StructField(name, kind) for name, (kind, _) in columns.items() if include_headers or name != HEADERS]
-    )
+def table_schema(columns: Columns, *, include_headers: bool, undecodable: bool = False) -> StructType:
+    """The table's columns; ``headers`` only when asked for, as in Spark's source for Kafka, and ``undecodable`` too."""
+    left_out = {name for name, wanted in ((HEADERS, include_headers), (UNDECODABLE, undecodable)) if not wanted}
+    return StructType([StructField(name, kind) for name, (kind, _) in columns.items() if name not in left_out])
 
 
 def arrow_schema(schema: StructType, columns: Columns) -> pa.Schema:

@@ -38,8 +38,11 @@ class RabbitMQDataSource(DataSource):
     def schema(self) -> StructType:
         """The columns of a read. A schema of the user's may choose some of them."""
         given = Options(self.options)
-        columns = QUEUE_COLUMNS if "queue" in given else STREAM_COLUMNS
-        return table_schema(columns, include_headers=given.flag("includeHeaders", default=False))
+        headers = given.flag("includeHeaders", default=False)
+        if "queue" in given:
+            return table_schema(QUEUE_COLUMNS, include_headers=headers)
+        raw = given.choice("undecodable", "fail", "raw") == "raw"
+        return table_schema(STREAM_COLUMNS, include_headers=headers, undecodable=raw)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""

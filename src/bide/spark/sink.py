@@ -7,9 +7,11 @@ A task first checks all its rows and puts them aside, and publishes only when no
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Final
 from uuid import uuid4
@@ -26,11 +28,14 @@ from bide.bulk.sync import BulkPublisher
 from bide.errors import BulkPublishError, InvalidOptionError, InvalidRowError
 from bide.outcome import Report
 from bide.spark.options import Options
+from bide.spark.overdue import GRACE, STATUS, Overdue, Past
 from bide.spark.rejects import Rejects
 from bide.spark.rows import Rows
 from bide.spark.sink_columns import columns_to_send
 from bide.spark.sink_settings import SinkSettings
 from bide.spark.spool import Spool
+
+log = logging.getLogger(__name__)
 
 CHUNK: Final = 50_000
 """Messages after which a task waits until all are confirmed: it fails no later, and keeps no more rows at hand."""
@@ -94,48 +99,78 @@ class Sent(WriterCommitMessage):
     Attributes:
         confirmed: how many the broker has.
         rejected: how many lie in the folder for rejects.
+        dropped: how many were left out, because they were overdue.
+        overdue: how many were overdue, whatever became of them.
+        first: when the first of these was due, None where there is none.
+        last: when the last of them was due.
     """
 
     confirmed: int
     rejected: int = 0
+    dropped: int = 0
+    overdue: int = 0
+    first: datetime | None = None
+    last: datetime | None = None
 
 
-def send(batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSettings, place: Place, *, file: str) -> Sent:
+def send(
+    batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSettings, place: Place, *, file: str, begun: datetime
+) -> Sent:
     """Send the rows of one task.
 
     Args:
         file: the name of a file with its rejects: the same for every attempt at the task, and no other task's.
+        begun: when the write began, which rows are overdue by.
 
     Raises:
-        InvalidRowError: rows cannot be sent; nothing was published.
+        InvalidRowError: rows cannot be sent, or are overdue; nothing was published.
         BulkPublishError: the broker did not take some; it has the others.
         BrokerError: the broker cannot be reached, or refuses.
     """
-    if settings.rejects is None:
-        with Spool() as spool:
-            _set_aside(batches, rows, spool, None)
-            return Sent(confirmed=_publish(spool.batches(), rows, settings, place, None))
-    with Rejects(settings.rejects, file) as rejects, Spool() as spool:
-        _set_aside(batches, rows, spool, rejects)
+    overdue = Overdue(begun)
+    held = nullcontext() if settings.rejects is None else Rejects(settings.rejects, file)
+    with held as rejects, Spool() as spool:
+        _set_aside(batches, rows, spool, rejects, overdue, settings.past)
         confirmed = _publish(spool.batches(), rows, settings, place, rejects)
-    return Sent(confirmed=confirmed, rejected=rejects.count)
+    return Sent(
+        confirmed=confirmed,
+        rejected=0 if rejects is None else rejects.count,
+        dropped=overdue.count if settings.past == "drop" else 0,
+        overdue=overdue.count,
+        first=overdue.first,
+        last=overdue.last,
+    )
 
 
-def _set_aside(batches: Iterator[pa.RecordBatch], rows: Rows, spool: Spool, rejects: Rejects | None) -> None:
+def _set_aside(
+    batches: Iterator[pa.RecordBatch],
+    rows: Rows,
+    spool: Spool,
+    rejects: Rejects | None,
+    overdue: Overdue,
+    past: Past | None,
+) -> None:
     """Check all rows, and keep the good ones with their places in the partition."""
     first = 0
     for given in batches:
         batch = given.rename_columns([name.lower() for name in given.schema.names])
         problems = rows.problems(batch, datetime.now(UTC))
         placed = batch.append_column(PLACE, pa.array(range(first, first + len(batch)), pa.int64()))
-        if problems:
-            if rejects is None:
-                raise _cannot_be_sent(problems, first, first + len(batch) - 1)
-            rejects.add(batch, {index: ("invalid", reason, None) for index, reason in problems.items()})
-            placed = placed.filter(pa.array([index not in problems for index in range(len(batch))]))
+        if problems and rejects is None:
+            raise _cannot_be_sent(problems, first, first + len(batch) - 1)
+        late = overdue.add(batch, problems) if "deliver_at" in rows.columns else []
+        refused = {index: ("invalid", reason, None) for index, reason in problems.items()}
+        if past == "reject":
+            refused |= dict.fromkeys(late, (STATUS, "it was due before the write began", None))
+        if refused and rejects is not None:
+            rejects.add(batch, refused)
+        if gone := {*refused, *(late if past == "drop" else ())}:
+            placed = placed.filter(pa.array([index not in gone for index in range(len(batch))]))
         if len(placed):
             spool.put(placed)
         first += len(batch)
+    if past is None:
+        overdue.refuse("Give the option past: send (at once), drop, or reject (into the folder of the option rejects)")
 
 
 def _publish(
@@ -241,6 +276,7 @@ class Sink:
         self._schema = schema
         # One for all tasks and all their attempts.
         self._write_id = uuid4().hex
+        self._begun = datetime.now(UTC)
 
     def send(self, batches: Iterator[pa.RecordBatch]) -> Sent:
         """Send the rows of the task that calls it; see :func:`send`."""
@@ -250,7 +286,19 @@ class Sink:
         # A stream makes its writer anew for a micro-batch that it repeats; and several tables may be written under one
         # id prefix, or in one foreachBatch.
         run = place.batch if isinstance(self, DataSourceStreamWriter) else None
-        return send(batches, rows, settings, place, file=f"part-{place.partition:05}-{run or self._write_id}")
+        file = f"part-{place.partition:05}-{run or self._write_id}"
+        return send(batches, rows, settings, place, file=file, begun=self._begun)
+
+    def _say_overdue(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Warn of rows that were overdue, with what became of them."""
+        sent = [one for one in messages if isinstance(one, Sent) and one.first is not None and one.last is not None]
+        if sent:
+            log.warning(
+                "%d rows were due more than %d min before this write began, from %s to %s: past=%s",
+                *(sum(one.overdue for one in sent), GRACE // timedelta(minutes=1)),
+                *(min(one.first for one in sent if one.first), max(one.last for one in sent if one.last)),
+                self._settings.past,
+            )
 
 
 class TableWriter(Sink, DataSourceArrowWriter):
@@ -260,6 +308,10 @@ class TableWriter(Sink, DataSourceArrowWriter):
         """Send the rows of one task."""
         return self.send(iterator)
 
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All tasks are done."""
+        self._say_overdue(messages)
+
 
 class RowStreamWriter(Sink, DataSourceStreamWriter):
     """Writes a stream, on a Spark whose streams come in rows alone: 4.0."""
@@ -267,6 +319,10 @@ class RowStreamWriter(Sink, DataSourceStreamWriter):
     def write(self, iterator: Iterator[Row]) -> Sent:
         """Send the rows of one task."""
         return self.send(batches_of(iterator, self._schema))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
+        """All tasks of a micro-batch are done."""
+        self._say_overdue(messages)
 
 
 def stream_writer(

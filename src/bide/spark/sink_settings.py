@@ -20,6 +20,7 @@ from bide.errors import InvalidInputError, InvalidOptionError
 from bide.layouts import LAYOUTS, QUEUE_TYPES, ROUTINGS, QueueType, Routing, make_infrastructure
 from bide.letter import Letter, Letters
 from bide.spark.options import Options
+from bide.spark.overdue import GRACE, PAST, Past
 
 TEXTS: Final = (
     "correlation_id",
@@ -37,7 +38,7 @@ _FOR_ROWS: Final = (*TARGETS, "delay", "deliver_at", "priority", "persistent", "
 
 KNOWN: Final = frozenset(
     {
-        *("url", "declare", "isolated", "window", "timeout", "idPrefix", "rejects"),
+        *("url", "declare", "isolated", "window", "timeout", "idPrefix", "rejects", "past"),
         *("layout", "prefix", "maxDelay", "resolution", "lanes", "routing", "queueType"),
         *_FOR_ROWS,
     }
@@ -60,6 +61,8 @@ class SinkSettings:
         timeout: time without any confirm after which a task gives up.
         id_prefix: of the message ids that the sink makes, or None.
         rejects: the folder for rows that cannot be sent or are not taken; None fails the task.
+        past: what becomes of rows that were due more than :data:`bide.spark.overdue.GRACE` before the write began;
+            None fails the task.
     """
 
     url: str = field(repr=False)
@@ -70,6 +73,7 @@ class SinkSettings:
     timeout: timedelta = timedelta(seconds=30)
     id_prefix: str | None = None
     rejects: str | None = None
+    past: Past | None = None
 
     @classmethod
     def make(
@@ -81,12 +85,14 @@ class SinkSettings:
         constants: Mapping[str, Any],
         rejects: str | None = None,
         window: int = 10_000,
+        past: Past | None = None,
     ) -> SinkSettings:
         """Settings that are not options of Spark.
 
         Args:
             url: of the broker; None takes ``BIDE_URL`` of this process, or RabbitMQ's default on this machine.
             rejects: a path, or a URI.
+            past: see the attribute.
 
         Raises:
             InvalidInputError: a value cannot be used.
@@ -102,6 +108,7 @@ class SinkSettings:
             constants=constants,
             rejects=folder,
             window=whole_number("window", window, 1, 1_000_000),
+            past=past,
         )
 
     @classmethod
@@ -119,16 +126,31 @@ class SinkSettings:
         if timeout == timedelta(0):
             raise InvalidOptionError("the option timeout is zero: no broker is as quick, give 1s or more")
         infrastructure = _infrastructure(options)
+        constants = _constants(options, infrastructure)
         return cls(
             url=url,
             infrastructure=infrastructure,
             declare=options.flag("declare", default=True),
-            constants=_constants(options, infrastructure),
+            constants=constants,
             window=options.count("window", highest=1_000_000) or 10_000,
             timeout=timedelta(seconds=30) if timeout is None else timeout,
             id_prefix=_id_prefix(options),
             rejects=_folder(options, "rejects"),
+            past=_past(options, constants),
         )
+
+
+def _past(options: Options, constants: Mapping[str, Any]) -> Past | None:
+    past = cast("Past", options.choice("past", *PAST)) if "past" in options else None
+    if past == "reject" and "rejects" not in options:
+        raise InvalidOptionError("the option past is 'reject', and there is no folder: name one by the option rejects")
+    due = constants.get("deliver_at")
+    if due is not None and past != "send" and due < datetime.now(UTC) - GRACE:
+        raise InvalidOptionError(
+            f"the option deliver_at is {due.isoformat()}, which is past: give a later time, or past=send to send all "
+            "rows at once"
+        )
+    return past
 
 
 def _infrastructure(options: Options) -> DelayInfrastructure:

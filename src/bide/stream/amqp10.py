@@ -17,6 +17,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DEEPEST: Final = 32
 """Lists within lists that are read; the nesting of what bide or RabbitMQ writes is three at most."""
 
+MOST_VALUES: Final = 1 << 20
+"""Values that are read of a section of a message, which has as many bytes at least: elements of an array need none."""
+
 _ANNOTATIONS: Final = 0x72
 _PROPERTIES: Final = 0x73
 _APPLICATION: Final = 0x74
@@ -50,11 +53,16 @@ _SHORT: Final = frozenset({0xA0, 0xA1, 0xA3, 0xC0, 0xC1})
 _LONG: Final = frozenset({0xB0, 0xB1, 0xB3, 0xD0, 0xD1})
 """Binary, text, symbol, list and map, with lengths of one byte and of four."""
 
+_TEXTS: Final = frozenset({0xA1, 0xA3, 0xB1, 0xB3})
+
 
 class Symbol(str):
     """A symbol: ASCII text, of a type of its own in AMQP 1.0."""
 
     __slots__ = ()
+
+
+_NAMES: Final = frozenset({str, Symbol})
 
 
 class Sections(NamedTuple):
@@ -82,7 +90,7 @@ def sections(data: bytes) -> Sections:
         UndecodableMessageError: it is not a message of AMQP 1.0.
     """
     annotations = properties = application = b""
-    body: bytes | None = None
+    parts: list[bytes] = []
     values: list[bytes] = []
     at, end = 0, len(data)
     unpack_length = _LENGTH.unpack_from
@@ -110,7 +118,7 @@ def sections(data: bytes) -> Sections:
                 skipped = start + (2 if form == 0xA0 else 5)
                 if form not in (0xA0, 0xB0):
                     raise UndecodableMessageError(f"its data are of type {form:#04x}, not binary")
-                body = data[skipped:at] if body is None else body + data[skipped:at]
+                parts.append(data[skipped:at])
             elif kind == _ANNOTATIONS:
                 annotations = data[start:at]
             elif kind == _PROPERTIES:
@@ -121,23 +129,34 @@ def sections(data: bytes) -> Sections:
                 values.append(data[start:at])
     except (IndexError, struct.error):
         raise UndecodableMessageError("it ends too early") from None
-    if body is None and not values:
+    if parts:
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        return Sections(annotations, properties, application, body, tuple(values))
+    if not values:
         raise UndecodableMessageError("it has no body")
-    return Sections(annotations, properties, application, body, tuple(values))
+    return Sections(annotations, properties, application, None, tuple(values))
 
 
 def _after(data: bytes, at: int) -> int:
     """Where the value that begins at *at* ends."""
-    kind = data[at] >> 4
-    if (size := _FIXED.get(kind)) is not None:
-        return at + 1 + size
-    if kind in (0xA, 0xC, 0xE):
-        return at + 2 + data[at + 1]
-    if kind in (0xB, 0xD, 0xF):
-        return at + 5 + int(_LENGTH.unpack_from(data, at + 1)[0])
-    if data[at] == 0:
-        return _after(data, _after(data, at + 1))
-    raise UndecodableMessageError(f"a value of the unknown type {data[at]:#04x}")
+    left = 1
+    while left:
+        kind = data[at] >> 4
+        if data[at] == 0:
+            # A descriptor and a value follow, each of which may be described in turn.
+            left += 1
+            at += 1
+            continue
+        left -= 1
+        if (size := _FIXED.get(kind)) is not None:
+            at += 1 + size
+        elif kind in (0xA, 0xC, 0xE):
+            at += 2 + data[at + 1]
+        elif kind in (0xB, 0xD, 0xF):
+            at += 5 + int(_LENGTH.unpack_from(data, at + 1)[0])
+        else:
+            raise UndecodableMessageError(f"a value of the unknown type {data[at]:#04x}")
+    return at
 
 
 def decode(data: bytes) -> Any:
@@ -145,18 +164,23 @@ def decode(data: bytes) -> Any:
 
     Numbers, text, bytes, bool and None are what they are in Python; a symbol is a :class:`Symbol`, a time stamp a
     datetime (an int of milliseconds beyond the calendar), a decimal the bytes that it is made of, a described value
-    the value.
+    the value. Text that is not UTF-8 is its bytes; as the key of a map it is text, with escapes.
 
     Raises:
-        UndecodableMessageError: it is none, ends too early, or goes on after its end.
+        UndecodableMessageError: it is none, ends too early, goes on after its end, or has too many values.
     """
     try:
-        value, at = _value(data, 0, 0)
-    except (IndexError, struct.error, RecursionError):
+        value, at = _Reader(data).value(0, 0)
+    except (IndexError, struct.error):
         raise UndecodableMessageError("it ends too early") from None
     if at != len(data):
         raise UndecodableMessageError("a value is longer or shorter than it says")
     return value
+
+
+def escaped(raw: bytes) -> str:
+    """Text of a name or an id. What is not UTF-8 is escaped, in the same way as over AMQP 0-9-1."""
+    return raw.decode(errors="backslashreplace")
 
 
 def identity(properties: bytes) -> tuple[Any, Any, Any]:
@@ -183,15 +207,17 @@ def identity(properties: bytes) -> tuple[Any, Any, Any]:
                 at += 1
             elif kind == 0xA1 or kind == 0xA3:
                 end = at + 2 + properties[at + 1]
-                found.append(properties[at + 2 : end].decode())
+                raw = properties[at + 2 : end]
+                try:
+                    found.append(raw.decode())
+                except UnicodeDecodeError:
+                    found.append(escaped(raw))
                 at = end
             else:
-                value, at = _value(properties, at, 1)
-                found.append(value)
+                value, at = _Reader(properties).value(at, 1)
+                found.append(escaped(value) if kind in _TEXTS and isinstance(value, bytes) else value)
         if at > len(properties):
             raise IndexError
-    except UnicodeDecodeError:
-        raise UndecodableMessageError("a text in its properties is not UTF-8") from None
     except (IndexError, struct.error):
         raise UndecodableMessageError("its properties end too early") from None
     found += [None] * (7 - len(found))
@@ -207,6 +233,7 @@ def lookup(application: bytes, *names: bytes) -> list[Any]:
         UndecodableMessageError: it is no map, or ends too early.
     """
     found: list[Any] = [None] * len(names)
+    reader: _Reader | None = None
     try:
         if application[0] == 0xC1:
             count, at = application[2], 3
@@ -219,7 +246,9 @@ def lookup(application: bytes, *names: bytes) -> list[Any]:
             at = _after(application, at)
             name = application[start + (2 if application[start] in _SHORT else 5) : at]
             if name in names:
-                found[names.index(name)], at = _value(application, at, 1)
+                # One for all: a name may be there many times.
+                reader = reader or _Reader(application)
+                found[names.index(name)], at = reader.value(at, 1)
             else:
                 at = _after(application, at)
     except (IndexError, struct.error):
@@ -229,33 +258,105 @@ def lookup(application: bytes, *names: bytes) -> list[Any]:
     return found
 
 
-def _value(data: bytes, at: int, depth: int) -> tuple[Any, int]:
-    return _of_kind(data[at], data, at + 1, depth)
+class _Reader:
+    """Reads values, as many as there are bytes, or :data:`MOST_VALUES`."""
+
+    __slots__ = ("_data", "_left")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._left = min(len(data), MOST_VALUES)
+
+    def value(self, at: int, depth: int) -> tuple[Any, int]:
+        """The value that begins at *at*, and where it ends."""
+        return self._of_kind(self._data[at], at + 1, depth)
+
+    def _of_kind(self, kind: int, at: int, depth: int) -> tuple[Any, int]:
+        data = self._data
+        if kind in (0xA1, 0xA3, 0xA0):
+            end = at + 1 + data[at]
+            return _text(kind & 0xF, data[at + 1 : end], end - at - 1), end
+        if (number := _NUMBERS.get(kind)) is not None:
+            return number.unpack_from(data, at)[0], at + number.size
+        if kind in _CONSTANTS:
+            return _CONSTANTS[kind], at
+        if kind in (0xB1, 0xB3, 0xB0):
+            (size,) = _LENGTH.unpack_from(data, at)
+            return _text(kind & 0xF, data[at + 4 : at + 4 + size], size), at + 4 + size
+        if depth >= _DEEPEST:
+            raise UndecodableMessageError(f"its values are nested more than {_DEEPEST} deep")
+        if kind == 0x45:
+            return [], at
+        if kind in (0xC0, 0xD0, 0xC1, 0xD1):
+            return self._compound(kind, at, depth)
+        if kind in (0xE0, 0xF0):
+            return self._array(kind, at, depth)
+        if kind == 0x00:
+            _, at = self.value(at, depth + 1)
+            return self.value(at, depth + 1)
+        return _rare(data, kind, at)
+
+    def _take(self, count: int) -> None:
+        """Count values before they are made."""
+        self._left -= count
+        if self._left < 0:
+            raise UndecodableMessageError(
+                f"it has more than {min(len(self._data), MOST_VALUES):,} values in {len(self._data):,} bytes"
+            )
+
+    def _compound(self, kind: int, at: int, depth: int) -> tuple[Any, int]:
+        data = self._data
+        if kind < 0xD0:
+            end, count, at = at + 1 + data[at], data[at + 1], at + 2
+        else:
+            size, count = struct.unpack_from(">II", data, at)
+            end, at = at + 4 + size, at + 8
+        self._take(count)
+        values = []
+        for _ in range(count):
+            value, at = self._of_kind(data[at], at + 1, depth + 1)
+            values.append(value)
+        if at != end:
+            raise UndecodableMessageError("a list or map is longer or shorter than it says")
+        if not kind & 1:
+            return values, at
+        if count % 2:
+            raise UndecodableMessageError("a map has a key without a value")
+        keys = values[::2]
+        if not _NAMES.issuperset(map(type, keys)):
+            keys = list(map(_key, keys))
+        try:
+            return dict(zip(keys, values[1::2], strict=True)), at
+        except TypeError:
+            raise UndecodableMessageError("a map has a list or map as key") from None
+
+    def _array(self, kind: int, at: int, depth: int) -> tuple[Any, int]:
+        data = self._data
+        if kind == 0xE0:
+            end, count, at = at + 1 + data[at], data[at + 1], at + 2
+        else:
+            size, count = struct.unpack_from(">II", data, at)
+            end, at = at + 4 + size, at + 8
+        # The type stands once, before all elements; it may be a described one.
+        if data[at] == 0:
+            at = _after(data, at + 1)
+        element, at = data[at], at + 1
+        self._take(count)
+        values = []
+        for _ in range(count):
+            value, at = self._of_kind(element, at, depth + 1)
+            values.append(value)
+        if at != end:
+            raise UndecodableMessageError("an array is longer or shorter than it says")
+        return values, at
 
 
-def _of_kind(kind: int, data: bytes, at: int, depth: int) -> tuple[Any, int]:
-    if kind in (0xA1, 0xA3, 0xA0):
-        end = at + 1 + data[at]
-        return _text(kind & 0xF, data[at + 1 : end], end - at - 1), end
-    if (number := _NUMBERS.get(kind)) is not None:
-        return number.unpack_from(data, at)[0], at + number.size
-    if kind in _CONSTANTS:
-        return _CONSTANTS[kind], at
-    if kind in (0xB1, 0xB3, 0xB0):
-        (size,) = _LENGTH.unpack_from(data, at)
-        return _text(kind & 0xF, data[at + 4 : at + 4 + size], size), at + 4 + size
-    if depth >= _DEEPEST:
-        raise UndecodableMessageError(f"its values are nested more than {_DEEPEST} deep")
-    if kind == 0x45:
-        return [], at
-    if kind in (0xC0, 0xD0, 0xC1, 0xD1):
-        return _compound(data, kind, at, depth)
-    if kind in (0xE0, 0xF0):
-        return _array(data, kind, at, depth)
-    if kind == 0x00:
-        _, at = _value(data, at, depth + 1)
-        return _value(data, at, depth + 1)
-    return _rare(data, kind, at)
+def _key(value: Any) -> Any:
+    """A key of a map, as Python's dict has it."""
+    if isinstance(value, bytes):
+        return escaped(value)
+    # A list has no hash, and a writer can choose UUIDs that all have the same.
+    return str(value) if isinstance(value, list | uuid.UUID) else value
 
 
 def _text(kind: int, raw: bytes, size: int) -> Any:
@@ -265,52 +366,8 @@ def _text(kind: int, raw: bytes, size: int) -> Any:
         return raw
     try:
         return raw.decode() if kind == 1 else Symbol(raw.decode("ascii"))
-    except UnicodeDecodeError as error:
-        raise UndecodableMessageError(f"a text is not {error.encoding}") from None
-
-
-def _compound(data: bytes, kind: int, at: int, depth: int) -> tuple[Any, int]:
-    if kind < 0xD0:
-        end, count, at = at + 1 + data[at], data[at + 1], at + 2
-    else:
-        size, count = struct.unpack_from(">II", data, at)
-        end, at = at + 4 + size, at + 8
-    values = []
-    for _ in range(count):
-        value, at = _value(data, at, depth + 1)
-        values.append(value)
-    if at != end:
-        raise UndecodableMessageError("a list or map is longer or shorter than it says")
-    if not kind & 1:
-        return values, at
-    if count % 2:
-        raise UndecodableMessageError("a map has a key without a value")
-    keys = (tuple(key) if isinstance(key, list) else key for key in values[::2])
-    try:
-        return dict(zip(keys, values[1::2], strict=True)), at
-    except TypeError:
-        raise UndecodableMessageError("a map has a list or map as key") from None
-
-
-def _array(data: bytes, kind: int, at: int, depth: int) -> tuple[Any, int]:
-    if kind == 0xE0:
-        end, count, at = at + 1 + data[at], data[at + 1], at + 2
-    else:
-        size, count = struct.unpack_from(">II", data, at)
-        end, at = at + 4 + size, at + 8
-    # The type stands once, before all elements; it may be a described one.
-    if data[at] == 0:
-        at = _after(data, at + 1)
-    element, at = data[at], at + 1
-    if count > len(data):
-        raise UndecodableMessageError(f"an array says that it has {count:,} elements")
-    values = []
-    for _ in range(count):
-        value, at = _of_kind(element, data, at, depth + 1)
-        values.append(value)
-    if at != end:
-        raise UndecodableMessageError("an array is longer or shorter than it says")
-    return values, at
+    except UnicodeDecodeError:
+        return raw
 
 
 def _rare(data: bytes, kind: int, at: int) -> tuple[Any, int]:

@@ -6,7 +6,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from bide.errors import ProtocolError, UndecodableMessageError
 
@@ -22,6 +22,25 @@ Unpack = Callable[[int, bytes, int], bytes]
 
 COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
+MOST_OF_BATCH: Final = 64 << 20
+"""Bytes that one batch may have unpacked: it is in memory as a whole. RabbitMQ 4.3 refuses larger ones itself
+(``stream.max_uncompressed_sub_entry_batch_size``)."""
+
+MOST_OF_CHUNK: Final = 1 << 30
+"""Bytes that the batches of one chunk may have unpacked, one after the other."""
+
+
+class Undecodable(NamedTuple):
+    """A batch of messages that cannot be read, in the place of its first message.
+
+    Attributes:
+        data: the entry as the chunk has it, with its header.
+        reason: why it cannot be read.
+    """
+
+    data: bytes
+    reason: str
+
 
 def unpack_gzip(compression: int, data: bytes, length: int) -> bytes:
     """Unpack what the standard library can: nothing, and gzip.
@@ -36,10 +55,11 @@ def unpack_gzip(compression: int, data: bytes, length: int) -> bytes:
         raise UndecodableMessageError(f"a batch of messages is packed by {name}, which is not read here")
     unpacker = zlib.decompressobj(wbits=31)
     try:
-        unpacked = unpacker.decompress(data, length)
+        # One byte more than announced: a bound of 0 would be none, and the rest of the stream has a checksum.
+        unpacked = unpacker.decompress(data, length + 1)
     except zlib.error as error:
         raise UndecodableMessageError(f"a batch of messages packed by {name} cannot be unpacked: {error}") from error
-    if len(unpacked) != length or unpacker.unconsumed_tail:
+    if len(unpacked) != length or not unpacker.eof:
         raise UndecodableMessageError(f"a batch of messages packed by {name} is not {length:,} bytes, as it says")
     return unpacked
 
@@ -90,14 +110,16 @@ class Chunk:
             raise ProtocolError(f"the chunk at offset {first:,} came with a wrong checksum: it was damaged on its way")
         return cls(first=first, count=count, timestamp=timestamp, entries=entries, data=data)
 
-    def messages(self, unpack: Unpack = unpack_gzip) -> Iterator[bytes]:
+    def messages(self, unpack: Unpack = unpack_gzip) -> Iterator[bytes | Undecodable | None]:
         """The encoded messages, one for each offset.
+
+        The broker takes the number of messages in a batch from its publisher, and gives them as many offsets. A batch
+        that cannot be read is :class:`Undecodable` at its first offset, and None at the others.
 
         Raises:
             ProtocolError: they are not as many as the header says.
-            UndecodableMessageError: a batch cannot be unpacked.
         """
-        data, at, found = self.data, 0, 0
+        data, at, found, left = self.data, 0, 0, MOST_OF_CHUNK
         size_of = _LENGTH.unpack_from
         try:
             for _ in range(self.entries):
@@ -110,16 +132,60 @@ class Chunk:
                     yield data[at - size : at]
                     continue
                 kind, records, unpacked, packed = _BATCH.unpack_from(data, at)
-                start = at + _BATCH.size
+                begun, start = at, at + _BATCH.size
                 at = start + packed
-                batch = unpack((kind & 0x70) >> 4, data[start:at], unpacked)
+                found += records
+                if at > len(data):
+                    break
+                if not records:
+                    # No offset is its own.
+                    continue
+                try:
+                    batch = _unpacked(unpack, (kind & 0x70) >> 4, data[start:at], unpacked, left)
+                    _check_count(batch, records)
+                except UndecodableMessageError as error:
+                    yield Undecodable(data[begun:at], str(error))
+                    for _ in range(records - 1):
+                        yield None
+                    continue
+                left -= len(batch)
                 inner = 0
                 for _ in range(records):
                     (size,) = size_of(batch, inner)
                     inner += 4 + size
-                    found += 1
                     yield batch[inner - size : inner]
         except struct.error:
             found = -1
         if found != self.count or at != len(data):
             raise ProtocolError(f"the chunk at offset {self.first:,} does not hold the {self.count:,} messages it says")
+
+
+def _unpacked(unpack: Unpack, compression: int, packed: bytes, length: int, left: int) -> bytes:
+    """The bytes of a batch.
+
+    Args:
+        length: that it says it has.
+        left: that the chunk may still have.
+
+    Raises:
+        UndecodableMessageError: it has more, or cannot be unpacked.
+    """
+    if compression and length > min(MOST_OF_BATCH, left):
+        limit = f"{MOST_OF_BATCH:,} bytes" if length > MOST_OF_BATCH else f"{MOST_OF_CHUNK:,} bytes, with its chunk"
+        raise UndecodableMessageError(f"a batch of messages says that it unpacks to {length:,} bytes, over {limit}")
+    return unpack(compression, packed, length)
+
+
+def _check_count(batch: bytes, records: int) -> None:
+    """Check that a batch consists of exactly so many messages.
+
+    Raises:
+        UndecodableMessageError: it does not.
+    """
+    at = found = 0
+    end = len(batch) - 4
+    while at <= end and found <= records:
+        at += 4 + int.from_bytes(batch[at : at + 4])
+        found += 1
+    if at != len(batch) or found != records:
+        raise UndecodableMessageError(f"a batch of messages does not consist of {records:,}, as it says")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 import socket
 import ssl
 import struct
@@ -12,6 +13,7 @@ from collections import deque
 from types import TracebackType
 from typing import Final, Self
 
+from bide.amqp.exposure import warn_about_exposure
 from bide.amqp.handshake import release_of, tls_reason
 from bide.amqp.url import BrokerUrl
 from bide.errors import (
@@ -110,6 +112,7 @@ class StreamConnection:
             raise AuthenticationError(
                 f"the broker at {self._place} offers {', '.join(offered) or 'no way'} to log in, not {mechanism}"
             )
+        warn_about_exposure(url, self._socket)
         answer = struct.pack(">i", len(secret)) + secret
         try:
             self._ask(frames.SASL_AUTHENTICATE, frames.string(mechanism), answer)
@@ -120,10 +123,8 @@ class StreamConnection:
         if key != frames.TUNE:
             raise ProtocolError(f"the broker at {self._place} sent {key:#06x} where limits were expected")
         largest, heartbeat = tune.uint32(), tune.uint32()
-        # As often as the more careful of the two wants; 0 is not careful at all.
-        self._heartbeat = min(heartbeat, url.heartbeat) or max(heartbeat, url.heartbeat)
-        if not url.heartbeat:
-            self._heartbeat = 0
+        # A reader beats only while it reads, and what it reads for may take its time: the broker's interval is longer.
+        self._heartbeat = heartbeat if url.heartbeat else 0
         self._send(frames.frame(frames.TUNE, struct.pack(">II", largest, self._heartbeat)))
         try:
             node = self._ask(frames.OPEN, frames.string(url.vhost)).properties()
@@ -131,7 +132,7 @@ class StreamConnection:
             raise VirtualHostError(
                 f"the virtual host {url.vhost!r} does not exist at {self._place}, or user {url.user!r} may not enter it"
             ) from None
-        if (port := node.get("advertised_port", "")).isdigit():
+        if re.fullmatch("[0-9]{1,5}", port := node.get("advertised_port", "")):
             self.advertised = node.get("advertised_host", ""), int(port)
 
     def __enter__(self) -> Self:

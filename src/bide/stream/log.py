@@ -5,7 +5,6 @@ All is asked of the leader of a stream: a replica may be behind it, and drops ol
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,11 +21,12 @@ from bide.errors import (
     ProtocolError,
     TargetNotFoundError,
 )
+from bide.logs import logger
 from bide.stream import frames
 from bide.stream.chunk import Chunk
 from bide.stream.connection import StreamConnection
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 DEFAULT_PORT: Final = 5552
 DEFAULT_TLS_PORT: Final = 5551

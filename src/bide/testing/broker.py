@@ -204,6 +204,9 @@ class _Memory:
     def now(self) -> datetime:
         return self._broker.clock.now()
 
+    def monotonic(self) -> float:
+        return self._broker.clock.microseconds / 1_000_000
+
 
 def broker(
     *,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bide.duration import format_delay
 from bide.errors import InvalidTopologyError
+from bide.foreign_text import visible
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.routing import PREDECLARED
 
@@ -197,7 +198,11 @@ def from_definitions(document: Mapping[str, Any], vhost: str | None = None) -> T
 
     def read(kind: str, build: Callable[[Mapping[str, Any]], Any]) -> list[Any]:
         found = []
-        for number, entry in enumerate(document.get(kind, ())):
+        entries = document.get(kind, ())
+        if not isinstance(entries, list | tuple):
+            problems.append(f"{kind} is {type(entries).__name__}, not a list: export the definitions anew")
+            return []
+        for number, entry in enumerate(entries):
             try:
                 if vhost is None or entry.get("vhost", vhost) == vhost:
                     found.append(build(entry))
@@ -373,10 +378,9 @@ def _mermaid_text(text: str) -> str:
     """
     colons = ":" if re.search("style|classDef", text) else r":(?!\d)"
     special = rf"[^\w .,:+\-()/=~]|{colons}|~(?=~)|(?<=~)~|^(?:[-+]|\d+\.)(?=\s)"
-    return re.sub(special, lambda found: "".join(f"#{ord(one)};" for one in found[0]), text)
+    return re.sub(special, lambda found: "".join(f"#{ord(one)};" for one in found[0]), visible(text))
 
 
 def _dot_text(text: str) -> str:
     """Text in a quoted string of DOT, in which HTML character references count too."""
-    escaped = html.escape(text, quote=False).replace("\\", "\\\\").replace('"', '\\"')
-    return re.sub(r"[\x00-\x1f\x7f]", lambda found: f"&#{ord(found[0]) + 0x2400};", escaped)
+    return html.escape(visible(text), quote=False).replace("\\", "\\\\").replace('"', '\\"')

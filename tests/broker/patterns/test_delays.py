@@ -58,11 +58,14 @@ async def test_an_endpoint_retries_through_the_cascade_out_of_order(vhost_url: s
 
 async def test_publishers_send_into_the_levels_themselves(vhost: Vhost) -> None:
     clock = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(milliseconds=50))
-    async with bide.connect(vhost.url, infrastructure=clock, declare=False) as client:
-        await client.declare(delayed_delivery_cascade(queues=["orders"], max_delay="20s", resolution="50ms"))
-        # Nothing but what the pattern declared: the client may add nothing.
+    async with bide.connect(vhost.url, infrastructure=clock) as client:
+        pattern = delayed_delivery_cascade(queues=["orders"], max_delay="20s", resolution="50ms")
+        await client.declare(pattern)
         receipt = await client.publish("later", to="orders", delay="300ms")
         assert receipt.hops == 1
+        # Nothing but what the pattern declared: the client adds nothing.
+        names = {str(one["name"]) for one in vhost.broker.management.call("GET", "queues", vhost.name)}
+        assert {name for name in names if ".settle." not in name} == {one.name for one in pattern.queues}
         (message,) = await receive(client, "orders", 1)
     assert message.lateness is not None
     assert timedelta(0) <= message.lateness < ON_TIME

@@ -17,6 +17,7 @@ from bide.pipelines.report.figures import (
     Skyline,
     Step,
     Target,
+    Undecodable,
 )
 from bide.pipelines.report.scale import EPOCH, floored, span_for
 
@@ -61,6 +62,7 @@ def collect(spark: SparkSession, folder: str, *, grace: timedelta = GRACE) -> Fi
             overdue=sum(one.pending_overdue for one in skyline.buildings),
         )
     shown, more = ([], 0) if messages is None else _targets(messages)
+    odd, total = _undecodable(found["undecodable"]) if "undecodable" in found else ([], 0)
     return Figures(
         folder=folder,
         missing=[name for name in tables.COLUMNS if name not in found],
@@ -71,6 +73,8 @@ def collect(spark: SparkSession, folder: str, *, grace: timedelta = GRACE) -> Fi
         more_targets=more,
         skyline=skyline,
         failures=None if failures is None else _failures(failures, found.get("failed")),
+        undecodable=odd,
+        undecodable_total=total,
     )
 
 
@@ -210,6 +214,14 @@ def _group(row: Row, times: list[Row], spans: int) -> Group:
         text="" if newest is None else own[newest]["text"],
         counts=[own[span]["count"] if span in own else 0 for span in range(spans)] if own else [],
     )
+
+
+def _undecodable(table: DataFrame) -> tuple[list[Undecodable], int]:
+    found = []
+    for row in counting.undecodable(table).limit(_GROUPS).collect():
+        times = {name: EPOCH + timedelta(microseconds=row[name]) for name in ("first_seen", "last_seen")}
+        found.append(Undecodable(**{**row.asDict(), **times}))
+    return found, table.count()
 
 
 def _moment(micros: int | None) -> datetime | None:

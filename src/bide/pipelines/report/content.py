@@ -8,7 +8,7 @@ from functools import partial
 
 from bide.pipelines.report import plots, texts
 from bide.pipelines.report.drawing import Drawing
-from bide.pipelines.report.figures import Failures, Figures, Flow, Headline, Skyline, Step, Target
+from bide.pipelines.report.figures import Failures, Figures, Flow, Headline, Skyline, Step, Target, Undecodable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,8 @@ def cards(figures: Figures) -> list[Card]:
     if figures.failures is not None:
         total = figures.failures.total
         found.append(Card(name="failures", value=texts.count(total), bad=total > 0))
+    if figures.undecodable_total:
+        found.append(Card(name="undecodable", value=texts.count(figures.undecodable_total), bad=True))
     return found
 
 
@@ -110,6 +112,12 @@ def failed(figures: Figures) -> str:
     return f"{texts.counted(found.total, 'attempt')} failed, in {groups}"
 
 
+def undecodable(figures: Figures) -> str:
+    """What could not be decoded, in a few words; empty where all could."""
+    total = figures.undecodable_total
+    return f"{texts.counted(total, 'message')} could not be decoded" if total else ""
+
+
 def sections(figures: Figures) -> Iterator[Section]:
     """All parts of the report, also those of which there is nothing to show, which say so."""
     yield _flow(figures.flow)
@@ -120,6 +128,8 @@ def sections(figures: Figures) -> Iterator[Section]:
         yield _targets(figures.targets, figures.more_targets)
     yield _skyline(figures.skyline, figures.headline)
     yield _failures(figures.failures)
+    if figures.undecodable:
+        yield _undecodable(figures.undecodable, figures.undecodable_total)
 
 
 def _flow(found: Flow | None) -> Section:
@@ -262,6 +272,35 @@ def _failures(found: Failures | None) -> Section:
             numbers=2,
             aside=False,
             long=2,
+        ),
+    )
+
+
+def _undecodable(found: Sequence[Undecodable], total: int) -> Section:
+    rows = [
+        (
+            one.stream,
+            one.reason,
+            texts.moment(one.first_seen),
+            texts.moment(one.last_seen),
+            f"{one.first_offset:,}",
+            texts.count(one.count),
+        )
+        for one in found
+    ]
+    more = total - sum(one.count for one in found)
+    left_out = f" {texts.counted(more, 'message')} with other reasons {_are(more)} left out." if more else ""
+    return Section(
+        name="undecodable",
+        title="Undecodable messages",
+        note="What the streams hold that is not a message of AMQP 1.0. The table undecodable of the audit has the "
+        f"bytes. No other section counts them.{left_out}",
+        table=Table(
+            head=("stream", "reason", "first (UTC)", "last (UTC)", "first offset", "messages"),
+            rows=rows,
+            numbers=2,
+            aside=False,
+            long=1,
         ),
     )
 

@@ -160,6 +160,20 @@ def failure_times(failed: DataFrame, groups: list[str], first: datetime, width: 
     )
 
 
+def undecodable(table: DataFrame) -> DataFrame:
+    """What could not be decoded by stream and reason, most first, with times in microseconds."""
+    return (
+        table.groupBy("stream", "reason")
+        .agg(
+            F.count(F.lit(1)).alias("count"),
+            F.min("offset").alias("first_offset"),
+            F.unix_micros(F.min("seen")).alias("first_seen"),
+            F.unix_micros(F.max("seen")).alias("last_seen"),
+        )
+        .orderBy(F.desc("count"), "stream", "reason")
+    )
+
+
 def moment(value: datetime) -> Column:
     """A point in time, whatever the time zone of the session is."""
     return F.timestamp_micros(F.lit((value - EPOCH) // _MICROSECOND))

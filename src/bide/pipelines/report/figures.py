@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from bide.pipelines.report.scale import after
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
@@ -65,7 +67,7 @@ class Flow:
     @property
     def last(self) -> datetime:
         """The end of the last span."""
-        return self.first + self.width * len(self.scheduled)
+        return after(self.first, self.width, len(self.scheduled))
 
     def waiting(self) -> list[int]:
         """How many were scheduled and not delivered at the end of each span."""
@@ -153,7 +155,7 @@ class Skyline:
     @property
     def last(self) -> datetime:
         """The end of the last span."""
-        return self.first + self.width * self.spans
+        return after(self.first, self.width, self.spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +207,23 @@ class Failures:
     @property
     def last(self) -> datetime:
         """The end of the last span."""
-        return self.first + self.width * self.spans
+        return after(self.first, self.width, self.spans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undecodable:
+    """Messages of a stream that cannot be decoded, for one reason.
+
+    Attributes:
+        first_offset: of the first one in the stream.
+    """
+
+    stream: str
+    reason: str
+    count: int
+    first_offset: int
+    first_seen: datetime
+    last_seen: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +233,8 @@ class Figures:
     Attributes:
         folder: of the tables.
         missing: tables that are not there.
+        undecodable: most messages first; those of the reasons after the first ones are left out.
+        undecodable_total: all of them.
     """
 
     folder: str
@@ -226,3 +246,5 @@ class Figures:
     more_targets: int = 0
     skyline: Skyline | None = None
     failures: Failures | None = None
+    undecodable: Sequence[Undecodable] = ()
+    undecodable_total: int = 0

@@ -12,7 +12,7 @@ from bide.pipelines.report import texts
 from bide.pipelines.report.axes import Frame, filled, late_axis, legend, steps, time_axis, value_axis
 from bide.pipelines.report.drawing import BOLD_LETTER, LETTER, Bar, Drawing, Label, Line, Mark, Point, Role, shortened
 from bide.pipelines.report.figures import Building, Failures, Flow, Group, Headline, Skyline, Step, Target
-from bide.pipelines.report.scale import Linear, Logarithmic, Times
+from bide.pipelines.report.scale import Linear, Logarithmic, Times, after
 
 _LEFT: Final = 52
 _RIGHT: Final = 12
@@ -231,7 +231,7 @@ def _building(found: Skyline, one: Building, times: Times, frame: Frame, highest
     for number, (count, overdue) in enumerate(zip(one.counts, one.overdue, strict=True)):
         if not count:
             continue
-        start, end = (times.place(found.first + found.width * edge) for edge in (number, number + 1))
+        start, end = (times.place(after(found.first, found.width, edge)) for edge in (number, number + 1))
         # The smallest one is still to be seen.
         top = min(up.place(count), frame.bottom - 1.5)
         base = frame.bottom - (frame.bottom - top) * overdue / count
@@ -292,7 +292,7 @@ def _group(found: Failures, group: Group, times: Times, frame: Frame) -> Iterato
     highest = max(group.counts, default=0)
     for number, count in enumerate(group.counts):
         if count:
-            start, end = (times.place(found.first + found.width * edge) for edge in (number, number + 1))
+            start, end = (times.place(after(found.first, found.width, edge)) for edge in (number, number + 1))
             tall = max(count / highest * (frame.bottom - frame.top - 24), 2)
             tip = f"from {texts.moment(found.first + found.width * number)}: {texts.counted(count, 'failure')}"
             wide = max(end - start - (1 if end - start > 3 else 0), 1)

@@ -10,6 +10,7 @@ from typing import Final
 
 from PIL import Image, ImageDraw, ImageFont
 
+from bide.foreign_text import visible
 from bide.pipelines.report.drawing import Area, Bar, Drawing, Label, Line, Point, Role
 from bide.pipelines.report.palette import DAY, PAPER
 
@@ -95,7 +96,7 @@ def _rgb(colour: str) -> tuple[int, int, int]:
 
 def _plain(text: str) -> str:
     # The font of last resort has no dash.
-    return "".join(one if one.isprintable() else "?" for one in text.replace("–", "-"))
+    return visible(text.replace("–", "-"))
 
 
 @cache

@@ -9,6 +9,8 @@ from math import ceil, floor, log10
 from typing import Final
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
+_END: Final = datetime.max.replace(tzinfo=UTC)
 _NICE: Final = (1, 2, 5, 10)
 _DAY: Final = timedelta(days=1)
 _DURATIONS: Final = (
@@ -103,6 +105,9 @@ class Times:
                 upper, lower = _tick_text(moment, step)
                 yield moment, upper, "" if lower == date else lower
                 date = lower
+            if self.last - moment < step:
+                # There may be no time after the last one.
+                return
             moment += step
 
 
@@ -112,8 +117,19 @@ def span_for(whole: timedelta, parts: int) -> timedelta:
 
 
 def floored(moment: datetime, span: timedelta) -> datetime:
-    """The beginning of the span that a moment lies in, counted from 1970 on in UTC."""
-    return moment - (moment - EPOCH) % span
+    """The beginning of the span that a moment lies in, counted from 1970 on in UTC; of time, where that is later."""
+    try:
+        return moment - (moment - EPOCH) % span
+    except OverflowError:
+        return _BEGINNING
+
+
+def after(first: datetime, span: timedelta, number: int) -> datetime:
+    """The end of so many spans; of time, where that is sooner."""
+    try:
+        return first + span * number
+    except OverflowError:
+        return _END
 
 
 def _tick_text(moment: datetime, step: timedelta) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from html import escape
 
+from bide.foreign_text import visible
 from bide.pipelines.report.drawing import Area, Bar, Drawing, Label, Line, Mark, Point
 
 
@@ -55,8 +56,8 @@ def _element(mark: Mark) -> str:
 
 
 def text(value: str) -> str:
-    """A text for HTML, whatever is in it: characters that it has no place for become U+FFFD."""
-    return escape("".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in value))
+    """A text for HTML, whatever is in it."""
+    return escape(visible(value, keep="\n\t"))
 
 
 def _points(points: Iterable[Point]) -> str:

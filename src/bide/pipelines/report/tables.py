@@ -47,11 +47,21 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """The tables and columns that are read, with the types that they are read as."""
 
+UNDECODABLE: Final[Mapping[str, str]] = {
+    "stream": "string",
+    "offset": "bigint",
+    "reason": "string",
+    "seen": "timestamp",
+}
+"""Those of the table ``undecodable``, which is there only if something could not be decoded."""
+
+_ALL: Final = {**COLUMNS, "undecodable": UNDECODABLE}
+
 _NAMES: Final = ("target", "group", "endpoint", "exception")
 
 
 def read(spark: SparkSession, folder: str) -> dict[str, DataFrame]:
-    """The tables that are there, each with the columns of :data:`COLUMNS`.
+    """The tables that are there, each with the columns of :data:`COLUMNS` or :data:`UNDECODABLE`.
 
     Args:
         folder: a path, or a URI that Spark and Arrow know.
@@ -61,7 +71,7 @@ def read(spark: SparkSession, folder: str) -> dict[str, DataFrame]:
         InvalidColumnError: a table lacks a column.
     """
     check(folder)
-    return {name: one for name in COLUMNS if (one := _read(spark, folder, name)) is not None}
+    return {name: one for name in _ALL if (one := _read(spark, folder, name)) is not None}
 
 
 def check(folder: str) -> None:
@@ -83,7 +93,7 @@ def _read(spark: SparkSession, folder: str, name: str) -> DataFrame | None:
     if not _has_files(folder, name):
         return None
     rows = spark.read.parquet(to_read(place))
-    columns = COLUMNS[name]
+    columns = _ALL[name]
     missing = [column for column in columns if column not in rows.columns]
     if missing:
         raise InvalidColumnError(

@@ -60,4 +60,5 @@ def headline(figures: Figures) -> dict[str, Any]:
     if figures.failures is not None:
         found["failures"] = figures.failures.total
         found["failure_groups"] = len(figures.failures.groups) + figures.failures.others
+    found["undecodable"] = figures.undecodable_total
     return found

@@ -1,0 +1,172 @@
+"""What it costs the broker to keep many messages, and whether it does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from benchmarks.suite.errors import BenchmarkError
+from benchmarks.suite.job import Answer, Job
+from benchmarks.suite.lateness import CASCADE, CLOCK, Receiver, infrastructure_of, publish_steadily
+from benchmarks.suite.measurement import Case, Measurement, Plan
+from benchmarks.suite.percentiles import lateness
+from benchmarks.suite.processor import resident_bytes
+from benchmarks.suite.stage import TARGET, WINDOW, prepare
+from bide.broker import LocalBroker
+from bide.client import Client, connect
+from bide.delay.infrastructure import DelayInfrastructure
+from bide.letter import Letter
+from bide.topology import Queue, Topology
+
+_MESSAGES: Final = 1_000_000
+_BODY: Final = 200
+_HOLD: Final = 300.0
+"""Seconds for which every message waits at least, in which the rest is done."""
+
+_SPREAD: Final = 300.0
+_SAMPLE: Final = {"rate": 500, "seconds": 30.0, "longest": 10, "step": 1_000}
+_PREFETCH: Final = 1_000
+_PATIENCE: Final = 300.0
+_MB: Final = 1e6
+_STORE: Final = "store"
+_SETTLE: Final = 5.0
+"""Seconds after which the broker's memory is read, so that it has written and collected what it had in hand."""
+
+
+def _cases(plan: Plan) -> Sequence[Case]:
+    options = {
+        "messages": plan.count(_MESSAGES),
+        "hold": round(plan.seconds(_HOLD, least=15)),
+        "spread": round(plan.seconds(_SPREAD, least=2)),
+        "sample": {**_SAMPLE, "seconds": plan.seconds(30.0, least=1), "longest": round(plan.seconds(10, least=1))},
+        "settle": plan.seconds(_SETTLE, least=0.2),
+    }
+    return [
+        Case(name=name, work="benchmarks.suite.store:store", options={**options, "layout": layout}, timeout=1_800)
+        for name, layout in ((CLOCK, "clock"), (CASCADE, "cascade"))
+    ]
+
+
+STORE: Final = Measurement(
+    name="store",
+    title="Many messages that wait",
+    about=(
+        f"{_MESSAGES:,} messages of {_BODY} bytes, with delays of {_HOLD:g} to {_HOLD + _SPREAD:g} whole seconds at "
+        f"random, on a broker of their own. While they wait, others come and go ({_SAMPLE['rate']}/s, 1 to "
+        f"{_SAMPLE['longest']} s), which is how late is measured; then the broker is stopped and started again, until "
+        "it confirms a delayed message. At last all of them are received, and each is looked for. Memory is the node's "
+        "resident memory, disk its data folder; per message, what they grew by."
+    ),
+    cases=_cases,
+    most_rounds=1,
+    broker="own",
+)
+
+
+def store(job: Job) -> Answer:
+    """Fill, measure, restart, empty."""
+    infrastructure = infrastructure_of(job.options["layout"])
+    root = None if job.root is None else Path(job.root)
+    with TemporaryDirectory(prefix="bide-bench-", ignore_cleanup_errors=True) as name:
+        folder = Path(name) / "broker"
+        with _broker(folder, root) as broker:
+            values = asyncio.run(_fill(broker, infrastructure, job))
+            start = time.monotonic()
+            broker.stop()
+        stopped = time.monotonic()
+        with _broker(folder, root) as broker:
+            asyncio.run(_publish_one(broker, infrastructure))
+            ready = time.monotonic()
+            lost = asyncio.run(_empty(broker, job.options["messages"]))
+            # Nothing of it is needed any more, and an orderly end may take seconds.
+            broker.kill()
+    return Answer(values={**values, "stop": stopped - start, "restart": ready - stopped, "lost": lost})
+
+
+def _broker(folder: Path, root: Path | None) -> LocalBroker:
+    return LocalBroker.start(folder, ephemeral=False, detached=False, chroot=root, plugins=("rabbitmq_management",))
+
+
+async def _fill(broker: LocalBroker, infrastructure: DelayInfrastructure, job: Job) -> dict[str, float]:
+    messages = job.options["messages"]
+    await prepare(broker.url, infrastructure)
+    async with connect(broker.url, infrastructure=infrastructure) as client:
+        await client.declare(Topology(queues=[Queue.quorum(_STORE)]))
+        await client.bind(_STORE)
+        await asyncio.sleep(job.options["settle"])
+        memory, disk = _memory(broker), _disk(broker)
+        await client.publish_many(_letters(job), window=WINDOW)
+        await asyncio.sleep(job.options["settle"])
+        values = {
+            "memory": _memory(broker) / _MB,
+            "disk": _disk(broker) / _MB,
+            "bytes_memory": (_memory(broker) - memory) / messages,
+            "bytes_disk": (_disk(broker) - disk) / messages,
+        }
+        late = await _sample(client, Job(work="", options=job.options["sample"]))
+        return {**values, **{name: late[name] for name in ("p50", "p99", "max", "min", "early")}}
+
+
+def _memory(broker: LocalBroker) -> int:
+    pid = broker.pid
+    if pid is None:
+        raise BenchmarkError("the broker has ended")
+    return resident_bytes(pid)
+
+
+def _disk(broker: LocalBroker) -> int:
+    """Bytes on disk, as many as are written: files may be longer than that."""
+    files = (broker.folder / "data").rglob("*")
+    return sum(file.stat().st_blocks * 512 for file in files if file.is_file())
+
+
+def _letters(job: Job) -> Iterator[Letter]:
+    chance, padding = random.Random(1), bytes(_BODY - 8)
+    hold, spread = job.options["hold"], job.options["spread"]
+    for number in range(job.options["messages"]):
+        delay = timedelta(seconds=chance.randint(hold, hold + spread))
+        yield Letter(number.to_bytes(8, "big") + padding, to=_STORE, delay=delay)
+
+
+async def _sample(client: Client, job: Job) -> dict[str, float]:
+    """How late others are meanwhile."""
+    expected = round(job.options["rate"] * job.options["seconds"])
+    receiver = Receiver()
+    async with client.consume(TARGET, prefetch=_PREFETCH) as arriving:
+        publishing = asyncio.create_task(publish_steadily(client, job))
+        async with asyncio.timeout(_PATIENCE):
+            async for message in arriving:
+                receiver.take(message)
+                await message.ack()
+                if receiver.count == expected:
+                    break
+        sent = await publishing
+    return dict(lateness(receiver.milliseconds, expected=expected, sent_per_second=sent, rate=job.options["rate"]))
+
+
+async def _publish_one(broker: LocalBroker, infrastructure: DelayInfrastructure) -> None:
+    async with connect(broker.url, infrastructure=infrastructure) as client:
+        await client.publish(b"", to=TARGET, delay=timedelta(seconds=1))
+
+
+async def _empty(broker: LocalBroker, messages: int) -> int:
+    """Receive all; return how many never came."""
+    seen, missing = bytearray(messages), messages
+    async with connect(broker.url) as client, client.consume(_STORE, prefetch=_PREFETCH) as arriving:
+        while missing:
+            try:
+                async with asyncio.timeout(_PATIENCE + _HOLD + _SPREAD):
+                    message = await anext(arriving)
+            except TimeoutError:
+                break
+            number = int.from_bytes(message.body[:8], "big")
+            missing -= not seen[number]
+            seen[number] = 1
+            await message.ack()
+    return missing

@@ -1,0 +1,203 @@
+"""Declarations, bindings and deletions, retried where a busy broker refuses them.
+
+RabbitMQ gives up on a declaration that takes it too long, as on a busy machine or while a cluster elects leaders, and
+closes the channel or the connection with it. These answers pass. They are internal errors (541) unless a code is given:
+
+==================================================================  ========  ==================================
+answer                                                              releases  where in rabbitmq-server
+==================================================================  ========  ==================================
+Cannot declare quorum queue ...: cluster_not_formed, or             3.10-4.3  rabbit_quorum_queue:
+{erpc,timeout}, or {erpc,noconnection}                                        declare_queue_error/4
+Could not declare quorum queue ... because the metadata store       4.0-4.3   rabbit_quorum_queue:start_cluster/1
+operation timed out
+Cannot declare a queue ... on node ... (a stream)                   3.10-4.3  rabbit_stream_queue:create_stream/1
+Could not declare stream ..., Could not set leader PID for ...      4.0-4.3   rabbit_stream_queue:create_stream/1
+failed to declare exchange ... because the operation timed out      4.0-4.3   rabbit_channel:handle_method/6
+failed to delete exchange ... due to a timeout                      4.0-4.3   rabbit_channel:handle_method/6
+Could not add (or remove) binding due to timeout                    4.0-4.3   rabbit_channel:binding_action/4
+The operation to delete the queue from the metadata store timed     4.0-4.3   rabbit_amqqueue:delete_with/6
+out
+Cannot delete queue ... on node ... (a stream)                      3.10-4.3  rabbit_stream_queue:delete/4
+no text: the process of the channel died, as of a timeout of        3.10-4.3  rabbit_binary_generator:
+Mnesia, Khepri or Ra that it does not expect                                  map_exception
+access to vhost ... refused ...: vhost ... is down                  3.10-4.3  rabbit_reader:is_vhost_alive/2
+404 home node ... of durable queue ... is down or inaccessible      3.10-4.3  rabbit_amqqueue:priv_absent/4
+404 queue ... process is stopped by supervisor                      3.10-4.3  rabbit_amqqueue:priv_absent/4
+404 failed to perform operation on queue ... due to timeout, or     3.10-4.3  rabbit_amqqueue:priv_absent/4
+...: its leader (3.10: master replica) may be stopping ...
+320 broker forced connection closure with reason 'shutdown'         3.10-4.3  rabbit_reader:handle_other/2
+no broker answers: the node starts, which on 4.0 and later can end  4.0-4.3   rabbit_khepri:setup/1
+with timeout_waiting_for_leader in its log
+==================================================================  ========  ==================================
+
+Other answers last: a refused permission (403), other properties or a limit on queues (406), an exchange type without
+its plugin (503, 406), and among the internal errors a feature flag that is off, a deprecated feature that is not
+permitted, and an interceptor of the channel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from datetime import timedelta
+from itertools import islice
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from bide.amqp.channel import Channel
+from bide.amqp.connection import Connection
+from bide.errors import BrokerError, BrokerUnreachableError, ClosedError, ConnectionLostError, TargetNotFoundError
+
+log = logging.getLogger(__name__)
+
+RETRY_FOR: Final = timedelta(seconds=30)
+"""How long after a first refusal it is retried without a single success in between."""
+
+_MOST_IN_FLIGHT: Final = 256
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 5.0
+
+_LASTING: Final = ("feature flag", "deprecated", "Interceptor")
+"""Words in the internal errors that do not pass."""
+
+_PASSING: Final = (
+    "is down or inaccessible",
+    "stopped by supervisor",
+    "due to timeout",
+    "may be stopping or being demoted",
+)
+"""Words for a queue that exists and cannot be reached, in answers that otherwise say that there is none."""
+
+_Item = TypeVar("_Item")
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the broker may do a moment later what it refuses now, over another connection if it closed this one."""
+    if isinstance(error, TargetNotFoundError):
+        return any(text in str(error) for text in _PASSING)
+    if isinstance(error, BrokerUnreachableError):
+        return not isinstance(error.__cause__, ssl.SSLCertVerificationError)
+    return isinstance(error, ConnectionLostError) and not any(text in str(error) for text in _LASTING)
+
+
+class Declaring:
+    """Calls of channels, such as ``Channel.bind``, retried where the broker refuses them for a moment.
+
+    After a refusal fewer calls are under way at once, after a pause that grows and is randomised. When the connection
+    breaks, another is opened, and what was answered is not asked again. The first connection is used as long as it
+    stands, because a node of RabbitMQ 4 knows at once what was declared over it, and another node a moment later.
+
+    Args:
+        connection: to begin with. It is not closed.
+        retry_for: how long after a first refusal it is retried without a single success in between.
+        can_move: whether to go on over another connection.
+    """
+
+    def __init__(self, connection: Connection, *, retry_for: timedelta = RETRY_FOR, can_move: bool = True) -> None:
+        self._connection = connection
+        self._own: Connection | None = None
+        self._channel: Channel | None = None
+        self._retry_for = retry_for.total_seconds()
+        self._can_move = can_move
+        self._in_flight = _MOST_IN_FLIGHT
+        self._pause = _FIRST_PAUSE
+        self._refusals: list[float] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            if self._channel is not None:
+                await self._channel.close()
+            if self._own is not None:
+                await self._own.close()
+            return
+        if self._channel is not None:
+            self._channel.abandon()
+        if self._own is not None:
+            self._own.give_up(ClosedError("the connection was closed"))
+
+    async def each(
+        self,
+        call: Callable[[Channel, _Item], asyncio.Future[Any]],
+        items: Iterable[_Item],
+        *,
+        skip_missing: bool = False,
+    ) -> AsyncIterator[tuple[_Item, Any]]:
+        """Make a call for each item, in order, and yield the item with the broker's reply.
+
+        Args:
+            skip_missing: leave out items that do not exist, rather than raise.
+
+        Raises:
+            BrokerError: the broker refuses for good, or too long.
+        """
+        pending = deque(items)
+        size = _MOST_IN_FLIGHT
+        while pending:
+            batch = list(islice(pending, min(size, self._in_flight)))
+            for item, result in zip(batch, await self._results(call, batch), strict=False):
+                if skip_missing and isinstance(result, TargetNotFoundError) and not is_passing(result):
+                    # It closed the channel: the others of the batch are asked anew. More of them may be missing, and
+                    # the broker answers nothing behind each.
+                    pending.popleft()
+                    size = 1
+                    break
+                if isinstance(result, BaseException):
+                    await self._rest_after(result)
+                    break
+                pending.popleft()
+                self._pause, self._refusals = _FIRST_PAUSE, []
+                yield item, result
+            else:
+                size = min(size * 4, _MOST_IN_FLIGHT)
+
+    async def all(self, call: Callable[[Channel, _Item], asyncio.Future[Any]], items: Iterable[_Item]) -> list[Any]:
+        """Make a call for each item, and return the replies.
+
+        Raises:
+            BrokerError: as for :meth:`each`.
+        """
+        return [reply async for _, reply in self.each(call, items)]
+
+    async def _results(self, call: Callable[[Channel, _Item], asyncio.Future[Any]], batch: list[_Item]) -> list[Any]:
+        """The replies, or errors instead; one error if no channel can be had."""
+        try:
+            channel = await self._open_channel()
+        except BrokerError as error:
+            return [error]
+        # All settle: when the channel closes, the first in line failed with the reason and the others after it.
+        return await asyncio.gather(*(call(channel, item) for item in batch), return_exceptions=True)
+
+    async def _open_channel(self) -> Channel:
+        if self._channel is None or not self._channel.is_open:
+            if self._connection.lost.done() and isinstance(closed := self._connection.lost.result(), ClosedError):
+                raise closed
+            if not self._connection.is_open and self._can_move:
+                self._connection = self._own = await Connection.open(self._connection.url)
+            self._channel = await self._connection.channel()
+        return self._channel
+
+    async def _rest_after(self, error: BaseException) -> None:
+        """Pause before the next try, unless there is no point in one."""
+        # From the first refusal on, because the broker may take a minute to refuse.
+        self._refusals.append(self._connection.loop.time())
+        seconds = self._refusals[-1] - self._refusals[0]
+        if not is_passing(error) or not (self._can_move or self._connection.is_open):
+            raise error
+        assert isinstance(error, BrokerError)
+        if seconds >= self._retry_for:
+            text = f"{error}; it was tried {len(self._refusals)} times within {seconds:.0f} s"
+            raise type(error)(text, reply_code=error.reply_code) from error
+        pause = min(self._pause * random.uniform(0.5, 1.0), self._retry_for - seconds)  # noqa: S311 (no secret)
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+        self._in_flight = max(self._in_flight // 4, 1)
+        log.warning("retrying in %.1f s: %s", pause, error)
+        await asyncio.sleep(pause)

@@ -1,0 +1,27 @@
+"""NServiceBus on the same virtual host."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bide.admin.apply import exists
+from bide.amqp.connection import Connection
+from bide.delay.nservicebus import NServiceBus
+from bide.topology import Exchange, Topology
+
+DELIVERY_EXCHANGES: Final = (NServiceBus().delivery_exchange, NServiceBus(version=1).delivery_exchange)
+"""Every endpoint declares one of these when it starts, unless its delayed delivery is switched off."""
+
+
+async def uses_nservicebus(connection: Connection) -> bool:
+    """Whether endpoints of NServiceBus use the virtual host.
+
+    Which queues are theirs, AMQP cannot tell: a client can neither list bindings nor ask for one.
+
+    Raises:
+        BrokerError: the connection broke.
+    """
+    for name in DELIVERY_EXCHANGES:
+        if await exists(connection, Topology([Exchange(name)])):
+            return True
+    return False

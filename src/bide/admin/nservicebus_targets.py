@@ -1,0 +1,66 @@
+"""Check for NServiceBus endpoints that receive messages with the CC header of ``Clock``."""
+
+from __future__ import annotations
+
+from bide.admin.management import ManagementApi
+from bide.admin.neighbours import DELIVERY_EXCHANGES
+from bide.admin.report import Finding, judged
+from bide.admin.snapshot import Snapshot, release_exchange
+from bide.delay.clock import Clock, carrier_for
+from bide.delay.infrastructure import DelayInfrastructure
+
+
+async def nservicebus_targets(
+    snapshot: Snapshot,
+    api: ManagementApi,
+    vhost: str,
+    infrastructure: DelayInfrastructure,
+    release: tuple[int, ...],
+) -> list[Finding]:
+    """Name the targets of ``Clock`` whose messages .NET cannot copy, on a broker where it uses the CC header.
+
+    No finding where NServiceBus does not use the virtual host, and none where the header does not get to receivers.
+
+    Raises:
+        ManagementApiError: the API does not answer as it should.
+    """
+    if not isinstance(infrastructure, Clock) or carrier_for(release) != "CC":
+        return []
+    endpoints = await _queues_behind(api, vhost, *DELIVERY_EXCHANGES)
+    if not endpoints:
+        return []
+    problems = []
+    bound = 0
+    for binding in snapshot.bindings_from(infrastructure.delivery_exchange):
+        if binding.destination_type != "queue":
+            continue
+        bound += 1
+        found = snapshot.queues.get(binding.destination)
+        exchange = release_exchange(found) if found is not None else None
+        if found is None or "x-dead-letter-routing-key" in found.queue.arguments:
+            continue
+        if exchange is None:
+            target, reached = f"queue {binding.destination!r}", {binding.destination}
+        else:
+            target, reached = f"exchange {exchange!r}", await _queues_behind(api, vhost, exchange)
+        if endpoints & reached:
+            problems.append(
+                f"the {target} leads to endpoints of NServiceBus, and the messages that wait for it carry a CC header, "
+                "which .NET cannot copy. New messages go through a release queue that takes the "
+                f"header off. For those that wait, unbind {binding.destination!r} from {binding.source!r} (key "
+                f"{binding.routing_key!r}), and send them on with 'bide delay resend' once they are due"
+            )
+    return judged("NServiceBus targets", problems, f"none of {bound} targets brings a CC header to an endpoint")
+
+
+async def _queues_behind(api: ManagementApi, vhost: str, *exchanges: str) -> set[str]:
+    """The queues that exchanges lead to, over however many others."""
+    queues, seen, follow = set[str](), set[str](), list(exchanges)
+    while follow:
+        source = follow.pop()
+        if source in seen:
+            continue
+        seen.add(source)
+        for one in await api.bindings_from(vhost, source):
+            (queues.add if one.destination_type == "queue" else follow.append)(one.destination)
+    return queues

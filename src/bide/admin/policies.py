@@ -1,0 +1,168 @@
+"""The effect of RabbitMQ policies on the queues of a delay infrastructure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from bide.admin.delivery_limit import effective_limit
+from bide.admin.management import FoundQueue, ManagementApi
+from bide.admin.report import Finding, judged, listed, unchecked
+from bide.admin.snapshot import Snapshot, is_readable, take_snapshot
+from bide.delay.cascade import Policy
+from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.taps import find_taps
+from bide.topology import Argument
+
+_FULL: Final = "a full queue refuses or drops messages"
+_SHORTER: Final = "the streams lose their oldest messages sooner"
+
+_EFFECTS: Final[Mapping[str, Mapping[str, str]]] = {
+    "quorum": {
+        "message-ttl": "messages leave before they are due, or are dropped",
+        "expires": "RabbitMQ deletes queues that are unused for that long, with the messages in them",
+        "max-length": _FULL,
+        "max-length-bytes": _FULL,
+        "overflow": "a full queue drops messages, and dead-lettering is at-most-once",
+        "delivery-limit": "messages are given up after fewer deliveries",
+        "dead-letter-exchange": "messages leave for another exchange",
+        "dead-letter-routing-key": "messages lose the routing keys that lead to their targets",
+        "dead-letter-strategy": "messages are dead-lettered in another way",
+    },
+    "stream": {"max-age": _SHORTER, "max-length-bytes": _SHORTER},
+}
+"""What each key does to the queues of a type. The other keys of policies change nothing that messages depend on."""
+
+_NUMBERS: Final = frozenset({"message-ttl", "expires", "max-length", "max-length-bytes"})
+_LENGTHS: Final = ("max-length", "max-length-bytes")
+_DEFAULTS: Final[Mapping[str, Argument]] = {"overflow": "drop-head", "dead-letter-strategy": "at-most-once"}
+
+_SECONDS: Final = {"Y": 31_536_000, "M": 2_592_000, "D": 86_400, "h": 3_600, "m": 60, "s": 1}
+
+
+def owned_queues(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> dict[str, FoundQueue]:
+    """The queues that belong to an infrastructure, the streams of its taps among them, by name."""
+    taps = find_taps(infrastructure)
+    return {
+        name: one
+        for name, one in snapshot.queues.items()
+        if infrastructure.owns(name) or (taps is not None and taps.owns(name))
+    }
+
+
+def policy_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure, release: tuple[int, ...]) -> list[Finding]:
+    """One problem for each key of a policy or operator policy that changes how long messages wait, or where they go.
+
+    Args:
+        snapshot: of the infrastructure.
+        infrastructure: whose queues count; those of others are their owners' business.
+        release: of the broker.
+    """
+    queues = owned_queues(snapshot, infrastructure)
+    changed: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
+    texts: dict[tuple[str, str, str], tuple[Argument, str]] = {}
+    for name, found in queues.items():
+        for kind, policy, key in _changes(snapshot, found, release):
+            changed[kind, policy.name, key].append(name)
+            texts[kind, policy.name, key] = policy.definition[key], _effects(found)[key]
+    problems = [
+        f"the {kind} {name!r} sets {key} to {texts[kind, name, key][0]} on {len(names)} of {len(queues)} queues "
+        f"({listed(sorted(names), limit=2)}): {texts[kind, name, key][1]}; {_WAYS_OUT[kind]}"
+        for (kind, name, key), names in changed.items()
+    ]
+    unreadable = [one for one in snapshot.operator_policies.values() if not is_readable(one)]
+    if unreadable:
+        names = listed(one.name for one in unreadable)
+        why = f"the patterns of the operator policies {names} are beyond bide: see which queues they apply to"
+        return [*(judged("policies", problems, "") if problems else []), unchecked("policies", why)]
+    return judged("policies", problems, f"none changes the {len(queues)} queues for the worse")
+
+
+async def harmful_policies(
+    api: ManagementApi, vhost: str, infrastructure: DelayInfrastructure, release: tuple[int, ...]
+) -> list[str]:
+    """What :func:`policy_findings` says is wrong.
+
+    Raises:
+        ManagementApiError: the API does not answer as it should.
+    """
+    snapshot = await take_snapshot(api, vhost, infrastructure)
+    return [one.text for one in policy_findings(snapshot, infrastructure, release) if one.status == "problem"]
+
+
+_WAYS_OUT: Final = {
+    "policy": "run 'bide delay apply --protect' with the same options, or change its pattern to leave these queues out",
+    "operator policy": "no other policy can override it, so change its pattern to leave these queues out",
+}
+
+
+def _changes(snapshot: Snapshot, found: FoundQueue, release: tuple[int, ...]) -> Iterator[tuple[str, Policy, str]]:
+    together = snapshot.policy_of(found)
+    kinds = {"policy": snapshot.own_policy_of(found), "operator policy": snapshot.operator_policy_of(found)}
+    for key in changed_keys(found, together, release):
+        for kind, policy in kinds.items():
+            if policy is not None and key in changed_keys(found, policy.definition, release):
+                yield kind, policy, key
+
+
+def changed_keys(found: FoundQueue, definition: Mapping[str, Argument], release: tuple[int, ...]) -> list[str]:
+    """The keys of a policy's definition that change what a queue does to its messages, for the worse.
+
+    Args:
+        found: the queue, with its arguments.
+        definition: what policies say about it.
+        release: of the broker.
+    """
+    return [key for key in definition if key in _effects(found) and _is_changed(found, definition, key, release)]
+
+
+def _effects(found: FoundQueue) -> Mapping[str, str]:
+    return _EFFECTS.get(found.type, _EFFECTS["quorum"])
+
+
+def _is_changed(found: FoundQueue, definition: Mapping[str, Argument], key: str, release: tuple[int, ...]) -> bool:
+    before, after = effective(found, {}, key, release), effective(found, definition, key, release)
+    if key == "delivery-limit" or found.type == "stream":
+        # Who allows more deliveries, or keeps a record for longer, takes nothing away.
+        return _amount(after) < _amount(before)
+    if key == "overflow" and found.type == "classic":
+        # Only a quorum queue dead-letters in another way for it.
+        limits = [effective(found, definition, length, release) for length in _LENGTHS]
+        return after != (before or _DEFAULTS[key]) and limits != [None, None]
+    if key in ("dead-letter-routing-key", "dead-letter-strategy"):
+        exchange = effective(found, definition, "dead-letter-exchange", release)
+        return exchange is not None and after != (before or _DEFAULTS.get(key))
+    return after != (before or _DEFAULTS.get(key))
+
+
+def effective(
+    found: FoundQueue, definition: Mapping[str, Argument], key: str, release: tuple[int, ...]
+) -> Argument | None:
+    """What holds for a queue, by its argument and by what policies say; None where neither says anything.
+
+    The rules are those of gather_policy_config and dead_letter_handler in rabbit_quorum_queue, process_args_policy in
+    rabbit_amqqueue_process, and policy_precedence in rabbit_stream_queue, the same from 3.10 to 4.3. The exception is
+    ``expires`` on a quorum queue of 3.10, where the policy wins; no queue of ours has that argument.
+    """
+    argument, given = found.queue.arguments.get(f"x-{key}"), definition.get(key)
+    if key == "delivery-limit":
+        return effective_limit((argument, given), release=release)
+    if given is None or argument is None:
+        return argument if given is None else given
+    if found.type == "stream" or (found.type == "quorum" and key == "overflow"):
+        return given
+    if key in _NUMBERS and isinstance(argument, int) and isinstance(given, int):
+        return min(argument, given)
+    return argument
+
+
+def _amount(value: Any) -> float:
+    """A limit as a number that can be compared; none at all is the largest."""
+    if value is None:
+        return math.inf
+    if isinstance(value, int | float):
+        return value
+    # The broker accepts no other form (rabbit_amqqueue:check_max_age).
+    return int(value[:-1]) * _SECONDS[value[-1]]

@@ -1,0 +1,142 @@
+"""The policy that keeps other policies off the queues of a delay infrastructure."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bide.admin.management import FoundQueue, ManagementApi
+from bide.admin.policies import changed_keys, owned_queues
+from bide.admin.report import Finding, judged, listed
+from bide.admin.snapshot import Snapshot, applying, take_snapshot
+from bide.delay.cascade import Policy
+from bide.delay.clock import Clock
+from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.taps import find_taps
+from bide.delay.waiting_hall import WaitingHall
+from bide.topology import Argument
+
+_NEUTRAL: Final = "alternate-exchange"
+"""RabbitMQ wants a policy to say something. This key means nothing to a queue of any type, from 3.10 to 4.3."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protection:
+    """What :func:`protect` did.
+
+    Attributes:
+        policy: the policy that it set.
+        displaced: names of the policies that apply to the queues no longer.
+        left_out: the keys of these that the new policy does not have.
+    """
+
+    policy: Policy
+    displaced: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``--json`` prints it."""
+        return {
+            "policy": self.policy.name,
+            "priority": self.policy.priority,
+            "definition": dict(self.policy.definition),
+            "displaced": list(self.displaced),
+            "left_out": list(self.left_out),
+        }
+
+
+def protection_name(infrastructure: DelayInfrastructure) -> str:
+    """The name of the policy that protects an infrastructure."""
+    base = _base(infrastructure)
+    if base:
+        return f"bide.protect.{base.removesuffix('.')}"
+    return infrastructure.undeliverable.replace("undeliverable", "protect", 1)
+
+
+def queue_pattern(infrastructure: DelayInfrastructure) -> str:
+    """The regular expression for the names of the queues that belong to an infrastructure, now and later."""
+    base = _base(infrastructure)
+    if base:
+        return f"^{re.escape(base)}"
+    # The names of a cascade are its owner's, and those of the guard and of the taps are bide's.
+    levels = os.path.commonprefix([one.name for one in infrastructure.topology().queues])  # noqa: RUF071 (of names)
+    names = [rf"{re.escape(levels)}\d*", re.escape(infrastructure.undeliverable)]
+    taps = find_taps(infrastructure)
+    if taps is not None:
+        names += [re.escape(one) for one in (*taps.names, *(queue.name for queue in taps.passage.queues))]
+    return f"^({'|'.join(names)})$"
+
+
+def _base(infrastructure: DelayInfrastructure) -> str:
+    """What all names of a layout of bide's own start with; empty for those that have other owners."""
+    if isinstance(infrastructure, Clock | WaitingHall):
+        return infrastructure.undeliverable.removesuffix("undeliverable")
+    return ""
+
+
+async def protect(
+    api: ManagementApi, vhost: str, infrastructure: DelayInfrastructure, release: tuple[int, ...]
+) -> Protection:
+    """Set a policy that takes the place of all others on the queues of an infrastructure, which need not exist yet.
+
+    RabbitMQ applies one policy to a queue, the one of the highest priority. This one keeps what all queues had in
+    common by the policies that it displaces and that changes nothing for their messages. Operator policies apply
+    beside it, and cannot be displaced.
+
+    Raises:
+        ManagementApiError: the policy cannot be set.
+    """
+    snapshot = await take_snapshot(api, vhost, infrastructure)
+    name = protection_name(infrastructure)
+    others = [one for one in snapshot.policies.values() if one.name != name]
+    queues = owned_queues(snapshot, infrastructure)
+    for queue in infrastructure.topology().queues:
+        queues.setdefault(queue.name, FoundQueue(queue=queue, type=queue.type))
+    before = {queue: applying(others, found) for queue, found in queues.items()}
+    displaced = {one.name: one for one in before.values() if one is not None}
+    common = _common([{} if one is None else one.definition for one in before.values()])
+    spoiled = {key for found in queues.values() for key in changed_keys(found, common, release)}
+    kept = {key: value for key, value in common.items() if key not in spoiled}
+    policy = Policy(
+        name=name,
+        pattern=queue_pattern(infrastructure),
+        definition={_NEUTRAL: infrastructure.undeliverable, **kept},
+        apply_to="queues",
+        priority=1 + max((one.priority for one in others if one.apply_to != "exchanges"), default=0),
+    )
+    await api.set_policy(vhost, policy)
+    keys = {key for one in displaced.values() for key in one.definition}
+    return Protection(policy=policy, displaced=tuple(sorted(displaced)), left_out=tuple(sorted(keys - kept.keys())))
+
+
+def _common(definitions: list[Mapping[str, Argument]]) -> dict[str, Argument]:
+    first, *rest = definitions
+    return {key: value for key, value in first.items() if all(one.get(key) == value for one in rest)}
+
+
+def protection_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
+    """Whether the policy of :func:`protect` still applies to all queues; nothing where it was never set."""
+    name = protection_name(infrastructure)
+    policy = snapshot.policies.get(name)
+    if policy is None:
+        return []
+    queues = owned_queues(snapshot, infrastructure)
+    without: defaultdict[str | None, list[str]] = defaultdict(list)
+    for queue, found in queues.items():
+        applied = snapshot.own_policy_of(found)
+        if applied != policy:
+            without[None if applied is None else applied.name].append(queue)
+    problems = []
+    for other, names in without.items():
+        instead = (
+            "" if other is None else f"; the policy {other!r} of priority {snapshot.policies[other].priority} does"
+        )
+        problems.append(
+            f"the policy {name!r} of priority {policy.priority} does not apply to {len(names)} of {len(queues)} queues "
+            f"({listed(sorted(names), limit=2)}){instead}: run 'bide delay apply --protect' with the same options"
+        )
+    return judged("protection", problems, f"the policy {name!r} keeps other policies off these {len(queues)} queues")

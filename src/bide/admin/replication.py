@@ -1,0 +1,127 @@
+"""The replicas of the queues of a delay infrastructure on a cluster: members, and leaders."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from shlex import quote
+from typing import Final
+
+from bide.admin.management import FoundQueue, ManagementApi
+from bide.admin.policies import owned_queues
+from bide.admin.protection import queue_pattern
+from bide.admin.report import Finding, judged, listed, unchecked, warned
+from bide.admin.snapshot import Snapshot
+from bide.delay.infrastructure import DelayInfrastructure
+from bide.errors import ManagementApiError
+
+_MEMBERS: Final = 3
+"""RabbitMQ gives a quorum queue so many members by default, where the cluster has the nodes."""
+
+_SHARE: Final = 2 / 3
+"""One node that leads more of the queues than this does most of the work, and its end moves them all at once."""
+
+
+async def replication_findings(
+    snapshot: Snapshot, api: ManagementApi, vhost: str, infrastructure: DelayInfrastructure
+) -> list[Finding]:
+    """Whether the queues survive the loss of a node, and whether the nodes share the work.
+
+    Args:
+        snapshot: of the infrastructure.
+        api: reports the nodes of the cluster.
+        vhost: of the infrastructure.
+        infrastructure: whose queues count.
+    """
+    try:
+        nodes = await api.nodes()
+    except ManagementApiError as error:
+        return [unchecked("replication", str(error))]
+    if len(nodes) < 2:
+        return [Finding(check="replication", status="ok", text="the cluster has one node, which all queues are on")]
+    queues = owned_queues(snapshot, infrastructure)
+    replicated = {name: one for name, one in queues.items() if one.type != "classic"}
+    for name, one in replicated.items():
+        if one.members is None:
+            replicated[name] = await api.queue(vhost, name, statistics=True) or one
+    unknown = [name for name, one in replicated.items() if one.members is None]
+    known = {name: one for name, one in replicated.items() if one.members is not None}
+    why = f"the management API does not report the members of {listed(unknown, limit=2)}"
+    classic = queues.keys() - replicated.keys()
+    copies = (
+        f"{len(classic)} of {len(queues)} queues are classic queues ({listed(sorted(classic), limit=2)}), which exist "
+        "on one node: while it is down, so are they"
+    )
+    arguments = (
+        f"--vhost-pattern {quote(f'^{re.escape(vhost)}$')} --queue-pattern {quote(queue_pattern(infrastructure))}"
+    )
+    return [
+        *_members(known, nodes, vhost, arguments),
+        *_online(known, nodes),
+        *([unchecked("replication", why)] if unknown else []),
+        *([warned("replication", copies)] if classic else []),
+        *_leaders(known, nodes, arguments),
+    ]
+
+
+def _members(queues: Mapping[str, FoundQueue], nodes: Mapping[str, bool], vhost: str, arguments: str) -> list[Finding]:
+    wanted = min(_MEMBERS, len(nodes))
+    few = {name: one for name, one in queues.items() if len(nodes.keys() & (one.members or ())) < wanted}
+    quorum = [one for one in few.values() if one.type == "quorum"]
+    commands = [f"rabbitmq-queues grow {node} all {arguments}" for node in _without(quorum, nodes)]
+    commands += [
+        f"rabbitmq-streams add_replica {quote(name)} {node} --vhost {quote(vhost)}"
+        for name, one in few.items()
+        if one.type == "stream"
+        for node in _without([one], nodes)
+    ]
+    problem = (
+        f"{len(few)} of {len(queues)} queues have fewer than {wanted} members ({listed(sorted(few), limit=2)}), where "
+        f"the cluster has {len(nodes)} nodes: the loss of one node may stop them. Run {' && '.join(commands)}"
+    )
+    fine = f"{len(queues)} queues have {wanted} members at least, on {len(nodes)} nodes"
+    return judged("replication", [problem] if few else [], fine)
+
+
+def _without(queues: Sequence[FoundQueue], nodes: Mapping[str, bool]) -> list[str]:
+    """The running nodes that lack a member of one of these queues; of a large cluster, as many as it takes."""
+    lacking = [name for name, up in nodes.items() if up and any(name not in (one.members or ()) for one in queues)]
+    return lacking if len(nodes) <= _MEMBERS else lacking[: _MEMBERS - min(len(one.members or ()) for one in queues)]
+
+
+def _online(queues: Mapping[str, FoundQueue], nodes: Mapping[str, bool]) -> list[Finding]:
+    degraded = {name: one for name, one in queues.items() if set(one.members or ()) - set(one.online)}
+    if not degraded:
+        return []
+    stopped = {name for name, one in degraded.items() if len(one.online) <= len(one.members or ()) // 2}
+    where = sorted({node for one in degraded.values() for node in set(one.members or ()) - set(one.online)})
+    down = [node for node in where if not nodes.get(node)]
+    way_out = f"start {listed(down)}" if down else "see the log of that node, and restart it"
+    findings = []
+    if stopped:
+        text = f"{len(stopped)} of {len(queues)} queues have no majority of their members online"
+        effect = f"they take no messages and release none; {way_out}"
+        findings += judged("replication", [f"{text} ({listed(sorted(stopped), limit=2)}): {effect}"], "")
+    if len(stopped) < len(degraded):
+        text = (
+            f"{len(degraded) - len(stopped)} of {len(queues)} queues lack a member on {listed(where)}, which is offline"
+        )
+        findings.append(warned("replication", f"{text}: the loss of another one may stop them; {way_out}"))
+    return findings
+
+
+def _leaders(queues: Mapping[str, FoundQueue], nodes: Mapping[str, bool], arguments: str) -> list[Finding]:
+    leading = Counter({name: 0 for name, up in nodes.items() if up})
+    # The leader of a queue with one member cannot move.
+    movable = [one for one in queues.values() if one.type == "quorum" and len(one.members or ()) > 1]
+    leading.update(one.leader for one in movable if one.leader)
+    total = leading.total()
+    if len(leading) < _MEMBERS or total < len(leading):
+        return []
+    shown = ", ".join(f"{node} {count}" for node, count in leading.most_common())
+    ((busiest, most),) = leading.most_common(1)
+    if most <= _SHARE * total:
+        return [Finding(check="leaders", status="ok", text=f"of {total} quorum queues: {shown}")]
+    text = f"{busiest} leads {most} of {total} quorum queues ({shown}), so it does most of the work"
+    return [warned("leaders", f"{text}. Run rabbitmq-queues rebalance quorum {arguments}")]

@@ -1,0 +1,58 @@
+"""Warnings about passwords that others on the network can read."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Any, Final, Protocol
+
+from bide.amqp.network import TCP
+from bide.amqp.url import BrokerUrl
+from bide.logs import logger
+
+log = logger(__name__)
+
+_warned: Final[set[str]] = set()
+"""Warnings of this process: each is given once."""
+
+
+class Ends(Protocol):
+    """A connected socket, as far as its two addresses go."""
+
+    def getpeername(self) -> Any:
+        """The remote address."""
+
+    def getsockname(self) -> Any:
+        """The local address."""
+
+
+def warn_about_exposure(url: BrokerUrl, socket: Ends) -> None:
+    """Warn, once per process and address, where the password can be read on its way.
+
+    Args:
+        url: what the connection was opened with.
+        socket: connected to one of its hosts.
+    """
+    if url.network is not TCP:
+        return
+    peer, own = socket.getpeername(), socket.getsockname()
+    address = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
+    if url.tls and not url.verify:
+        _warn(
+            f"the certificate of the broker at {address} is not checked (verify=false), so another server can pose as "
+            "it and read the password and all messages: give the authority with cafile=... in the URL instead"
+        )
+    elif (
+        not url.tls
+        and not url.external
+        and not (peer[0] == own[0] or ip_address(peer[0].partition("%")[0]).is_loopback)
+    ):
+        _warn(
+            f"the password of the user {url.user!r} goes to the broker at {address} without TLS, and can be read on "
+            "the network: use amqps:// and the broker's TLS port"
+        )
+
+
+def _warn(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        log.warning("%s", text)

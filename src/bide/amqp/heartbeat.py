@@ -1,0 +1,57 @@
+"""Heartbeats of a connection: sent to show that we are alive, counted to notice a dead peer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from bide.amqp import codec
+from bide.amqp.writer import Writer
+
+_SILENT_BEATS: Final = 4
+"""Half intervals in a row without a byte, after which the peer is taken for dead."""
+
+
+class Heartbeat:
+    """Sends heartbeats, and notices that none come.
+
+    Args:
+        on_silence: called once, with the seconds since bytes came last.
+
+    Attributes:
+        received_at: when bytes came last, by the loop's clock.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, writer: Writer, on_silence: Callable[[float], None]) -> None:
+        self._loop = loop
+        self._writer = writer
+        self._on_silence = on_silence
+        self._half = 0.0
+        self._handle: asyncio.TimerHandle | None = None
+        self._silent_beats = 0
+        self._beat_at = loop.time()
+        self.received_at = loop.time()
+
+    def start(self, seconds: int) -> None:
+        """Begin, with this interval; 0 is never."""
+        if seconds:
+            self._half = seconds / 2
+            self._handle = self._loop.call_later(self._half, self._beat)
+
+    def stop(self) -> None:
+        """Send no more."""
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _beat(self) -> None:
+        now = self._loop.time()
+        # Beats are counted and not seconds: nothing can be received while the event loop is blocked.
+        self._silent_beats = 0 if self.received_at > self._beat_at else self._silent_beats + 1
+        self._beat_at = now
+        if self._silent_beats >= _SILENT_BEATS:
+            self._on_silence(now - self.received_at)
+            return
+        if now - self._writer.sent_at >= self._half:
+            self._writer.send(codec.HEARTBEAT_FRAME)
+        self._handle = self._loop.call_later(self._half, self._beat)

@@ -1,0 +1,145 @@
+"""Queues of delay infrastructures, recognised by their names, their arguments and their messages.
+
+A message that is taken out of such a queue and put back, or copied, waits anew or arrives early. So whatever reads
+queues for an operator has to know them, whichever program declared them and under whichever prefix.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+from bide.delay.cascade import LEVELS as CASCADE_LEVELS
+from bide.delay.units import LEVELS
+from bide.delay.waiting_hall import HEADER_REST
+from bide.errors import DelayQueueError
+
+Part = Literal["waiting", "release", "relay", "passage", "undeliverable"]
+"""What a queue of a delay infrastructure is there for."""
+
+_BASE: Final = r".+\.v[0-9]+"
+_HALL: Final = r".+\.hall(?:-[0-9]+ms)?\.v[0-9]+"
+_CASCADE_LEVEL: Final = r"nsb(?:\.v[0-9]+)?\.delay-level-[0-9]{2}|(?:.+_)?celery_delayed_[0-9]{1,2}"
+
+_DIGIT: Final = re.compile(rf"{_BASE}\.([edhmsc])([1-9][0-9]?)(?:/[0-9]+)?", re.DOTALL)
+_HIGHEST: Final = {level.letter: level.highest for level in LEVELS}
+
+_NAMES: Final[Mapping[Part, str]] = {
+    "waiting": rf"{_CASCADE_LEVEL}|{_HALL}\.(?:level|meditating)-[0-9]{{2}}",
+    "release": rf"{_BASE}\.release\.[qx][:#].*",
+    "relay": rf"{_HALL}\.(?:receiving|distributing)",
+    "passage": r"bide\.tap\..+\.passage",
+    "undeliverable": rf"{_BASE}\.undeliverable|bide\.undeliverable\.(?:nsb(?:\.v[0-9]+)?|(?:.+_)?celery)",
+}
+
+_BEHIND_A_LEVEL: Final = re.compile(
+    rf"{_BASE}\.(?:[dhmsc]|released)|{_HALL}\.(?:check-in|level-[0-9]{{2}})|{_CASCADE_LEVEL}"
+    r"|nsb(?:\.v[0-9]+)?\.delay-delivery|(?:.+_)?celery_delayed_delivery",
+    re.DOTALL,
+)
+"""Exchanges that a queue of a level dead-letters to."""
+
+_LEVEL_OF_CLOCK: Final = re.compile(rf"{_BASE}\.(?:in\.)?[edhmsc]", re.DOTALL)
+_ENTRY: Final = re.compile(rf"{_BASE}\.in\.[edhmsc]", re.DOTALL)
+_LEVEL_OF_CASCADE: Final = re.compile(_CASCADE_LEVEL, re.DOTALL)
+_LEVEL_OF_HALL: Final = re.compile(rf"{_HALL}\.(?:check-in|meditating-[0-9]{{2}}|level-[0-9]{{2}})", re.DOTALL)
+_DIGIT_KEY: Final = re.compile(r"(?:~\.)*~([edhmsc][1-9][0-9]?(?:/[0-9]+)?)", re.DOTALL)
+_BINARY_KEY: Final = re.compile(rf"((?:[01]\.){{{CASCADE_LEVELS}}})")
+
+_INSTEAD: Final[Mapping[Part, str]] = {
+    "waiting": "messages wait there until they are due, and leave by themselves. 'bide delay verify' counts them, and "
+    "'bide tap on' records what is scheduled",
+    "release": "messages pass it on the way to their target, and wait only while that refuses them: see to the target",
+    "relay": "'bide relay' takes its messages: run one",
+    "passage": "messages pass it on the way to the stream of a tap, which 'bide pipeline audit' reads",
+    "undeliverable": "its messages may not be due yet. 'bide delay resend' sends them to their targets, those "
+    "that are not due after the rest of their wait",
+}
+
+
+def refuse(queue: str, arguments: Mapping[str, Any] | None = None, *, sends: bool = False) -> None:
+    """See that a queue does not belong to a delay infrastructure, before its messages are read or copied.
+
+    The queue for undeliverable messages may be read: its messages have nothing to wait for there.
+
+    Args:
+        queue: its name.
+        arguments: with which it was declared, or None if they are not known.
+        sends: whether its messages are to be sent where they should have gone.
+
+    Raises:
+        DelayQueueError: it does.
+    """
+    part = part_of(queue, arguments)
+    if part is not None and (sends or part != "undeliverable"):
+        raise refusal(queue, part)
+
+
+def refusal(queue: str, part: Part) -> DelayQueueError:
+    """The error for an operation on a queue of a delay infrastructure."""
+    return DelayQueueError(
+        f"the queue {queue!r} belongs to a delay infrastructure: {_INSTEAD[part]}. Name an error queue or a "
+        "dead-letter queue instead"
+    )
+
+
+def part_of(queue: str, arguments: Mapping[str, Any] | None = None) -> Part | None:
+    """What a queue is in a delay infrastructure, of any layout and prefix; None for any other queue.
+
+    Args:
+        queue: its name.
+        arguments: with which it was declared, or None if they are not known. They tell a queue of the levels that has
+            another name, and the queue of another system that has such a name, ``backup.v1.s3`` for one.
+    """
+    named = _by_name(queue)
+    if arguments is None or named == "undeliverable":
+        return named
+    behind = arguments.get("x-dead-letter-exchange")
+    if named is not None:
+        is_one = behind is not None and (named == "relay" or "x-message-ttl" in arguments)
+        return named if is_one else None
+    leads_on = isinstance(behind, str) and _BEHIND_A_LEVEL.fullmatch(behind) is not None
+    return "waiting" if leads_on and "x-message-ttl" in arguments else None
+
+
+@lru_cache(maxsize=1024)
+def _by_name(queue: str) -> Part | None:
+    digit = _DIGIT.fullmatch(queue)
+    if digit is not None and int(digit[2]) <= _HIGHEST[digit[1]]:
+        return "waiting"
+    return next((part for part, names in _NAMES.items() if re.fullmatch(names, queue, re.DOTALL)), None)
+
+
+def is_waiting(exchange: str, routing_key: str, headers: Mapping[str, Any]) -> bool:
+    """Whether a message, as a queue delivers it, has not yet waited in all the queues that its keys name.
+
+    A message that has arrived still has its keys. So they are counted against the queues that it died in.
+
+    Args:
+        exchange: that it came to this queue by: an exchange of the levels, for one that waits.
+        routing_key: with which it did.
+        headers: all, the broker's own among them.
+    """
+    if _LEVEL_OF_CLOCK.fullmatch(exchange):
+        keys = (key for name in ("CC", "BCC") for key in _list(headers.get(name)) if isinstance(key, str))
+        digits = {found[1] for key in keys if (found := _DIGIT_KEY.fullmatch(key))}
+        if digits:
+            return bool(digits - {name.rpartition(".")[2] for name in _died_in(headers)})
+        # The broker takes BCC keys away. What publishers send enters a level at which it has to wait.
+        return _ENTRY.fullmatch(exchange) is not None and not any(_DIGIT.fullmatch(one) for one in _died_in(headers))
+    if _LEVEL_OF_CASCADE.fullmatch(exchange):
+        found = _BINARY_KEY.match(routing_key)
+        passed = {name for name in _died_in(headers) if _LEVEL_OF_CASCADE.fullmatch(name)}
+        return found is not None and found[1].count("1") > len(passed)
+    return _LEVEL_OF_HALL.fullmatch(exchange) is not None and HEADER_REST in headers
+
+
+def _died_in(headers: Mapping[str, Any]) -> set[str]:
+    deaths = (one for one in _list(headers.get("x-death")) if isinstance(one, Mapping))
+    return {queue for one in deaths if isinstance(queue := one.get("queue"), str)}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

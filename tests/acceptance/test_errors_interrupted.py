@@ -1,0 +1,92 @@
+"""``bide errors retry --over`` that is interrupted: no more arrive, and the command that it names does the rest."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.acceptance.test_cli import Program, lines
+from tests.acceptance.test_errors_cli import fill, ids_in, ready
+from tests.patience import PATIENCE
+from tests.support import Vhost
+
+NUMBER = 200
+QUIET = 2.0
+"""Seconds in which some more would have arrived at the pace of these tests."""
+
+
+@pytest.fixture
+def program(vhost: Vhost) -> Program:
+    return Program(vhost)
+
+
+def interrupted(program: Program, vhost: Vhost, number: signal.Signals, *arguments: str) -> tuple[str, str]:
+    """What a command printed that was interrupted after it had sent some messages."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bide", "errors", "retry", *arguments],
+        env=program.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + PATIENCE
+    while ready(vhost, "orders") < NUMBER // 10:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + number
+    return out, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+def test_no_message_leaves_after_an_interruption(program: Program, vhost: Vhost, number: signal.Signals) -> None:
+    fill(vhost, NUMBER)
+    _, said = interrupted(program, vhost, number, "--exception", "ValueError", "--over", "12s")
+    arrived = ready(vhost, "orders")
+    assert 0 < arrived < NUMBER
+    assert ready(vhost, "error") == NUMBER - arrived
+    first, second = said.strip().splitlines()
+    assert first == (
+        f"bide: interrupted: {arrived} of {NUMBER} messages sent back, {NUMBER - arrived} not yet due, still in error"
+    )
+    assert "Traceback" not in said
+    time.sleep(QUIET)
+    assert ready(vhost, "orders") == arrived
+
+    again = shlex.split(second.removeprefix("bide: go on with: "))
+    assert again[:5] == ["bide", "errors", "retry", "--exception", "ValueError"]
+    assert again[5] == "--over"
+    assert 1 <= int(again[6].removesuffix("s")) < 12
+    done = json.loads(program.ok(*again[1:], "--json"))
+    assert (done["done"], done["kept"]) == (NUMBER - arrived, {})
+    assert ready(vhost, "error") == 0
+    assert sorted(ids_in(vhost, "orders", NUMBER)) == sorted(f"m{place}" for place in range(NUMBER))
+    ends = [one for one in lines(program.ok("errors", "history", "--json")) if one["step"] not in ("begun", "ids")]
+    assert [(one["step"], one["done"], one.get("left")) for one in ends] == [
+        ("interrupted", arrived, NUMBER - arrived),
+        ("ended", NUMBER - arrived, None),
+    ]
+
+
+@pytest.mark.slow
+def test_an_interruption_in_json_names_only_the_ids_that_are_left(program: Program, vhost: Vhost) -> None:
+    fill(vhost, NUMBER)
+    ids = [f"m{place}" for place in range(NUMBER)]
+    out, said = interrupted(program, vhost, signal.SIGINT, *ids, "--over=20s", "--json")
+    assert said.strip() in ("", "Aborted!")
+    found = json.loads(out)
+    assert found["interrupted"] is True
+    assert found["done"] + found["left"] == NUMBER
+    again = shlex.split(found["go_on"])
+    done = json.loads(program.ok(*again[1:]))
+    assert (done["done"], done["missing"]) == (found["left"], [])
+    assert sorted(ids_in(vhost, "orders", NUMBER)) == sorted(ids)

@@ -1,0 +1,188 @@
+"""No command line, however odd, ends in an internal error: generated from the command tree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+import bide
+from bide.broker.installation import HOME_VARIABLE
+from tests.generated_input import Case, cases, fault, report, run_in_process
+from tests.patience import PATIENCE
+from tests.support import Vhost
+
+ENDLESS = frozenset({"relay"})
+"""Commands that a live broker keeps busy until a signal."""
+
+COSTLY = frozenset({"bench", "broker", "demo", "pipeline"})
+"""Commands that start brokers, or Java."""
+
+
+@pytest.fixture(autouse=True)
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that a command writes go to a folder of the test; neither RabbitMQ nor Java is installed."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in (HOME_VARIABLE, "HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(home))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "no-java"))
+
+
+def check(some: Iterable[Case]) -> int:
+    """Run them all, and return how many there were."""
+    found: dict[str, list[str]] = defaultdict(list)
+    count = 0
+    for case in some:
+        count += 1
+        outcome = run_in_process([*case.command, *case.arguments], seconds=PATIENCE)
+        if wrong := fault(outcome):
+            found[wrong].append(f"{case} => {outcome.code}, {outcome.err[-300:]}")
+    assert not found, report(found)
+    return count
+
+
+def of_one_pattern(some: Iterable[Case]) -> Iterable[Case]:
+    """The patterns have the same options under every verb: all of them under 'show', and one under the others."""
+    for case in some:
+        if case.command[:2] not in {("topology", verb) for verb in ("apply", "diff", "destroy")} or (
+            case.command[2] == "rpc"
+        ):
+            yield case
+
+
+@pytest.mark.slow
+def test_no_command_line_ends_in_an_internal_error_without_a_broker(tmp_path: Path) -> None:
+    some = (one for one in cases(tmp_path, every=30) if one.command[0] not in {"pipeline", "demo"})
+    assert check(of_one_pattern(some)) > 600
+
+
+@pytest.mark.slow
+def test_no_command_line_ends_in_an_internal_error_on_a_live_broker(tmp_path: Path, vhost: Vhost) -> None:
+    some = cases(tmp_path, url=vhost.url, api=vhost.broker.management_url, every=400)
+    # To put 370 queues there takes seconds.
+    some = (one for one in some if one.command[0] not in COSTLY | ENDLESS and one.command != ("delay", "apply"))
+    assert check(of_one_pattern(some)) > 40
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_no_value_of_any_option_ends_in_an_internal_error(tmp_path: Path) -> None:
+    assert check(of_one_pattern(one for one in cases(tmp_path) if one.command[0] not in {"pipeline"})) > 20_000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_no_option_of_a_pipeline_ends_in_an_internal_error(tmp_path: Path) -> None:
+    assert check(one for one in cases(tmp_path, every=12) if one.command[0] == "pipeline") > 200
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_no_value_of_any_option_ends_in_an_internal_error_on_a_live_broker(tmp_path: Path, vhost: Vhost) -> None:
+    some = cases(tmp_path, url=vhost.url, api=vhost.broker.management_url, every=12)
+    assert check(of_one_pattern(one for one in some if one.command[0] not in COSTLY | ENDLESS)) > 1500
+
+
+def shell(words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """``bide`` as a process, with redirections."""
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        ["/bin/sh", "-c", f'exec "{sys.executable}" -m bide {words}'],
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        timeout=PATIENCE,
+        check=False,
+        **options,  # type: ignore[call-overload]
+    )
+    return done
+
+
+@pytest.mark.slow
+def test_a_sample_as_processes(tmp_path: Path) -> None:
+    some = [one for one in of_one_pattern(cases(tmp_path, every=997)) if one.command[0] not in COSTLY | ENDLESS]
+    some = [one for one in some if one.parameter]
+    for case in some[:: max(len(some) // 8, 1)]:
+        done = subprocess.run(
+            [sys.executable, "-m", "bide", *case.command, *case.arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert done.returncode in (0, 1, 2), case
+        for words in (b"internal error", b"Traceback"):
+            assert words not in done.stderr, case
+
+
+@pytest.mark.parametrize("options", ["", "--json"])
+def test_a_full_disk_is_no_internal_error(options: str) -> None:
+    done = shell(f"delay explain 3s --to x {options} > /dev/full")
+    assert (done.returncode, done.stderr) == (1, "bide: input or output failed: No space left on device\n")
+
+
+def test_a_closed_output_is_no_success_and_no_internal_error() -> None:
+    for command in ("delay explain 3s --to x", "topology list --json", "--help"):
+        done = shell(f"{command} >&-")
+        assert (done.returncode, done.stderr) == (1, "bide: input or output failed: Bad file descriptor\n")
+
+
+def test_a_closed_output_gets_no_bytes_of_a_connection(vhost: Vhost) -> None:
+    """Otherwise the socket would have its number, and what is printed would go to the broker."""
+    environment = {**os.environ, "BIDE_URL": vhost.url}
+    done = shell("delay verify >&-", env=environment)
+    assert (done.returncode, done.stderr) == (1, "bide: input or output failed: Bad file descriptor\n")
+
+
+def test_a_closed_input_is_no_internal_error(vhost: Vhost) -> None:
+    done = shell("send --to x <&-")
+    assert (done.returncode, done.stderr) == (1, "bide: input or output failed: Bad file descriptor\n")
+    done = shell("delay explain 3s --to x <&-")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_closed_standard_error_is_no_internal_error() -> None:
+    done = shell("relay --allow '' 2>&-")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_reader_that_ends_first_is_no_internal_error() -> None:
+    done = shell("topology show rpc --help | true")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "words", ["delay destroy", "tap off --delete", "topology destroy rpc --queue q", "errors discard --all"]
+)
+def test_a_question_without_an_answer_names_the_option(vhost: Vhost, words: str) -> None:
+    with bide.connect_sync(vhost.url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue("error")]))
+        client.publish(b"failed", to="error")
+    done = shell(f"{words} </dev/null", env={**os.environ, "BIDE_URL": vhost.url})
+    assert done.returncode == 2, done.stderr
+    assert "give --yes" in done.stderr
+    assert "Aborted" not in done.stderr
+
+
+def test_ctrl_c_during_imports_leaves_no_traceback() -> None:
+    """Sent when the first of the modules that main() imports is imported."""
+    program = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'bide.cli.app': os.kill(os.getpid(), signal.SIGINT)\n"
+        "from bide.cli import main\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "sys.argv = ['bide', '--version']\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -1,0 +1,280 @@
+"""A ``Clock`` that grows with use: what is declared when, and what happens to messages where that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import bide
+from bide.admin.apply import apply, exists
+from bide.admin.infrastructure import install, remove
+from bide.admin.management import ManagementApi
+from bide.admin.verify import verify
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.errors import DeclarationMismatchError, NotAppliedError, NotEmptyError
+from tests.broker.conftest import SMALL_CLOCK
+from tests.broker.receiving import eventually, ready, receive
+from tests.support import Vhost
+
+TARGET = bide.Topology(queues=[bide.Queue.quorum("q")])
+
+
+@pytest.fixture
+async def client(vhost: Vhost) -> AsyncIterator[bide.Client]:
+    async with bide.connect(vhost.url) as client:
+        await client.declare(TARGET)
+        yield client
+
+
+def queues_of(vhost: Vhost) -> set[str]:
+    """What is there but for the queues of the test, and those that are deleted in a moment."""
+    names = {str(one["name"]) for one in vhost.broker.management.call("GET", "queues", vhost.name)}
+    return {name for name in names if name.startswith("bide.v1.") and ".settle." not in name}
+
+
+async def test_a_few_delays_do_not_declare_a_queue_that_they_do_not_need(vhost: Vhost, client: bide.Client) -> None:
+    for delay in ("5m", "1h", "1d", "5m"):
+        await client.publish(b"", to="q", delay=delay)
+    assert queues_of(vhost) == {"bide.v1.undeliverable", "bide.v1.m5", "bide.v1.h1", "bide.v1.d1"}
+
+
+async def test_binding_a_target_does_not_declare_digit_queues(vhost: Vhost, client: bide.Client) -> None:
+    await client.bind("q")
+    assert queues_of(vhost) == {"bide.v1.undeliverable"}
+
+
+@pytest.mark.parametrize("key", ["one", "one.two.three.four.five.six"])
+async def test_first_uses_by_many_clients_at_once_lose_nothing_and_hasten_nothing(vhost: Vhost, key: str) -> None:
+    shop = bide.Topology(
+        [bide.Exchange("shop", "topic")], [bide.Queue.quorum("q")], [bide.Binding("shop", "q", f"{key[:3]}.#")]
+    )
+    chosen = random.Random(7)
+    delays = [timedelta(milliseconds=chosen.randrange(10, 2500, 10)) for _ in range(240)]
+    clock = bide.Clock(lanes=2)
+
+    async def publish(number: int) -> None:
+        async with bide.connect(vhost.url, infrastructure=clock) as client:
+            await client.declare(shop)
+            mine = list(enumerate(delays))[number::4]
+            await asyncio.gather(
+                *(
+                    client.publish(str(index), exchange="shop", routing_key=key, delay=delay)
+                    if index % 2
+                    else client.publish(
+                        str(index), exchange="shop", routing_key=key, deliver_at=datetime.now(UTC) + delay
+                    )
+                    for index, delay in mine
+                )
+            )
+
+    await asyncio.gather(*(publish(number) for number in range(4)))
+    async with bide.connect(vhost.url, infrastructure=clock) as client:
+        messages = await receive(client, "q", len(delays))
+        assert {message.body for message in messages} == {str(number).encode() for number in range(len(delays))}
+        assert all(message.lateness is not None and message.lateness >= timedelta(0) for message in messages)
+        connection = await client._publisher.connection()
+        assert await ready(connection, clock.undeliverable) == 0
+
+
+async def test_a_bulk_of_due_times_on_an_empty_virtual_host_arrives_in_whole(vhost: Vhost, client: bide.Client) -> None:
+    begin = datetime.now(UTC)
+    letters = [
+        bide.Letter(str(number), to="q", deliver_at=begin + timedelta(milliseconds=1500 + 7 * number))
+        for number in range(300)
+    ]
+    result = await client.publish_many(letters)
+    assert result.confirmed == 300
+    messages = await receive(client, "q", 300)
+    assert {message.body for message in messages} == {str(number).encode() for number in range(300)}
+    assert all(message.lateness is not None and message.lateness >= timedelta(0) for message in messages)
+
+
+async def test_a_queue_deleted_under_a_client_does_not_lose_or_hasten_its_messages(
+    vhost: Vhost, client: bide.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = await client._publisher.connection()
+    await client.publish(b"", to="q", delay="1s")
+    await receive(client, "q", 1)
+    async with await connection.channel() as channel:
+        await channel.delete_queue("bide.v1.s1")
+    # The client remembers the queue: the message is set aside, with its target and its due time.
+    await client.publish(b"aside", to="q", delay="1s")
+
+    async def set_aside() -> bool:
+        return await ready(connection, "bide.v1.undeliverable") == 1
+
+    await eventually(set_aside)
+    assert await ready(connection, "q") == 0
+    # After half a minute it looks again. Here that is over at once.
+    session = await client._publisher.session()
+    monkeypatch.setattr(session, "_doubt_at", 0.0)
+    receipt = await client.publish(b"again", to="q", delay="1s")
+    (message,) = await receive(client, "q", 1)
+    assert (message.body, receipt.attempts) == (b"again", 1)
+    assert message.lateness is not None
+    assert message.lateness >= timedelta(0)
+
+
+@pytest.mark.parametrize("delay", ["10ms", "20ms"])
+async def test_an_infrastructure_deleted_under_a_client_is_declared_again(
+    vhost: Vhost, client: bide.Client, delay: str
+) -> None:
+    await client.publish(b"", to="q", delay="10ms")
+    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    await receive(client, "q", 1)
+    await remove(connection, bide.Clock(), None)
+    assert queues_of(vhost) == set()
+    await client.publish(b"again", to="q", delay=delay)
+    (message,) = await receive(client, "q", 1)
+    assert message.body == b"again"
+    await connection.close()
+
+
+async def test_a_queue_that_is_declared_otherwise_does_not_keep_other_delays_from_being_used(
+    vhost: Vhost, client: bide.Client
+) -> None:
+    connection = await client._publisher.connection()
+    async with await connection.channel() as channel:
+        await channel.declare_queue(bide.Queue("bide.v1.s7", arguments={"x-message-ttl": 1}))
+    results = await asyncio.gather(
+        *(client.publish(b"", to="q", delay=f"{seconds}s") for seconds in range(1, 10)), return_exceptions=True
+    )
+    (error,) = (one for one in results if isinstance(one, BaseException))
+    assert isinstance(error, DeclarationMismatchError)
+    assert "bide.v1.s7" in str(error)
+    messages = await receive(client, "q", 8)
+    assert all(message.lateness is not None and message.lateness >= timedelta(0) for message in messages)
+
+
+# -- who may not declare
+
+
+@pytest.fixture
+async def modest_url(vhost: Vhost) -> AsyncIterator[str]:
+    """The URL of a user who may publish and bind, and declare nothing."""
+    name = f"modest-{vhost.name}"
+    vhost.broker.add_user(name, "secret")
+    vhost.broker.set_permissions(vhost.name, name, configure="^$")
+    yield vhost.broker.vhost_url(vhost.name, user=name, password="secret")
+    vhost.broker.delete_user(name)
+
+
+@pytest.mark.parametrize("declare", [True, False])
+async def test_who_may_not_declare_is_not_left_without_the_command_to_run(
+    vhost: Vhost, client: bide.Client, modest_url: str, *, declare: bool
+) -> None:
+    # It has grown the very queue that is needed, but without the mark there is no telling what else is there.
+    await client.publish(b"", to="q", delay="10ms")
+    await receive(client, "q", 1)
+    async with bide.connect(modest_url, declare=declare) as modest:
+        with pytest.raises(NotAppliedError, match="run 'bide delay apply'"):
+            await modest.publish(b"", to="q", delay="10ms")
+        await install(await client._publisher.connection(), bide.Clock())
+        await modest.publish(b"marked", to="q", delay="1.05s")
+        (message,) = await receive(client, "q", 1)
+        assert message.body == b"marked"
+
+
+async def test_a_mark_does_not_stand_for_a_queue_that_was_deleted(
+    client: bide.Client, vhost: Vhost, modest_url: str
+) -> None:
+    connection = await client._publisher.connection()
+    await install(connection, SMALL_CLOCK)
+    async with await connection.channel() as channel:
+        await channel.delete_queue("bide.v1.s3")
+    async with bide.connect(modest_url) as modest:
+        with pytest.raises(NotAppliedError, match=r"bide\.v1\.s3.*run 'bide delay apply'"):
+            await modest.publish(b"", to="q", delay="3s")
+        await modest.publish(b"", to="q", delay="2s")
+    # A client that may declare it does so.
+    await client.publish(b"", to="q", delay="3s")
+    assert len(await receive(client, "q", 2)) == 2
+
+
+async def test_a_limit_of_queues_does_not_let_a_message_go_without_its_queue(vhost: Vhost, client: bide.Client) -> None:
+    await client.publish(b"", to="q", delay="1s")
+    vhost.broker.rabbitmqctl("set_vhost_limits", "-p", vhost.name, '{"max-queues": 0}')
+    with pytest.raises(bide.errors.BrokerError, match=r"(?s)limit") as caught:
+        await client.publish(b"", to="q", delay="2s")
+    assert not isinstance(caught.value, bide.errors.PublishInDoubtError)
+    await client.publish(b"", to="q", delay="1s")
+    vhost.broker.rabbitmqctl("clear_vhost_limits", "-p", vhost.name)
+    await client.publish(b"", to="q", delay="2s")
+    assert len(await receive(client, "q", 3)) == 3
+
+
+# -- all of it ahead
+
+
+async def test_apply_alone_leaves_the_mark_and_destroy_takes_it_first(vhost: Vhost, client: bide.Client) -> None:
+    connection = await client._publisher.connection()
+    mark = bide.Topology([SMALL_CLOCK.complete_mark])
+    await apply(connection, SMALL_CLOCK.topology())
+    assert not await exists(connection, mark)
+    await install(connection, SMALL_CLOCK)
+    assert await exists(connection, mark)
+    await client.publish(b"", to="q", delay="20s")
+    with pytest.raises(NotEmptyError):
+        await remove(connection, SMALL_CLOCK, None)
+    assert await exists(connection, mark), "nothing was removed"
+    await remove(connection, SMALL_CLOCK, None, force=True)
+    assert not await exists(connection, mark)
+    assert queues_of(vhost) == set()
+
+
+async def test_a_grown_clock_that_is_not_empty_is_not_declared_in_whole_by_destroy(
+    vhost: Vhost, client: bide.Client, api: ManagementApi
+) -> None:
+    connection = await client._publisher.connection()
+    await client.publish(b"", to="q", delay="20s")
+    for known in (api, None):
+        with pytest.raises(NotEmptyError):
+            await remove(connection, bide.Clock(), known)
+        assert queues_of(vhost) == {"bide.v1.undeliverable", "bide.v1.s20"}
+
+
+# -- verify
+
+
+async def test_verify_does_not_miss_queues_that_were_never_needed(client: bide.Client, api: ManagementApi) -> None:
+    connection = await client._publisher.connection()
+    await client.publish(b"", to="q", delay="5m")
+    await client.publish(b"", to="q", delay="1h1m1s10ms")
+    report = await verify(connection, bide.Clock(), api)
+    assert report.problems == ()
+    (queues,) = (one.text for one in report.findings if one.check == "queues")
+    assert queues == "6 as they should be; the others of 371 are declared when they are first used"
+
+
+async def test_a_grown_clock_with_a_wrong_queue_does_not_pass_verify(client: bide.Client, api: ManagementApi) -> None:
+    connection = await client._publisher.connection()
+    await client.publish(b"", to="q", delay="5m")
+    async with await connection.channel() as channel:
+        await channel.declare_queue(bide.Queue.quorum("bide.v1.s7", {"x-message-ttl": 1}))
+        await channel.unbind(bide.Binding("bide.v1.m", "bide.v1.s", "~m0", "exchange"))
+        await channel.delete_queue("bide.v1.undeliverable")
+    problems = [f"{one.check}: {one.text}" for one in (await verify(connection, bide.Clock(), api)).problems]
+    missing, wrong, unbound = problems
+    assert missing.startswith("queues: 1 of 3 queues do not exist, 'bide.v1.undeliverable'")
+    assert wrong.startswith("queues: the queue 'bide.v1.s7' is declared with ")
+    assert unbound.startswith("bindings: 2 of 33 bindings are missing")
+    assert "bide.v1.m -> bide.v1.s (~m0)" in unbound
+
+
+async def test_a_marked_clock_with_a_missing_queue_does_not_pass_verify(
+    client: bide.Client, api: ManagementApi
+) -> None:
+    connection = await client._publisher.connection()
+    clock = replace(SMALL_CLOCK, max_delay=timedelta(seconds=2))
+    await install(connection, clock)
+    assert (await verify(connection, clock, api)).problems == ()
+    async with await connection.channel() as channel:
+        await channel.delete_queue("bide.v1.s2")
+    problems = {one.check for one in (await verify(connection, clock, api)).problems}
+    assert problems == {"queues", "bindings"}

@@ -1,0 +1,148 @@
+"""What operators do with failed messages is never done to messages that wait for their due times."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from datetime import timedelta
+
+import pytest
+
+import bide
+from bide.broker import LocalBroker
+from bide.errors import DelayQueueError
+from bide.lifecycle import ErrorQueue, Selection
+from bide.patterns.event_bus import EventBusQueue
+from bide.topology import Argument, Binding, Queue
+from tests.broker.conftest import SMALL_CLOCK
+from tests.broker.receiving import fresh, receive
+from tests.broker.test_lifecycle import listed
+from tests.patience import PATIENCE
+
+DIGIT = "bide.v1.s10"
+NOWHERE = "http://127.0.0.1:1"
+
+
+async def look(queue: ErrorQueue) -> None:
+    async with aclosing(queue.messages()) as messages:
+        async for _ in messages:
+            pass
+
+
+async def one(queue: ErrorQueue) -> None:
+    await queue.get("m")
+
+
+async def groups(queue: ErrorQueue) -> None:
+    await queue.groups()
+
+
+async def retry(queue: ErrorQueue) -> None:
+    await queue.retry(Selection())
+
+
+async def spread(queue: ErrorQueue) -> None:
+    await queue.retry(Selection(), over="1s")
+
+
+async def replay(queue: ErrorQueue) -> None:
+    await queue.replay(lambda _: None)
+
+
+async def edit(queue: ErrorQueue) -> None:
+    await queue.edit("m", body=b"x")
+
+
+async def archive(queue: ErrorQueue) -> None:
+    await queue.archive(Selection())
+
+
+async def unarchive(queue: ErrorQueue) -> None:
+    await queue.unarchive(Selection())
+
+
+async def discard(queue: ErrorQueue) -> None:
+    await queue.discard(Selection())
+
+
+OPERATIONS = (look, one, groups, retry, spread, replay, edit, archive, unarchive, discard)
+
+
+@pytest.mark.parametrize("management", [True, False], ids=["management", "amqp"])
+async def test_no_operation_hastens_what_waits(client: bide.Client, broker: LocalBroker, management: bool) -> None:
+    """Whether the management API tells the queue's arguments or not."""
+    target, url = fresh("orders"), broker.management_url if management else NOWHERE
+    await client.declare(bide.Topology(queues=[Queue.quorum(target)]))
+    receipt = await client.publish(b"x", to=target, delay="10s", message_id="m")
+    queue = ErrorQueue(client, DIGIT, management_url=url)
+    for operation in OPERATIONS:
+        with pytest.raises(DelayQueueError, match="wait there until they are due"):
+            await operation(queue)
+    (message,) = await receive(client, target, 1)
+    assert receipt.due is not None
+    assert message.received_at >= receipt.due
+
+
+@pytest.mark.parametrize("management", [True, False], ids=["management", "amqp"])
+async def test_a_level_under_another_name_is_refused(
+    client: bide.Client, broker: LocalBroker, management: bool
+) -> None:
+    """By its arguments, or else by the keys on the first message of it that is read."""
+    name, target = fresh("mine"), fresh("orders")
+    arguments: dict[str, Argument] = {"x-message-ttl": 60_000, "x-dead-letter-exchange": "bide.v1.c"}
+    mine = bide.Topology(queues=[Queue.quorum(name, arguments)], bindings=[Binding("bide.v1.s", name, "~s9")])
+    await client.declare(SMALL_CLOCK.topology() | mine | bide.Topology(queues=[Queue.quorum(target)]))
+    await client.publish(b"x", to=target, delay="9s")
+    queue = ErrorQueue(client, name, management_url=broker.management_url if management else NOWHERE)
+    with pytest.raises(DelayQueueError, match="belongs to a delay infrastructure"):
+        await queue.retry(Selection())
+    assert len(await receive(client, target, 1)) == 1
+
+
+async def test_what_was_delayed_and_then_failed_is_not_refused(client: bide.Client, broker: LocalBroker) -> None:
+    """A consumer that knows nothing of bide rejects it: the keys of its way are still on it."""
+    name, target = fresh("error"), fresh("orders")
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": name}
+    await client.declare(bide.Topology(queues=[Queue.quorum(name), Queue.quorum(target, dead)]))
+    await client.publish(b"x", to=target, delay="1.05s", message_id="m")
+    async with client.consume(target) as messages:
+        await (await anext(messages)).reject()
+    queue = ErrorQueue(client, name, management_url=broker.management_url, audit=False)
+    async with asyncio.timeout(PATIENCE):
+        while not await listed(queue):  # noqa: ASYNC110 (there is no event to wait for)
+            await asyncio.sleep(0.05)
+    queue = ErrorQueue(client, name, management_url=NOWHERE, audit=False)
+    # Neither is the queue that it was delivered to.
+    assert (await queue.retry(Selection())).done == 1
+    assert [one.message_id for one in await listed(ErrorQueue(client, target, management_url=NOWHERE))] == ["m"]
+
+
+async def test_an_undeliverable_message_is_looked_at_and_not_hastened(client: bide.Client) -> None:
+    target = fresh("gone")
+    await client.declare(bide.Topology(queues=[Queue.quorum(target)]))
+    await client.publish(b"x", to=target, delay="200ms", message_id=target)
+    connection = await client._publisher.connection()
+    async with await connection.channel() as channel:
+        await channel.delete_queue(target)
+    queue = ErrorQueue(client, SMALL_CLOCK.undeliverable)
+    mine = Selection(ids=frozenset({target}))
+    async with asyncio.timeout(PATIENCE):
+        while not await queue.count(mine):  # noqa: ASYNC110 (there is no event to wait for)
+            await asyncio.sleep(0.05)
+    for operation in (retry, spread, replay, edit):
+        with pytest.raises(DelayQueueError, match="bide delay resend"):
+            await operation(queue)
+    assert (await queue.archive(mine)).done == 1
+    assert (await queue.unarchive(mine)).done == 1
+    assert (await queue.discard(mine)).done == 1
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+async def test_the_queues_of_an_event_bus_stay_allowed(client: bide.Client, queue_type: str) -> None:
+    bus = EventBusQueue(exchange=fresh("shop"), queue=fresh("orders"), delay=timedelta(hours=1), queue_type=queue_type)
+    await client.declare(bus.topology())
+    for name in (bus.retry_queue, bus.delay_queue, bus.parking_queue):
+        await client.publish(b"x", to=name, message_id="m")
+        queue = ErrorQueue(client, name)
+        assert [one.message_id for one in await listed(queue)] == ["m"]
+        assert (await queue.discard(Selection())).done == 1

@@ -1,0 +1,115 @@
+"""This machine's clock is set while a message is published: a delay stays as long as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import pytest
+
+import bide
+from bide.amqp.network import Tcp
+from bide.amqp.url import BrokerUrl
+from bide.duration import from_milliseconds, to_milliseconds
+from tests.broker.receiving import eventually, fresh, receive
+from tests.faults.conftest import CLOCK
+from tests.faults.proxy import PUBLISH, Proxy
+from tests.patience import ON_TIME, PATIENCE
+
+HOUR = timedelta(hours=1)
+DELAY = timedelta(seconds=6)
+
+
+class SteppedClock(Tcp):
+    """TCP, on a machine whose clock is set."""
+
+    def __init__(self) -> None:
+        self.step = timedelta(0)
+
+    def now(self) -> datetime:
+        return super().now() + self.step
+
+
+async def publish_one(client: bide.Client, letter: bide.Letter) -> datetime | None:
+    receipt = await client.publish(letter.body, to=letter.to, delay=letter.delay, deliver_at=letter.deliver_at)
+    assert receipt.attempts == 2
+    return receipt.due
+
+
+async def publish_in_bulk(client: bide.Client, letter: bide.Letter) -> datetime | None:
+    async for outcome in client.publish_many([letter]):
+        assert outcome.error is None
+        assert outcome.attempts == 2
+        return outcome.due
+    return None
+
+
+@pytest.mark.parametrize("publish", [publish_one, publish_in_bulk])
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+@pytest.mark.slow
+async def test_a_clock_step_before_a_repeat_neither_hastens_nor_refuses_a_delay(
+    proxy: Proxy, publish: Callable[[bide.Client, bide.Letter], Awaitable[datetime | None]], step: timedelta
+) -> None:
+    network = SteppedClock()
+    url = replace(BrokerUrl.parse(proxy.url), network=network)
+    async with bide.connect(url, infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client:
+        queue = fresh("q")
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        await client.bind(queue)
+        begun = time.monotonic()
+        publishing = await cut_off(proxy, publish(client, bide.Letter(b"x", to=queue, delay=DELAY)))
+        network.step = step
+        proxy.refusing = False
+        due = await publishing
+        [message] = await receive(client, queue, 1)
+        waited = timedelta(seconds=time.monotonic() - begun)
+        assert DELAY <= waited < DELAY + ON_TIME
+        # The header follows the clock as it was when the message was sent again, so that the lateness is right.
+        assert due is not None
+        assert message.due == rounded_up(due)
+        assert message.lateness is not None
+        assert timedelta(0) <= message.lateness < ON_TIME
+
+
+@pytest.mark.parametrize("publish", [publish_one, publish_in_bulk])
+async def test_a_due_time_follows_a_clock_step_before_a_repeat(
+    proxy: Proxy, publish: Callable[[bide.Client, bide.Letter], Awaitable[datetime | None]]
+) -> None:
+    network = SteppedClock()
+    url = replace(BrokerUrl.parse(proxy.url), network=network)
+    async with bide.connect(url, infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client:
+        queue = fresh("q")
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        await client.bind(queue)
+        when = client.now() + timedelta(seconds=15)
+        publishing = await cut_off(proxy, publish(client, bide.Letter(b"x", to=queue, deliver_at=when)))
+        network.step = HOUR
+        proxy.refusing = False
+        assert await publishing == when
+        [message] = await receive(client, queue, 1)
+        assert message.due == rounded_up(when)
+        assert message.lateness is not None
+        assert message.lateness > HOUR - timedelta(minutes=1)
+
+
+def rounded_up(moment: datetime) -> datetime | None:
+    """A time as it is on the wire."""
+    return from_milliseconds(to_milliseconds(moment))
+
+
+async def cut_off(proxy: Proxy, work: Awaitable[datetime | None]) -> asyncio.Future[datetime | None]:
+    """Begin to publish: the message is lost with its connection, and no other connection is let in."""
+    proxy.refusing = True
+    proxy.on_method[PUBLISH] = "before"
+    publishing = asyncio.ensure_future(work)
+
+    async def is_cut() -> bool:
+        return proxy.cuts > 0
+
+    await eventually(is_cut)
+    # Long enough for the rest of the delay to differ from all of it.
+    await asyncio.sleep(2)
+    return publishing

@@ -1,0 +1,217 @@
+"""A broken node does not keep its clients, and a node that is only slow or blocked does not lose them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+import bide
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.errors import BulkInDoubtError, PublishInDoubtError
+from bide.failover import moves
+from bide.letter import Letter
+from bide.metrics import Metrics
+from tests.broker.receiving import eventually, fresh, receive
+from tests.faults.conftest import CLOCK, Frail
+from tests.faults.proxy import Proxy, url_of, without_confirms
+from tests.patience import PATIENCE
+from tests.support import Vhost
+
+
+@pytest.fixture
+async def hosts(vhost: Vhost, quiet: None) -> AsyncIterator[tuple[Proxy, Proxy]]:
+    """Two ways to the same broker, as if they were two nodes of a cluster."""
+    async with Proxy(vhost.url) as first, Proxy(vhost.url) as second:
+        yield first, second
+
+
+async def prepared(client: bide.Client) -> str:
+    queue = fresh("q")
+    await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+    await client.publish(b"", to=queue, message_id="first")
+    return queue
+
+
+async def address(client: bide.Client) -> str:
+    return (await client._publisher.connection()).address
+
+
+async def test_hosts_are_not_always_tried_in_the_order_of_the_url(hosts: tuple[Proxy, Proxy]) -> None:
+    url = url_of(*hosts).replace("order=given", "order=random")
+    seen: set[str] = set()
+    while len(seen) < 2:
+        async with bide.connect(url) as client:
+            seen.add(await address(client))
+
+
+@pytest.mark.parametrize("delay", [None, "1s"])
+async def test_a_node_that_stops_does_not_keep_its_client(hosts: tuple[Proxy, Proxy], delay: str | None) -> None:
+    first, second = hosts
+    before = moves.copy()
+    registry = CollectorRegistry()
+    Metrics(registry)
+    async with bide.connect(url_of(first, second), infrastructure=CLOCK) as client:
+        queue = await prepared(client)
+        await client.publish(b"", to=queue, delay=delay)
+        first.stall()
+        begun = asyncio.get_running_loop().time()
+        receipt = await client.publish(b"", to=queue, delay=delay, message_id="second")
+        assert asyncio.get_running_loop().time() - begun < 10
+        assert receipt.attempts == 2
+        assert second.accepted == 1
+    assert moves - before == {"silent": 1}
+    shown = registry.get_sample_value("bide_connection_moves_total", {"reason": "silent"})
+    assert shown == moves["silent"]
+
+
+async def test_a_consumer_does_not_stay_on_a_node_that_its_publisher_has_left(hosts: tuple[Proxy, Proxy]) -> None:
+    first, second = hosts
+    async with bide.connect(url_of(first, second), infrastructure=CLOCK) as client:
+        queue = await prepared(client)
+        async with client.consume(queue) as messages:
+            assert (await anext(messages)).message_id == "first"
+            first.stall()
+            await client.publish(b"", to=queue, message_id="second")
+            async with asyncio.timeout(PATIENCE):
+                while (message := await anext(messages)).message_id != "second":
+                    await message.ack()
+                await message.ack()
+
+
+async def test_a_publish_on_a_stopped_node_is_in_doubt_and_not_repeated_where_that_was_asked_for(
+    hosts: tuple[Proxy, Proxy],
+) -> None:
+    first, second = hosts
+    async with bide.connect(url_of(first, second), infrastructure=CLOCK, on_lost="raise") as client:
+        queue = await prepared(client)
+        first.stall()
+        with pytest.raises(PublishInDoubtError, match=r"was left: the node at .* answers nothing at all"):
+            await client.publish(b"", to=queue, message_id="second")
+        await client.publish(b"", to=queue, message_id="third")
+        assert second.accepted == 1
+        assert [one.message_id for one in await receive(client, queue, 2)] == ["first", "third"]
+
+
+async def test_a_node_that_confirms_nothing_does_not_keep_its_client_while_another_confirms(
+    hosts: tuple[Proxy, Proxy],
+) -> None:
+    first, second = hosts
+    before = moves.copy()
+    async with bide.connect(f"{url_of(first, second)}&heartbeat=1", infrastructure=CLOCK) as client:
+        queue = await prepared(client)
+        first.rewrite = without_confirms
+        begun = asyncio.get_running_loop().time()
+        receipts = await asyncio.gather(*(client.publish(b"", to=queue, message_id=f"m{n}") for n in range(10)))
+        assert asyncio.get_running_loop().time() - begun < 10
+        assert [one.attempts for one in receipts] == [2] * 10
+        assert second.accepted >= 1
+        # The first ones did reach the broker here, and only their confirms were lost.
+        assert len(await receive(client, queue, 21)) == 21
+    assert moves - before == {"unconfirmed": 1}
+
+
+async def test_a_bulk_publish_does_not_stay_on_a_node_that_confirms_nothing(hosts: tuple[Proxy, Proxy]) -> None:
+    first, second = hosts
+    async with bide.connect(f"{url_of(first, second)}&heartbeat=1", infrastructure=CLOCK) as client:
+        queue = await prepared(client)
+        first.rewrite = without_confirms
+        begun = asyncio.get_running_loop().time()
+        report = await client.publish_many(Letter(b"", to=queue) for _ in range(100))
+        assert asyncio.get_running_loop().time() - begun < 10
+        assert report.confirmed == 100
+        assert second.accepted == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bulk", [False, True])
+async def test_no_node_is_left_where_none_confirms_anything_and_the_error_names_the_lost_majority(
+    hosts: tuple[Proxy, Proxy], bulk: bool
+) -> None:
+    first, second = hosts
+    before = moves.copy()
+    async with bide.connect(url_of(first, second), infrastructure=CLOCK, timeout="15s") as client:
+        queue = await prepared(client)
+        first.rewrite = second.rewrite = without_confirms
+        with pytest.raises(
+            (PublishInDoubtError, BulkInDoubtError), match="the majority of the cluster's nodes is lost"
+        ):
+            await (client.publish_many([Letter(b"", to=queue)]) if bulk else client.publish(b"", to=queue))
+    assert moves == before
+
+
+@pytest.mark.slow
+async def test_a_slow_node_is_not_left(hosts: tuple[Proxy, Proxy]) -> None:
+    first, second = hosts
+    before = moves.copy()
+    async with bide.connect(url_of(first, second), infrastructure=CLOCK) as client:
+        queue = await prepared(client)
+        first.lag = 4.5
+        for _ in range(3):
+            assert (await client.publish(b"", to=queue)).attempts <= 2
+        assert await address(client) == first.url.rpartition("@")[2].partition("/")[0]
+    assert moves == before
+
+
+@pytest.mark.slow
+async def test_a_node_that_blocks_publishers_is_not_left(frail: Frail, quiet: None) -> None:
+    before = moves.copy()
+    async with (
+        Proxy(frail.url()) as first,
+        Proxy(frail.url()) as second,
+        bide.connect(url_of(first, second), infrastructure=CLOCK) as client,
+    ):
+        queue = await prepared(client)
+        connection = await client._publisher.connection()
+        await asyncio.to_thread(frail.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
+        try:
+
+            async def blocked() -> bool:
+                # The broker looks at its memory now and then, and tells a connection when that publishes next.
+                publishing.append(asyncio.create_task(client.publish(b"", to=queue)))
+                return connection.blocked_by is not None
+
+            publishing: list[asyncio.Task[bide.Receipt]] = []
+            await eventually(blocked)
+            done, _ = await asyncio.wait({publishing[-1]}, timeout=12)
+            assert not done
+            assert second.accepted == 0
+        finally:
+            await asyncio.to_thread(frail.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.6")
+        assert {one.attempts for one in await asyncio.gather(*publishing)} == {1}
+        assert await client._publisher.connection() is connection
+    assert moves == before
+
+
+@pytest.mark.slow
+async def test_a_single_host_is_not_left(vhost: Vhost, proxy: Proxy) -> None:
+    before = moves.copy()
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="10s") as client:
+        queue = await prepared(client)
+        proxy.rewrite = without_confirms
+        with pytest.raises(PublishInDoubtError, match="answers, but confirms and declares nothing: most likely"):
+            await client.publish(b"", to=queue)
+        assert proxy.accepted == 1
+    assert moves == before
+
+
+async def test_a_host_that_was_left_is_not_tried_first(hosts: tuple[Proxy, Proxy]) -> None:
+    first, second = hosts
+    url = BrokerUrl.parse(url_of(first, second))
+    (host, port) = url.hosts[0]
+    connection = await Connection.open(url, last=f"{host}:{port}")
+    assert (first.accepted, second.accepted) == (0, 1)
+    await connection.close()
+
+
+async def test_a_blocked_event_loop_is_not_taken_for_a_silent_broker(vhost: Vhost, proxy: Proxy) -> None:
+    async with bide.connect(f"{proxy.url}?heartbeat=1", infrastructure=CLOCK) as client:
+        connection = await client._publisher.connection()
+        # The proxy is in the same event loop. (The broker hears nothing meanwhile either, and may give up by itself.)
+        time.sleep(3)  # noqa: ASYNC251
+        await asyncio.sleep(0.1)
+        assert not connection.lost.done() or "silent" not in str(connection.lost.result())

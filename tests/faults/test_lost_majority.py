@@ -1,0 +1,74 @@
+"""Two of three nodes are gone: what a publish says that cannot be confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+
+import pytest
+
+import bide
+from bide.errors import PublishError
+from bide.letter import Letter
+from tests.broker.receiving import eventually, fresh
+from tests.faults.cluster import Cluster, cluster
+from tests.faults.conftest import CLOCK
+from tests.support import Rabbitmq
+
+
+@pytest.fixture
+def nodes(rabbitmq: Rabbitmq) -> Iterator[Cluster]:
+    with cluster(rabbitmq) as made:
+        yield made
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_a_lost_majority_is_not_called_anything_else(nodes: Cluster) -> None:
+    one, *others = nodes.nodes
+    queue = fresh("q")
+    async with (
+        bide.connect(one.url, infrastructure=CLOCK) as single,
+        bide.connect(nodes.url, infrastructure=CLOCK) as several,
+    ):
+        await single.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        for client in (single, several):
+            await client.publish(b"", to=queue)
+            await client.publish(b"", to=queue, delay="1s")
+        for node in others:
+            await asyncio.to_thread(node.kill)
+        async with bide.connect(one.url, infrastructure=CLOCK) as late:
+            publishing = [
+                publish
+                for client in (single, several, late)
+                for publish in (
+                    client.publish(b"", to=queue),
+                    client.publish(b"", to=queue, delay="1s"),
+                    client.publish_many([Letter(b"", to=queue)]),
+                    client.publish_many([Letter(b"", to=queue, delay="1s")]),
+                )
+            ]
+            results = await asyncio.gather(*publishing, return_exceptions=True)
+        for result in results:
+            assert isinstance(result, bide.BideError), result
+            # RabbitMQ 3.10 may refuse a message for a queue of which this connection has never seen a leader.
+            expected = (
+                r"most likely the majority of the cluster's nodes is lost|because the majority of its nodes is lost"
+            )
+            assert re.search(expected, str(result))
+        # Of the clients that know of the other hosts, it also says that these do not let them in.
+        assert all(node.host in str(result) for node in others for result in results[4:6])
+        for node in others:
+            await asyncio.to_thread(node.start)
+
+        async def goes_on() -> bool:
+            try:
+                for client in (single, several):
+                    await client.publish(b"", to=queue)
+                    await client.publish(b"", to=queue, delay="1s")
+            except PublishError:
+                return False
+            return True
+
+        await eventually(goes_on)

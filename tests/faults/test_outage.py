@@ -1,0 +1,110 @@
+"""One of three nodes fails for 40 s, in network namespaces: publishing goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+import bide
+from bide.errors import BideError
+from tests.broker.receiving import fresh
+from tests.faults.cluster import Cluster, Node, cluster
+from tests.support import Rabbitmq
+
+OUTAGE = 40.0
+LONGEST_GAP = 10.0
+
+
+@pytest.fixture(scope="module")
+def nodes(rabbitmq: Rabbitmq) -> Iterator[Cluster]:
+    # With RabbitMQ's own 5 s, the healthy nodes need up to 10 s to elect new leaders.
+    with cluster(rabbitmq, namespaces=True, polling=1_000) as made:
+        yield made
+
+
+@dataclass
+class Publishing:
+    """Publishes one message after the other, as a caller that waits for each."""
+
+    client: bide.Client
+    queue: str
+    ended: bool = False
+    confirmed: list[float] = field(default_factory=list)
+    errors: list[BideError] = field(default_factory=list)
+
+    async def run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while not self.ended:
+            try:
+                await self.client.publish(b"", to=self.queue)
+            except BideError as error:
+                self.errors.append(error)
+            self.confirmed.append(clock())
+            await asyncio.sleep(0.05)
+
+    @property
+    def longest_gap(self) -> float:
+        return max(later - earlier for earlier, later in zip(self.confirmed, self.confirmed[1:], strict=False))
+
+
+FAULTS: dict[str, tuple[Callable[[Node, list[Node]], None], Callable[[Node, list[Node]], None]]] = {
+    "stopped": (lambda node, _: node.freeze(), lambda node, _: node.thaw()),
+    "cut off from the others": (lambda node, others: node.cut_off(*others), lambda node, others: node.join(*others)),
+    "cut off from all": (lambda node, _: node.unplug(), lambda node, _: node.plug()),
+}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_an_outage_of_one_node_does_not_stop_publishing(nodes: Cluster, fault: str) -> None:
+    """Two clients of each node: for a queue whose leader is on the node that fails, and for one whose leader is not.
+
+    A channel on a healthy node that has sent something to a leader on the one that fails may wait 10 s for it before
+    it sends that again, which is RabbitMQ's own time: these two clients are not looked at. Up to RabbitMQ 4.1 a new
+    channel looks for the leader of a queue in Mnesia, which does not learn of a new one before it has given up the node
+    that fails, after 60 s (``net_ticktime``): there only the queues are looked at whose leader stays.
+    """
+    victim, *others = nodes.nodes
+    publishing: list[Publishing] = []
+    for node in nodes.nodes:
+        url = nodes.url_of(node, *(one for one in nodes.nodes if one is not node))
+        for leader in (victim, others[0]):
+            client = await bide.connect(f"{url}?order=given")
+            queue = await led_by(leader)
+            publishing.append(Publishing(client, queue))
+    tasks = [asyncio.create_task(one.run()) for one in publishing]
+    await asyncio.sleep(3)
+    fail, mend = FAULTS[fault]
+    try:
+        await asyncio.to_thread(fail, victim, others)
+        await asyncio.sleep(OUTAGE)
+    finally:
+        await asyncio.to_thread(mend, victim, others)
+    await asyncio.sleep(3)
+    for one in publishing:
+        one.ended = True
+    await asyncio.gather(*tasks)
+    gaps = [one.longest_gap for one in publishing]
+    addresses = [(await one.client._publisher.connection()).address for one in publishing]
+    for one in publishing:
+        await one.client.close()
+    watched = [0, 1, 3, 5] if nodes.release >= (4, 2) else [1, 3, 5]
+    assert [publishing[one].errors for one in watched] == [[]] * len(watched)
+    assert max(gaps[one] for one in watched) < LONGEST_GAP, gaps
+    # The clients of the node that failed have left it; those that were confirmed what they sent stayed where they were.
+    assert victim.host not in addresses[:2]
+    assert addresses[3::2] == [one.host for one in others]
+
+
+async def led_by(node: Node) -> str:
+    """A new quorum queue whose leader is on this node."""
+    queue = fresh("q")
+    async with bide.connect(node.url) as client:
+        leader = {"x-queue-leader-locator": "client-local"}
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue, arguments=leader)]))
+        await client.publish(b"", to=queue)
+    return queue

@@ -1,0 +1,213 @@
+"""Rows that were due long ago are never sent at once without a word."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import PySparkException
+
+from bide.errors import InvalidInputError, InvalidOptionError
+from bide.pipelines.ledger import Ledger, Part
+from bide.pipelines.schedule import head_for, survey
+from bide.pipelines.schedule_plan import Plan
+from bide.spark.options import Options
+from bide.spark.sink import Sent, TableWriter
+from bide.spark.sink_settings import SinkSettings
+from tests.broker.conftest import SMALL_CLOCK, clock_url
+from tests.spark.receiving import drain, new_queue, rest
+from tests.spark.test_schedule import plan_for, schedule
+from tests.spark.test_sink import writer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["clock_url"]
+
+
+@pytest.fixture
+def queue(clock_url: str) -> str:
+    return new_queue(clock_url)
+
+
+@pytest.fixture
+def source(spark: SparkSession, tmp_path: Path) -> Path:
+    """Forty reminders, ten of which have seconds since 1970 where milliseconds are due, and ten are due just now."""
+    seconds = int(datetime.now(UTC).timestamp())
+    path = tmp_path / "reminders.parquet"
+    spark.range(0, 40, 1, 2).selectExpr(
+        "concat('o-', id) as order_id",
+        f"case when id < 10 then timestamp_millis({seconds}) when id < 20 then timestamp_seconds({seconds} - 30)"
+        f" else timestamp_seconds({seconds} + 4) end as due",
+    ).write.parquet(str(path))
+    return path
+
+
+def ids(url: str, queue: str, number: int) -> list[int]:
+    """The numbers of the orders of so many messages, and no more come."""
+    found = sorted(int(json.loads(one.body)["order_id"][2:]) for one in drain(url, queue, number))
+    assert rest(url, queue) == []
+    return found
+
+
+def test_seconds_read_as_milliseconds_are_not_sent_at_once(
+    source: Path, clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = tmp_path / "ledger"
+    where = (source, "--url", clock_url, "--to", queue, "--at-column", "due", "--ledger", ledger)
+    for more in (("--dry-run",), ()):
+        assert schedule(*where, *more) == 2
+        told = capsys.readouterr()
+        first, due, already, *_ = told.out.splitlines()
+        assert first.startswith(f"40 messages to the queue {queue} on ")
+        assert due.startswith("due from 1970-01-")
+        assert re.fullmatch(r"\d\d are due already, 10 of them for more than 5 min", already)
+        assert told.err.startswith("bide: 10 of 40 rows were due more than 5 min before this write began, the first at")
+        assert "usually seconds that were read as milliseconds" in told.err
+        assert "--past send (at once), --past drop" in told.err
+        assert told.err.count("\n") == 1
+    assert not list(ledger.glob("part-*"))
+    assert rest(clock_url, queue) == []
+
+
+@pytest.mark.parametrize("past", ["send", "drop", "reject"])
+def test_what_becomes_of_them_is_said_and_counted(
+    spark: SparkSession,
+    source: Path,
+    clock_url: str,
+    queue: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    past: str,
+) -> None:
+    rejects = ("--rejects", tmp_path / "rejects") if past == "reject" else ()
+    where = (source, "--url", clock_url, "--to", queue, "--at-column", "due", "--ledger", tmp_path / "ledger")
+    assert schedule(*where, "--past", past, *rejects, "--json") == 0
+    told = capsys.readouterr()
+    assert f" are due already, 10 of them for more than 5 min (--past {past})" in told.err
+    done = json.loads(told.out)
+    expected = {"send": (40, 0, 0), "drop": (30, 0, 10), "reject": (30, 10, 0)}[past]
+    assert (done["sent"], done["rejected"], done["dropped"]) == expected
+    assert done["past"] >= 20
+    assert done["overdue"] == 10
+    assert ids(clock_url, queue, expected[0]) == list(range(40 - expected[0], 40))
+    if rejects:
+        found = spark.read.parquet(str(rejects[1])).collect()
+        assert {row["reject_status"] for row in found} == {"past"}
+        assert len(found) == 10
+    assert schedule(*where, "--past", past, *rejects) == 0
+    again = capsys.readouterr().out
+    assert "scheduled 0 messages" in again
+    assert "40 rows were done before" in again
+    other = "send" if past == "drop" else "drop"
+    assert schedule(*where, "--past", other, *rejects) == 2
+    assert f"was begun with --past {past}: repeat that to go on" in capsys.readouterr().err
+
+
+def test_rows_that_were_due_meanwhile_do_not_stop_a_run_that_goes_on(
+    spark: SparkSession, clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = datetime.now(UTC) - timedelta(hours=2)
+    path, folder = tmp_path / "reminders.parquet", tmp_path / "ledger"
+    rows = spark.range(0, 10, 1, 1).selectExpr(
+        "concat('o-', id) as order_id", "current_timestamp() - interval '1' hour as due"
+    )
+    rows.write.parquet(str(path))
+    constants = {"to": queue, "content_type": "application/json"}
+    settings = SinkSettings.make(clock_url, infrastructure=SMALL_CLOCK, constants=constants)
+    plan, ledger = Plan(at_column="due", settings=settings), Ledger(str(folder))
+    found = survey(spark.read.parquet(str(path)), plan, now=begun)
+    assert (found.past, found.overdue) == (0, 0)
+    ledger.begin(head_for(ledger, plan, found), begun)
+    assert ledger.begun() == begun
+
+    where = (path, "--url", clock_url, "--to", queue, "--at-column", "due")
+    assert schedule(*where, "--ledger", tmp_path / "another") == 2
+    assert "10 of 10 rows were due more than 5 min before" in capsys.readouterr().err
+    assert schedule(*where, "--ledger", folder, "--json") == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["sent"], done["past"], done["overdue"]) == (10, 10, 0)
+    assert ids(clock_url, queue, 10) == list(range(10))
+
+
+def test_an_old_ledger_goes_on(tmp_path: Path) -> None:
+    """It says neither what becomes of rows that were due before, nor how many were dropped."""
+    plan, ledger = plan_for("amqp://localhost:1", "orders"), Ledger(str(tmp_path))
+    old = {"version": 1, "begun": "2026-11-21T10:00:00+00:00", "plan": plan.ledger_digest(), "broker": plan.broker,
+           "rows": 1, "checksum": 0, "parts": 1}  # fmt: skip
+    (tmp_path / "ledger.json").write_text(json.dumps(old))
+    (tmp_path / "part-00000.json").write_text(json.dumps({"part": 0, "sent": 1, "rejected": 0}))
+    assert ledger.begun() == datetime(2026, 11, 21, 10, tzinfo=UTC)
+    assert ledger.parts() == [Part(part=0, sent=1, rejected=0)]
+    head = ledger.head()
+    assert head is not None
+    assert head.past == "send"
+
+
+def frame_of(spark: SparkSession) -> DataFrame:
+    """Twelve rows, a quarter of which are overdue."""
+    due = "if(id % 4 = 1, timestamp'2026-01-01', current_timestamp() - interval '1' minute) as deliver_at"
+    return spark.range(0, 12, 1, 2).selectExpr("cast(id as string) as value", due)
+
+
+def test_the_sink_does_not_send_overdue_rows_at_once(spark: SparkSession, clock_url: str, queue: str) -> None:
+    with pytest.raises(PySparkException, match=r"rows of this partition were due more than 5 min before") as caught:
+        writer(frame_of(spark), clock_url, queue=queue).save()
+    assert "Give the option past: send (at once), drop, or reject" in str(caught.value)
+    assert rest(clock_url, queue) == []
+
+
+@pytest.mark.parametrize("past", ["send", "drop", "reject"])
+def test_the_sink_does_with_overdue_rows_what_it_is_told(
+    spark: SparkSession, clock_url: str, queue: str, tmp_path: Path, past: str
+) -> None:
+    options: dict[str, Any] = {"rejects": str(tmp_path / "rejects")} if past == "reject" else {}
+    writer(frame_of(spark), clock_url, queue=queue, past=past, **options).save()
+    expected = [number for number in range(12) if past == "send" or number % 4 != 1]
+    found = sorted(int(one.body) for one in drain(clock_url, queue, len(expected)))
+    assert found == expected
+    assert rest(clock_url, queue) == []
+    if options:
+        rejected = spark.read.parquet(options["rejects"]).collect()
+        assert sorted((row["value"], row["reject_status"]) for row in rejected) == [
+            ("1", "past"), ("5", "past"), ("9", "past"),
+        ]  # fmt: skip
+
+
+def test_the_sink_counts_what_was_overdue(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"url": "amqp://localhost:1", "queue": "orders", "past": "drop"}
+    table = TableWriter(options, {}, frame_of(spark).schema, overwrite=False)
+    first = datetime(2026, 1, 1, tzinfo=UTC)
+    one = Sent(confirmed=4, dropped=2, overdue=2, first=first, last=first + timedelta(days=1))
+    with caplog.at_level(logging.WARNING):
+        table.commit([one, Sent(confirmed=3), replace(one, overdue=1, last=first)])
+    assert "3 rows were due more than 5 min before this write began, from 2026-01-01 00:00:00+00:00 to 2026-01-02" in (
+        caplog.text
+    )
+    assert "past=drop" in caplog.text
+
+
+def test_options_that_contradict_each_other_are_refused() -> None:
+    for given, said in (
+        ({"past": "later"}, "give one of send, drop, reject"),
+        ({"past": "reject"}, "name one by the option rejects"),
+        ({"deliver_at": "2026-01-01T00:00:00Z"}, "which is past"),
+    ):
+        with pytest.raises(InvalidOptionError, match=said):
+            SinkSettings.read(Options({"url": "amqp://localhost:1", "queue": "q", **given}), {})
+    SinkSettings.read(Options({"queue": "q", "deliver_at": "2026-01-01T00:00:00Z", "past": "send"}), {})
+
+
+def test_past_goes_with_due_times_only(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert schedule(source, "--to", "orders", "--delay-column", "due", "--past", "send") == 2
+    assert "--past goes with --at-column" in capsys.readouterr().err
+    assert schedule(source, "--to", "orders", "--at-column", "due", "--past", "reject") == 2
+    assert "--past reject goes with --rejects DIR" in capsys.readouterr().err
+    assert issubclass(InvalidOptionError, InvalidInputError)

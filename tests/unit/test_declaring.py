@@ -1,0 +1,81 @@
+"""Which of the broker's refusals pass."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+
+from bide.admin.declaring import is_passing
+from bide.amqp import faults
+from bide.errors import BrokerUnreachableError, ClosedError, TlsError
+
+NODE = "on node 'bide@localhost'"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"INTERNAL_ERROR - Cannot declare quorum queue 'q' in vhost '/' {NODE} with leader {NODE}: cluster_not_formed",
+        f"INTERNAL_ERROR - Cannot declare quorum queue 'q' in vhost '/' {NODE} with leader {NODE}: {{erpc,timeout}}",
+        f"INTERNAL_ERROR - Could not declare queue 'q' {NODE} because the metadata store operation timed out",
+        f"INTERNAL_ERROR - Cannot declare a queue 'queue 'q' in vhost '/'' {NODE}: {{error,coordinator_unavailable}}",
+        "INTERNAL_ERROR - Could not add binding due to timeout",
+        "INTERNAL_ERROR - The operation to delete the queue from the metadata store timed out",
+        "INTERNAL_ERROR",
+    ],
+)
+def test_an_internal_error_of_a_busy_broker_passes(text: str) -> None:
+    assert is_passing(faults.connection_error(541, text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "INTERNAL_ERROR - Cannot declare a queue 'q' of type 'stream': the corresponding feature flag is disabled",
+        "INTERNAL_ERROR - Feature `transient_nonexcl_queues` is deprecated.\nIts use is not permitted.",
+        "INTERNAL_ERROR - Interceptor: m expected to return n",
+    ],
+)
+def test_an_internal_error_that_lasts_is_not_retried(text: str) -> None:
+    assert not is_passing(faults.connection_error(541, text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NOT_FOUND - home node 'a@localhost' of durable queue 'q' in vhost '/' is down or inaccessible",
+        "NOT_FOUND - queue 'q' in vhost '/' process is stopped by supervisor",
+        "NOT_FOUND - failed to perform operation on queue 'q' in vhost '/' due to timeout",
+        "NOT_FOUND - failed to perform operation on queue 'q': its leader <0.1.0> may be stopping or being demoted",
+    ],
+)
+def test_a_queue_that_cannot_be_reached_is_not_taken_for_missing(text: str) -> None:
+    assert is_passing(faults.channel_error(404, text))
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (404, "NOT_FOUND - no queue 'q' in vhost '/'"),
+        (403, "ACCESS_REFUSED - configure access to queue 'q' in vhost '/' refused for user 'u'"),
+        (
+            406,
+            "PRECONDITION_FAILED - inequivalent arg 'x' for queue 'q' in vhost '/': received none but current is '1'",
+        ),
+        (406, "PRECONDITION_FAILED - cannot declare queue 'q' in vhost '/': queue limit in vhost '/' (1) is reached"),
+    ],
+)
+def test_a_refusal_that_lasts_is_not_retried(code: int, text: str) -> None:
+    assert not is_passing(faults.channel_error(code, text))
+
+
+def test_a_broker_that_cannot_be_trusted_is_not_tried_again() -> None:
+    error = TlsError("the certificate is not to be trusted")
+    error.__cause__ = ssl.SSLCertVerificationError()
+    assert not is_passing(error)
+    assert is_passing(BrokerUnreachableError("no broker answers"))
+
+
+def test_a_closed_client_is_not_opened_again() -> None:
+    assert not is_passing(ClosedError("the connection was closed"))

@@ -1,0 +1,110 @@
+"""Queues of delay infrastructures are recognised, and no others."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import bide
+from bide.delay import recognition
+from bide.delay.infrastructure import ExchangeTarget, QueueTarget
+from bide.delay.waiting_hall import WaitingHall
+from bide.errors import DelayQueueError
+from bide.patterns.event_bus import EventBusQueue
+from bide.topology import Queue
+
+LAYOUTS = (
+    bide.Clock(),
+    bide.Clock(prefix="a.b", lanes=2),
+    bide.NServiceBus(),
+    bide.NServiceBus(version=1),
+    bide.Celery(),
+    bide.Celery(prefix="shop"),
+    WaitingHall(),
+    WaitingHall(prefix="x", resolution=timedelta(milliseconds=250), levels=3),
+)
+"""One of each, with standard names and with others."""
+
+LEGITIMATE = (
+    *("error", "error.archive", "orders", "orders.retry", "orders.delay", "orders.parked", "bide.audit"),
+    *("bide.v1", "bide.v1.", "bide.v1.h", "bide.v1.h0", "bide.v1.h24", "bide.v1.delivery", "orders.v1.release.eu"),
+    *(
+        "nsb.delay-delivery",
+        "celery",
+        "celery_delayed_delivery",
+        "celery_delayed_",
+        "nsb.delay-level-1",
+        "dead.letters",
+    ),
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_no_queue_of_a_layout_is_taken_for_an_error_queue(layout: Any) -> None:
+    queues = list(layout.topology().queues)
+    if isinstance(layout, bide.Clock):
+        targets = (QueueTarget("q", isolated=True), QueueTarget("q" * 240, isolated=True), ExchangeTarget("x", "k"))
+        queues += [one for target in targets for one in layout.target_topology(target).queues]
+    for queue in queues:
+        if queue.name == layout.undeliverable:
+            continue
+        for arguments in (None, queue.arguments):
+            with pytest.raises(DelayQueueError, match="belongs to a delay infrastructure"):
+                recognition.refuse(queue.name, arguments)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_what_is_undeliverable_can_be_looked_at_and_not_sent(layout: Any) -> None:
+    recognition.refuse(layout.undeliverable)
+    with pytest.raises(DelayQueueError, match="bide delay resend"):
+        recognition.refuse(layout.undeliverable, sends=True)
+
+
+@pytest.mark.parametrize("name", LEGITIMATE)
+def test_no_other_queue_is_refused(name: str) -> None:
+    recognition.refuse(name, sends=True)
+    recognition.refuse(name, {}, sends=True)
+
+
+def test_the_queues_of_an_event_bus_are_not_refused() -> None:
+    for queue in EventBusQueue(exchange="shop", queue="orders", delay="5s").topology().queues:
+        recognition.refuse(queue.name, queue.arguments, sends=True)
+
+
+def test_a_queue_of_others_that_has_such_a_name_is_not_refused() -> None:
+    recognition.refuse("backup.v1.s3", Queue.quorum("backup.v1.s3").arguments)
+    with pytest.raises(DelayQueueError):
+        recognition.refuse("backup.v1.s3")
+
+
+def test_a_level_under_another_name_is_refused_by_its_arguments() -> None:
+    for behind in ("bide.v1.m", "a.b.v1.released", "nsb.v2.delay-level-03", "celery_delayed_delivery"):
+        with pytest.raises(DelayQueueError):
+            recognition.refuse("mine", {"x-message-ttl": 1000, "x-dead-letter-exchange": behind})
+    recognition.refuse("mine", {"x-message-ttl": 1000, "x-dead-letter-exchange": "shop"})
+
+
+def test_a_message_waits_until_it_died_in_all_queues_that_its_keys_name() -> None:
+    keys = {"CC": ["~.~h1", "~.~m0", "~.~s5/2", "~.~x:shop"]}
+
+    def died(*queues: str) -> dict[str, Any]:
+        return {**keys, "x-death": [{"queue": queue, "reason": "expired"} for queue in queues]}
+
+    assert recognition.is_waiting("bide.v1.in.h", "a.b", keys)
+    assert recognition.is_waiting("bide.v1.m", "a.b", died("bide.v1.h1"))
+    assert not recognition.is_waiting("bide.v1.released", "a.b", died("bide.v1.h1", "bide.v1.s5/2"))
+    assert not recognition.is_waiting("bide.v1.c", "a.b", died("bide.v1.h1", "bide.v1.s5/2"))
+    assert recognition.is_waiting("bide.v1.in.h", "a.b", {}), "its keys were BCC"
+    assert not recognition.is_waiting("bide.v1.m", "a.b", {"x-death": [{"queue": "bide.v1.h1"}]})
+    assert not recognition.is_waiting("", "error", keys), "a copy that another program made"
+
+    key = ".".join("0" * 25 + "101") + ".orders"
+    level = {"x-death": [{"queue": "nsb.v2.delay-level-02"}]}
+    assert recognition.is_waiting("nsb.v2.delay-level-02", key, {})
+    assert recognition.is_waiting("nsb.v2.delay-level-01", key, level)
+    both = {"x-death": [*level["x-death"], {"queue": "nsb.v2.delay-level-00"}]}
+    assert not recognition.is_waiting("nsb.v2.delay-level-00", key, both)
+    assert recognition.is_waiting("bide.hall.v1.level-03", "1.0", {"bide-rest": 1000})
+    assert not recognition.is_waiting("bide.hall.v1.level-03", "1.0", {"x-death": None})

@@ -1,0 +1,131 @@
+"""Text of other systems cannot move a cursor, forge a line, or change the order of what is shown."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bide
+from benchmarks.suite.chart import _text
+from bide.amqp import exposure
+from bide.amqp.url import BrokerUrl
+from bide.cli.output import json_line, print_json
+from bide.delay.explain import mermaid
+from bide.delay.infrastructure import QueueTarget
+from bide.duration import parse_delay
+from bide.foreign_text import visible, visible_json
+from bide.logs import logger
+from bide.pipelines.report import svg
+from bide.topology.rendering import graphviz
+from tests.patience import PATIENCE
+
+UNSAFE = "\x00\x07\x1b[2J\r\n\x7f\x85\x9b31m\u202e\u2066\u2028\u200f\ufeff\ud800"
+"""C0, C1 and bidirectional controls, ends of lines and paragraphs, and what has no UTF-8."""
+
+
+def is_safe(text: str, keep: str = "") -> bool:
+    return all(one.isprintable() or one in keep for one in text)
+
+
+@given(st.text(st.characters()))
+def test_no_character_that_acts_gets_through(text: str) -> None:
+    assert is_safe(visible(text))
+    assert is_safe(visible(text, keep="\n\t"), "\n\t")
+
+
+def test_what_can_be_read_stays() -> None:
+    text = "Grüße, 東京, שלום, 🎉 \\x1b"
+    assert visible(text) == text
+
+
+@given(st.text(st.characters()))
+def test_json_means_the_same_and_cannot_act(text: str) -> None:
+    written = visible_json({text: [text]})
+    assert is_safe(written)
+    assert json.loads(written) == {text: [text]}
+
+
+def test_the_command_line_writes_no_foreign_control_character(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"name": UNSAFE, UNSAFE: [UNSAFE]})
+    shown = capsys.readouterr().out
+    assert is_safe(shown, "\n")
+    assert json.loads(shown)["name"] == UNSAFE
+    line = json_line({"name": UNSAFE}).decode()
+    assert is_safe(line.removesuffix("\n"))
+    assert json.loads(line) == {"name": UNSAFE}
+
+
+def test_pages_and_pictures_hold_no_foreign_control_character() -> None:
+    topology = bide.Topology([bide.Exchange("a\x9b\u202e\x1bb", "fanout")])
+    shown = (svg.text(UNSAFE), graphviz(topology), _text(0, 0, UNSAFE))
+    for one in shown:
+        assert is_safe(one, "\n\t")
+    target = QueueTarget("a\x9b\u202e\x1bb")
+    assert is_safe(mermaid(bide.Clock(), parse_delay("3s"), target), "\n")
+
+
+def test_a_log_record_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    log = logger("bide.test_foreign_text")
+    try:
+        raise ValueError(UNSAFE)
+    except ValueError as error:
+        log.warning("%s: %d failed: %s", f"id{UNSAFE}", 3, error, exc_info=error)
+    (record,) = caplog.records
+    assert is_safe(record.getMessage())
+    assert record.msg == "%s: %d failed: %s"
+    assert is_safe(logging.Formatter().format(record), "\n\t")
+
+
+def test_an_error_of_a_command_is_one_line_of_printable_text() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bide", "delay", "explain", "3s", "--to", "x", "--layout", "a\nb\x1b[2J\u202ec\u009b"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert is_safe(done.stderr.removesuffix("\n"))
+
+
+class Socket(NamedTuple):
+    """The addresses of a connection between two machines."""
+
+    peer: str
+    own: str
+
+    def getpeername(self) -> tuple[str, int]:
+        return self.peer, 5672
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.own, 40_000
+
+
+@pytest.mark.parametrize(
+    ("options", "peer", "own", "says"),
+    [
+        ("amqp://u:hidden@h", "10.0.0.1", "10.0.0.2", "without TLS"),
+        ("amqp://u:hidden@h", "fe80::1%eth0", "fe80::2%eth0", "without TLS"),
+        ("amqp://u:hidden@h", "127.0.0.1", "127.0.0.1", None),
+        ("amqp://u:hidden@h", "::1", "::1", None),
+        ("amqp://u:hidden@h", "10.0.0.1", "10.0.0.1", None),
+        ("amqps://u:hidden@h", "10.0.0.1", "10.0.0.2", None),
+        ("amqps://u:hidden@h?verify=false", "127.0.0.1", "127.0.0.1", "verify=false"),
+    ],
+)
+def test_a_password_that_others_can_read_is_not_sent_silently(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, options: str, peer: str, own: str, says: Any
+) -> None:
+    monkeypatch.setattr(exposure, "_warned", set())
+    for _ in range(2):
+        exposure.warn_about_exposure(BrokerUrl.parse(options), Socket(peer, own))
+    assert [says in one for one in caplog.messages] == ([True] if says else [])
+    assert "hidden" not in caplog.text

@@ -1,0 +1,136 @@
+"""Values that no caller should pass: they are refused by errors of our own."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import bide
+from bide.admin.management_address import parse_management_url
+from bide.admin.stream_port import stream_port
+from bide.amqp.handshake import release_of
+from bide.amqp.url import BrokerUrl
+from bide.duration import parse_delay
+from bide.errors import (
+    InvalidDelayError,
+    InvalidDueTimeError,
+    InvalidInputError,
+    InvalidNameError,
+    InvalidUrlError,
+    UndecodableMessageError,
+)
+from bide.message import Message
+from bide.testing import MemoryBroker
+from bide.topology.rendering import from_definitions
+
+
+@pytest.mark.parametrize("url", ["amqp://[::1", "http://[", "http://h:²", "http://h:99999", "", "\ud800"])
+def test_a_management_url_that_cannot_be_read(url: str) -> None:
+    with pytest.raises(InvalidUrlError):
+        parse_management_url(url, BrokerUrl.parse("amqp://localhost"))
+
+
+@pytest.mark.parametrize("url", [5, b"amqp://localhost", ["amqp://localhost"], 0.5])
+def test_a_broker_url_that_is_not_text(url: Any) -> None:
+    with pytest.raises(InvalidUrlError, match="not text"):
+        bide.connect(url)
+
+
+@pytest.mark.parametrize("resolution", [timedelta.max, timedelta(days=9_999_999), timedelta.min])
+def test_a_resolution_near_the_longest_timedelta(resolution: timedelta) -> None:
+    with pytest.raises(InvalidDelayError):
+        bide.WaitingHall(resolution=resolution)
+    with pytest.raises(InvalidDelayError):
+        bide.Clock(resolution=resolution)
+
+
+@pytest.mark.parametrize("delay", [timedelta.max, timedelta.min, timedelta(days=999_999_999), timedelta(days=999_999)])
+@pytest.mark.parametrize("infrastructure", [bide.Clock(), bide.WaitingHall(), bide.NServiceBus(), bide.Celery()])
+async def test_delays_near_the_longest_timedelta(delay: timedelta, infrastructure: bide.DelayInfrastructure) -> None:
+    async with MemoryBroker() as broker, broker.connect(infrastructure=infrastructure) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
+        with pytest.raises((InvalidDelayError, InvalidDueTimeError)):
+            await client.publish(b"", to="q", delay=delay)
+        with pytest.raises(InvalidDelayError):
+            await client.publish(b"", to="q", expiration=delay)
+
+
+@pytest.mark.parametrize("name", [[], None, 5, b"q", "", "\ud800", "q" * 256])
+async def test_a_queue_name_that_is_not_one(name: Any) -> None:
+    async with MemoryBroker() as broker, broker.connect() as client:
+        with pytest.raises(InvalidNameError):
+            await client.exists(name)
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000])
+async def test_a_body_of_deep_json(body: bytes) -> None:
+    async with MemoryBroker() as broker, broker.connect() as client:
+        await client.declare(bide.Topology(queues=[bide.Queue("q")]))
+        await client.publish(body, to="q")
+        async with client.consume("q") as messages:
+            message: Message = await anext(messages)
+        with pytest.raises(UndecodableMessageError, match="is not JSON"):
+            message.json()
+
+
+@pytest.mark.parametrize("document", [{"queues": 5}, {"exchanges": None}, {"bindings": "x"}, {"queues": {"name": "q"}}])
+def test_definitions_whose_parts_are_not_lists(document: Any) -> None:
+    with pytest.raises(InvalidInputError, match="not a list"):
+        from_definitions(document)
+
+
+def test_a_digit_that_is_not_decimal_is_not_read_as_a_number() -> None:
+    assert release_of({"version": "4.²"}) == (4,)
+    assert release_of({"version": "٣.1"}) == ()
+    with pytest.raises(InvalidUrlError, match="give a port"):
+        stream_port("amqp://localhost", {"BIDE_STREAM_PORT": "²"})
+    for text in ("²s", "1²s", "P²D"):
+        with pytest.raises(InvalidDelayError):
+            bide.Clock(max_delay=parse_delay(text))
+
+
+def test_a_client_in_a_second_event_loop() -> None:
+    with MemoryBroker() as broker:
+
+        async def opened() -> bide.Client:
+            client: bide.Client = await broker.connect()
+            return client
+
+        async def used(client: bide.Client) -> None:
+            for work in (client.publish(b"", to="q"), client.exists("q"), client.release()):
+                with pytest.raises(InvalidInputError, match="another event loop"):
+                    await work
+            with pytest.raises(InvalidInputError, match="another event loop"):
+                async with client.consume("q") as messages:
+                    await anext(messages)
+            with pytest.raises(InvalidInputError, match="another event loop"):
+                await client.close()
+
+        first = asyncio.new_event_loop()
+        try:
+            client = first.run_until_complete(opened())
+            asyncio.run(used(client))
+            first.run_until_complete(client.close())
+        finally:
+            first.close()
+
+
+def test_a_sync_client_in_another_event_loop_and_in_its_own_thread() -> None:
+    with MemoryBroker() as broker, broker.connect_sync() as client:
+
+        async def used() -> None:
+            # It blocks this loop, as any blocking call does, and works.
+            assert client.release()
+            with pytest.raises(InvalidInputError, match="another event loop"):
+                await client.client.exists("q")
+
+        asyncio.run(used())
+
+        async def own_thread() -> None:
+            with pytest.raises(InvalidInputError, match="in its own thread"):
+                client.release()
+
+        client.wait_for(own_thread(), timeout=60)
