@@ -11,6 +11,7 @@ import faulthandler
 import itertools
 import logging
 import os
+import signal
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -30,6 +31,10 @@ _HOME_VARIABLE = "BIDE_TEST_BROKER_HOME"
 for _name in [name for name in os.environ if name.startswith("BIDE_")]:
     if _name not in {_ROOT_VARIABLE, _HOME_VARIABLE, HOME_VARIABLE, "BIDE_WRITE_SNAPSHOT", "BIDE_SOAK"}:
         del os.environ[_name]
+
+# A shell ignores Ctrl-C in what it runs in the background, and so would the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Time limits are pytest-timeout's: on a loaded machine a single example may well be slow.
 settings.register_profile("bide", deadline=None, print_blob=True, derandomize="CI" in os.environ)
