@@ -43,9 +43,6 @@ LEGITIMATE = (
         "bide.v1.h24",
         "bide.v1.delivery",
         "orders.v1.release.eu",
-        "orders.v1.release.k",
-        "bide.release.orders:x",
-        "bide.release.nsb",
     ),
     *("orders.v1.release.k", "bide.release.orders:x", "bide.release.nsb"),
     *(
