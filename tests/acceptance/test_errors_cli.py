@@ -26,7 +26,6 @@ from tests.support import Vhost
 log = logging.getLogger(__name__)
 
 PARKED = 10_000
-SMALL = ("--max-delay", "20s", "--resolution", "50ms")
 
 
 @pytest.fixture
@@ -131,15 +130,15 @@ def test_deciding(program: Program, vhost: Vhost) -> None:
 
 def test_spread_over_time(program: Program, vhost: Vhost) -> None:
     fill(vhost, 4)
-    assert program.ok("errors", "retry", "--all", "--yes", "--over", "1s", *SMALL).startswith("4 messages sent back")
+    assert program.ok("errors", "retry", "--all", "--yes", "--over", "1s").startswith("4 messages sent back")
     assert len(ids_in(vhost, "orders", 4)) == 4
 
 
 def test_what_it_refuses(program: Program, vhost: Vhost) -> None:
     assert "no queue 'error'" in program.fails(1, "errors", "list")
     fill(vhost)
-    assert "say --yes" in program.fails(2, "errors", "retry", "--all")
-    assert "say --yes" in program.fails(2, "errors", "discard", "m1")
+    assert "give --yes" in program.fails(2, "errors", "retry", "--all")
+    assert "give --yes" in program.fails(2, "errors", "discard", "m1")
     assert "--all" in program.fails(2, "errors", "retry")
     assert "leave out" in program.fails(2, "errors", "retry", "m1", "--all", "--yes")
     assert "NAME=VALUE" in program.fails(2, "errors", "list", "--header", "a")
@@ -160,7 +159,7 @@ def test_a_retry_of_ten_thousand_that_is_killed_half_way(program: Program, vhost
     fill(vhost, PARKED)
     (group,) = lines(program.ok("errors", "groups", "--json"))
     assert group["count"] == PARKED
-    command = ["errors", "retry", "--group", group["group"], "--yes", "--json", *SMALL]
+    command = ["errors", "retry", "--group", group["group"], "--yes", "--json"]
     process = subprocess.Popen(
         [sys.executable, "-m", "bide", *command], env=program.environment, stdout=subprocess.PIPE
     )

@@ -170,10 +170,8 @@ async def test_without_nservicebus_messages_take_no_hop_more(vhost: Vhost) -> No
         assert (await client.publish(b"", to="orders", delay="1s")).hops == 1
 
 
-async def test_a_message_that_came_from_dotnet_goes_back_without_keys_of_ours(
-    vhost: Vhost, dotnet: DotnetEndpoint
-) -> None:
-    """Even where nothing but the message tells: its headers are NServiceBus's."""
+async def test_a_retry_over_a_time_does_not_poison_a_dotnet_endpoint(vhost: Vhost, dotnet: DotnetEndpoint) -> None:
+    """Messages wait in the error queue, and go back without a delay: even where delayed delivery is off."""
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("error")]))
         headers = {"NServiceBus.FailedQ": "Sales", "NServiceBus.EnclosedMessageTypes": "Shop.PlaceOrder"}

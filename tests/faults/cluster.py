@@ -30,7 +30,8 @@ from tests.patience import PATIENCE
 from tests.support import Rabbitmq
 
 _AMQP: Final = 5672
-"""The same port for each node, because each has an address of its own."""
+_MANAGEMENT: Final = 15672
+"""The same ports for each node, because each has an address of its own."""
 _DISTRIBUTION: Final = 25670
 """Plus the number of the node: a node that asks epmd takes the port of another one for its own."""
 
@@ -67,6 +68,11 @@ class Node:
     def url(self) -> str:
         """The AMQP URL of this node alone."""
         return self._cluster.url_of(self)
+
+    @property
+    def management_url(self) -> str:
+        """The URL of this node's management API."""
+        return f"http://{self.address}:{_MANAGEMENT}"
 
     @property
     def pid(self) -> int:
@@ -111,6 +117,11 @@ class Node:
     def plug(self) -> None:
         """Undo :meth:`unplug`."""
         _ip("link", "set", self._link, "up")
+
+    def join_cluster(self, other: Node) -> None:
+        """Join the cluster of another node: of a cluster that was made with ``joined=False``."""
+        for arguments in (["stop_app"], ["join_cluster", other.name], ["start_app"]):
+            self.rabbitmqctl(*arguments)
 
     def rabbitmqctl(self, *arguments: str, tool: str = "rabbitmqctl") -> str:
         """Run ``rabbitmqctl``, or another tool of its folder, on this node and return what it printed."""
@@ -214,8 +225,9 @@ class Node:
 class Cluster:
     """Nodes that are one RabbitMQ; made by :func:`cluster`."""
 
-    def __init__(self, rabbitmq: Rabbitmq, *, count: int, namespaces: bool, polling: int) -> None:
+    def __init__(self, rabbitmq: Rabbitmq, *, count: int, joined: bool, namespaces: bool, polling: int) -> None:
         one, two = random.SystemRandom().choices(range(1, 255), k=2)
+        self.joined = joined
         self.namespaces = namespaces
         self.polling = polling
         self.tag = f"b{one:02x}{two:02x}"
@@ -224,16 +236,17 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="bide-cluster-"))
         self.password = secrets.token_hex(24)
         self.cookie = secrets.token_hex(20)
-        self.ports = replace(Ports.choose(), amqp=_AMQP, management=15672, stream=5552)
+        self.ports = replace(Ports.choose(), amqp=_AMQP, management=_MANAGEMENT, stream=5552)
         self.nodes = [Node(self, number) for number in range(1, count + 1)]
         self._epmd: subprocess.Popen[bytes] | None = None
-        peers = [f"cluster_formation.classic_config.nodes.{one.number} = {one.name}" for one in self.nodes if count > 1]
+        peers = self.nodes if joined and count > 1 else []
+        formation = [f"cluster_formation.classic_config.nodes.{one.number} = {one.name}" for one in peers]
         self._settings = Settings(
             installation=find_installation(home=rabbitmq.home, chroot=rabbitmq.chroot),
             ephemeral=True,
             dead_letter_prefetch=1_000,
             plugins=(MANAGEMENT_PLUGIN,),
-            extra_config="\n".join(["cluster_formation.peer_discovery_backend = classic_config", *peers]),
+            extra_config="\n".join(["cluster_formation.peer_discovery_backend = classic_config", *formation]),
             environment={},
             stop_seconds=30.0,
         )
@@ -254,7 +267,7 @@ class Cluster:
         return f"amqp://{USER}:{quote(self.password)}@{hosts}"
 
     def start(self) -> None:
-        """Start all nodes, and wait until they are one cluster."""
+        """Start all nodes, and wait until they are one cluster, unless they are to stay apart."""
         if self.namespaces:
             _ip("link", "add", self.bridge, "type", "bridge")
             _ip("link", "set", self.bridge, "up")
@@ -270,7 +283,7 @@ class Cluster:
         with ThreadPoolExecutor(len(self.nodes)) as threads:
             list(threads.map(Node.start, self.nodes))
         deadline = time.monotonic() + PATIENCE
-        while len(self.nodes[0].running_nodes()) != len(self.nodes):
+        while self.joined and len(self.nodes[0].running_nodes()) != len(self.nodes):
             assert time.monotonic() < deadline, "the nodes are no cluster"
             time.sleep(0.5)
 
@@ -287,17 +300,20 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(rabbitmq: Rabbitmq, *, count: int = 3, namespaces: bool = False, polling: int = 5_000) -> Iterator[Cluster]:
+def cluster(
+    rabbitmq: Rabbitmq, *, count: int = 3, joined: bool = True, namespaces: bool = False, polling: int = 5_000
+) -> Iterator[Cluster]:
     """Run a cluster of the RabbitMQ under test.
 
     Args:
         count: of nodes.
+        joined: make them one cluster; else each is one of its own, until :meth:`Node.join_cluster`.
         namespaces: run each node in a network namespace of its own, which takes root on Linux and iproute2. Otherwise
             each has a loopback address of its own, 127.x.y.1 and so on, which takes Linux.
         polling: milliseconds between two looks of RabbitMQ's failure detector; 5,000 is its default. Leaders of nodes
             that fail are replaced after one to two of them.
     """
-    made = Cluster(rabbitmq, count=count, namespaces=namespaces, polling=polling)
+    made = Cluster(rabbitmq, count=count, joined=joined, namespaces=namespaces, polling=polling)
     try:
         made.start()
         yield made

@@ -12,8 +12,8 @@ import pytest
 
 import bide
 from tests.broker.endpoints import Recorder, running
+from tests.faults.cluster import Cluster, Node, cluster
 from tests.faults.conftest import CLOCK
-from tests.faults.small_cluster import Cluster, Node, cluster
 from tests.patience import PATIENCE
 from tests.support import Rabbitmq
 

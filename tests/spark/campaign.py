@@ -70,8 +70,8 @@ def check_pipelines(spark: Elsewhere, settings: Mapping[str, str], vhost: Vhost,
         assert (folder / "report.html").read_text().startswith("<!doctype html>")
         planned = call("plan", "--rate", "100/s", "--delay", "5m", "--for", "1h", "--layout", "clock")
         assert round(planned["messages"]) == 360_000
-        assert call("replay", "--queue", "errors", *sending)["sent"] == PARKED
-        again = call("replay", "--audit", audit, *sending, "--part-rows", "2", "--ledger", str(folder / "replayed"))
+        assert call("replay", "--queue", "errors", "--url", url)["sent"] == PARKED
+        again = call("replay", "--audit", audit, "--url", url, "--part-rows", "2", "--ledger", str(folder / "replayed"))
         assert (again["sent"], again["gone"]) == (DISCARDED, 0)
     found = drain(url, "orders", PARKED + DISCARDED)
     back = {*(f"p{number}" for number in range(PARKED)), *(f"m{number}" for number in range(DISCARDED))}

@@ -84,8 +84,7 @@ REPLAY: Final = "f123019c90690da158c81a31d63f6230"
 
 def test_digests_of_replays() -> None:
     given: dict[str, Any] = {"url": "amqp://localhost", "folder": Folder("/audit"), "to": None, "parked": False,
-                             "skip_missing": False, "ledger": None, "part_rows": 2_000, "declare": True,
-                             "infrastructure": bide.Clock()}  # fmt: skip
+                             "skip_missing": False, "ledger": None, "part_rows": 2_000}  # fmt: skip
     usual = OfAudit(**given, where=None, limit=None, over=timedelta(0))
     other = OfAudit(**given, where="endpoint = 'shop'", limit=10, over=timedelta(hours=2))
     assert (usual.plan, other.plan) == (REPLAY, "fedd4f825d29b6290dd79ba430ab850e")
@@ -204,7 +203,7 @@ def test_a_replay_goes_on(spark: SparkSession, streams: Streams, audit: Folder, 
     for number in (2, 3):
         streams.fill(TAPS["delivered"], ["the body"], message_id=f"m-{number}")
     streams.channel.queue_declare("orders", durable=True, arguments={"x-queue-type": "quorum"})
-    way = Way(url=streams.vhost.url, infrastructure=SMALL_CLOCK, declare=False, run="again")
+    way = Way(url=streams.vhost.url, run="again")
     assert [(row["part"], row["sent"]) for row in send(spark, ledger, way).collect()] == [(1, 1)]
     assert [one.message_id for one in drain(streams.vhost.url, "orders", 1)] == ["m-2"]
     assert choices.unfinished(REPLAY, "localhost:5672/") is None

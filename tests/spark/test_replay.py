@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["clock_url"]
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
-ON_SMALL_CLOCK = ("--max-delay", "20s", "--resolution", "50ms")
 
 
 def put(url: str, error_queue: str, number: int, failed_on: str, **options: Any) -> None:
@@ -49,12 +48,12 @@ def put(url: str, error_queue: str, number: int, failed_on: str, **options: Any)
 
 
 def source(url: str, queue: str, **options: Any) -> FailedIn:
-    return FailedIn(url=url, queue=queue, infrastructure=SMALL_CLOCK, **options)
+    return FailedIn(url=url, queue=queue, **options)
 
 
 def replay(url: str, queue: str, *arguments: object) -> int:
     given = ("--url", url, "--queue", queue, *(str(one) for one in arguments))
-    return run(["pipeline", "replay", *ON_SMALL_CLOCK, *given])
+    return run(["pipeline", "replay", *given])
 
 
 def parked(url: str, queue: str) -> list[FailedMessage]:
@@ -318,7 +317,7 @@ def test_a_run_that_is_killed_is_finished_by_another(clock_url: str, capsys: pyt
     """``kill -9`` of Python and JVM while messages are under way, and the same command again."""
     error, orders, number = fresh("error"), fresh("orders"), 3_000
     put(clock_url, error, number, orders)
-    arguments = ("--url", clock_url, "--queue", error, "--where", "endpoint = 'billing'", *ON_SMALL_CLOCK)
+    arguments = ("--url", clock_url, "--queue", error, "--where", "endpoint = 'billing'")
     command = [sys.executable, "-m", "bide", "pipeline", "replay", *arguments, *LOCAL]
     with closing(Counter(clock_url, orders)) as counter, started(command) as program:
         program.wait_until(lambda: counter() >= 300, "three hundred were sent")

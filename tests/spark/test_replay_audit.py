@@ -32,7 +32,7 @@ from tests.broker.endpoints import Recorder, running
 from tests.spark.killing import LOCAL, started
 from tests.spark.receiving import drain, rest
 from tests.spark.test_folder_lock import holder_of
-from tests.spark.test_replay import ON_SMALL_CLOCK, on_the_wire
+from tests.spark.test_replay import on_the_wire
 from tests.support import Vhost, stream_port
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Shop:
 
     def command(self) -> list[str]:
         where = ("--url", self.url, "--audit", self.folder.place, "--ledger", str(self.ledger))
-        return ["pipeline", "replay", *ON_SMALL_CLOCK, *where]
+        return ["pipeline", "replay", *where]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.broker.receiving import fresh
 from tests.patience import PATIENCE
 from tests.spark.killing import LOCAL, Counter, wait_until
 from tests.spark.receiving import drain, rest
-from tests.spark.test_replay import ON_SMALL_CLOCK, parked, put
+from tests.spark.test_replay import parked, put
 from tests.spark.test_replay_audit import Shop, fill, shop
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def test_no_message_leaves_the_queue_after_an_interruption(
 ) -> None:
     error, orders = fresh("error"), fresh("orders")
     put(clock_url, error, NUMBER, orders)
-    arguments = ["pipeline", "replay", "--queue", error, "--over", "20s", "--where", "type = 'Order'", *ON_SMALL_CLOCK]
+    arguments = ["pipeline", "replay", "--queue", error, "--over", "20s", "--where", "type = 'Order'"]
     with closing(Counter(clock_url, orders)) as counter:
         url = ("--url", clock_url)
         said = interrupted([*arguments, *url], number, lambda: counter() >= NUMBER // 10)

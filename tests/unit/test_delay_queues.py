@@ -18,6 +18,8 @@ from bide.topology import Queue
 LAYOUTS = (
     bide.Clock(),
     bide.Clock(prefix="a.b", lanes=2),
+    bide.Clock(hides_keys=True),
+    bide.Clock(hides_keys=True, prefix="a.b"),
     bide.NServiceBus(),
     bide.NServiceBus(version=1),
     bide.Celery(),
@@ -27,9 +29,22 @@ LAYOUTS = (
 )
 """One of each, with standard names and with others."""
 
+TARGETS = (QueueTarget("q", isolated=True), ExchangeTarget("x", "k"), ExchangeTarget("x.y", "a.b"))
+LONG_TARGETS = (QueueTarget("q" * 240, isolated=True), ExchangeTarget("x" * 120, "k" * 240))
+"""Targets that only Clock can have: the names of their release queues end with a hash."""
+
 LEGITIMATE = (
     *("error", "error.archive", "orders", "orders.retry", "orders.delay", "orders.parked", "bide.audit"),
-    *("bide.v1", "bide.v1.", "bide.v1.h", "bide.v1.h0", "bide.v1.h24", "bide.v1.delivery", "orders.v1.release.eu"),
+    *(
+        "bide.v1",
+        "bide.v1.",
+        "bide.v1.h",
+        "bide.v1.h0",
+        "bide.v1.h24",
+        "bide.v1.delivery",
+        "orders.v1.release.eu",
+    ),
+    *("orders.v1.release.k", "bide.release.orders:x", "bide.release.nsb"),
     *(
         "nsb.delay-delivery",
         "celery",
@@ -44,9 +59,8 @@ LEGITIMATE = (
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_no_queue_of_a_layout_is_taken_for_an_error_queue(layout: Any) -> None:
     queues = list(layout.topology().queues)
-    if isinstance(layout, bide.Clock):
-        targets = (QueueTarget("q", isolated=True), QueueTarget("q" * 240, isolated=True), ExchangeTarget("x", "k"))
-        queues += [one for target in targets for one in layout.target_topology(target).queues]
+    for target in (*TARGETS, *LONG_TARGETS) if isinstance(layout, bide.Clock) else TARGETS:
+        queues += layout.route(timedelta(seconds=5), target).requires.queues
     for queue in queues:
         if queue.name == layout.undeliverable:
             continue

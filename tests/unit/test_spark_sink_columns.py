@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from pyspark.sql.types import (
     ArrayType,
@@ -32,7 +34,7 @@ TYPES: dict[str, DataType] = {
 }
 VALUES = {
     "delay": "5s",
-    "deliver_at": "2026-11-21T06:00:00Z",
+    "deliver_at": (datetime.now(UTC) + timedelta(days=1)).isoformat(),
     "priority": "7",
     "persistent": "false",
     "expiration": "5m",

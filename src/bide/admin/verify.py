@@ -199,7 +199,8 @@ async def _relays(connection: Connection, infrastructure: DelayInfrastructure) -
             idle.append(queue.name)
             waiting += answer.message_count
     problem = (
-        f"no relay consumes from {listed(idle)}, where {waiting} messages wait: run 'bide relay' with the same options"
+        f"no relay consumes from {listed(idle)}, where {waiting} messages wait: run 'bide relay' with the same "
+        "options, and --allow for each target that it may deliver to"
     )
     return judged("relays", [problem] if idle else [], f"{min(relays)} at work") if relays else []
 

@@ -19,13 +19,12 @@ from bide.cli.continuation import command, rest_of
 from bide.cli.output import print_json
 from bide.cli.running import confirm, run_async
 from bide.cli.selecting import pairs, queue_option, selection_options
-from bide.cli.settings import Settings, duration_of, json_option, layout_options, management_options, pass_settings
+from bide.cli.settings import Settings, duration_of, json_option, management_options, pass_settings
 from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from bide.delay.infrastructure import DelayInfrastructure
     from bide.lifecycle import ErrorQueue, Moved, Selection
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
@@ -166,7 +165,6 @@ def stats(settings: Settings, selection: Selection, queue: str, as_json: bool) -
 @click.option("--to", metavar="QUEUE", help="To this queue rather than where they failed.")
 @click.option("--over", metavar="DELAY", help="Spread them evenly over this time, while the command runs: 10m.")
 @_deciding("sent back")
-@layout_options()
 @management_options
 @pass_settings
 def retry(
@@ -175,7 +173,6 @@ def retry(
     queue: str,
     to: str | None,
     over: str | None,
-    infrastructure: DelayInfrastructure,
     how: _How,
 ) -> int:
     """Send messages back to the queues that they failed on.
@@ -187,7 +184,7 @@ def retry(
     async def act(error_queue: ErrorQueue, progress: Any) -> Moved:
         return await error_queue.retry(selection, to=to, over=period, progress=progress)
 
-    return _decide(settings, queue, selection, act, "sent back", over=period, infrastructure=infrastructure, how=how)
+    return _decide(settings, queue, selection, act, "sent back", over=period, how=how)
 
 
 @errors.command()
@@ -316,7 +313,6 @@ def _decide(
     always_ask: bool = False,
     counted: str | None = None,
     over: timedelta | None = None,
-    infrastructure: DelayInfrastructure | None = None,
 ) -> int:
     """Count, ask where that is due, act, and say what came of it; 1 if a chosen message stays."""
     if selection.everything != how.everything:
@@ -334,8 +330,7 @@ def _decide(
             return await error_queue.count(selection)
 
     async def work() -> Moved:
-        audit = not how.no_audit
-        async with _queue(settings, queue, audit=audit, infrastructure=infrastructure) as error_queue:
+        async with _queue(settings, queue, audit=not how.no_audit) as error_queue:
             with _progress(verb) as progress:
                 try:
                     return await act(error_queue, progress)
@@ -384,13 +379,11 @@ def _go_on(
 
 
 @asynccontextmanager
-async def _queue(
-    settings: Settings, queue: str, *, audit: bool = True, infrastructure: DelayInfrastructure | None = None
-) -> AsyncIterator[ErrorQueue]:
+async def _queue(settings: Settings, queue: str, *, audit: bool = True) -> AsyncIterator[ErrorQueue]:
     from bide.client import connect
     from bide.lifecycle import ErrorQueue
 
-    async with connect(settings.broker_url(), infrastructure=infrastructure) as client:
+    async with connect(settings.broker_url()) as client:
         yield ErrorQueue(client, queue, management_url=settings.management_url, audit=audit)
 
 

@@ -17,7 +17,7 @@ from bide.cli.pipeline import spark_options
 from bide.cli.pipeline_view import progress
 from bide.cli.replay_view import Stopped
 from bide.cli.running import ended_by_signals
-from bide.cli.settings import Settings, duration_of, json_option, layout_options, management_options, pass_settings
+from bide.cli.settings import Settings, duration_of, json_option, management_options, pass_settings
 from bide.foreign_text import visible
 
 if TYPE_CHECKING:
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 @click.option("--ledger", metavar="DIR", help="Where it is written down what was sent (--audit); see below.")
 @click.option("--part-rows", type=click.IntRange(1), default=2_000, show_default=True, metavar="N",
               help="Messages that are sent, and written down as sent, together (--audit).")  # fmt: skip
-@click.option("--declare/--no-declare", default=True, show_default=True,
-              help="Put the delay infrastructure on the broker where it is missing.")  # fmt: skip
-@layout_options()
 @spark_options
 @json_option("what was found and done")
 @management_options
@@ -161,8 +158,6 @@ def _of_queue(
     source = FailedIn(
         url=given["url"],
         queue=queue,
-        infrastructure=given["infrastructure"],
-        declare=given["declare"],
         to=given["to"],
         management_url=settings.management_url,
         record=not given["no_audit"],

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from bide.delay.infrastructure import DelayInfrastructure
     from bide.pipelines.audit_folder import Folder
     from bide.pipelines.ledger import Ledger
     from bide.pipelines.replay_audit import Choices, Found
@@ -50,8 +49,6 @@ class OfAudit:
     skip_missing: bool
     ledger: str | None
     part_rows: int
-    infrastructure: DelayInfrastructure
-    declare: bool
 
     @property
     def broker(self) -> str:
@@ -200,7 +197,7 @@ def _send(
         head = ledger.head()
         assert head is not None
         before = _done(ledger)
-        way = Way(url=given.url, infrastructure=given.infrastructure, declare=given.declare, run=run_of(ledger))
+        way = Way(url=given.url, run=run_of(ledger))
         with progress("replaying", total=head.rows, done=lambda: _done(ledger)), spark_errors(sending=True):
             rows = send(spark, ledger, way, to=given.to, skip_missing=given.skip_missing).collect()
         sent, rejected = sum(row["sent"] for row in rows), sum(row["rejected"] for row in rows)

@@ -28,7 +28,7 @@ _HIGHEST: Final = {level.letter: level.highest for level in LEVELS}
 
 _NAMES: Final[Mapping[Part, str]] = {
     "waiting": rf"{_CASCADE_LEVEL}|{_HALL}\.(?:level|meditating)-[0-9]{{2}}",
-    "release": rf"{_BASE}\.release\.[qx][:#].*",
+    "release": rf"{_BASE}\.release\.[qxk][:#].*|bide\.release\.(?:nsb(?:\.v[0-9]+)?|(?:.+_)?celery):.*",
     "relay": rf"{_HALL}\.(?:receiving|distributing)",
     "passage": r"bide\.tap\..+\.passage",
     "undeliverable": rf"{_BASE}\.undeliverable|bide\.undeliverable\.(?:nsb(?:\.v[0-9]+)?|(?:.+_)?celery)",
@@ -52,10 +52,10 @@ _INSTEAD: Final[Mapping[Part, str]] = {
     "waiting": "messages wait there until they are due, and leave by themselves. 'bide delay verify' counts them, and "
     "'bide tap on' records what is scheduled",
     "release": "messages pass it on the way to their target, and wait only while that refuses them: see to the target",
-    "relay": "'bide relay' takes its messages: run one",
+    "relay": "'bide relay --allow ...' takes its messages: run one",
     "passage": "messages pass it on the way to the stream of a tap, which 'bide pipeline audit' reads",
-    "undeliverable": "its messages may not be due yet. 'bide delay resend' sends them to their targets, those "
-    "that are not due after the rest of their wait",
+    "undeliverable": "its messages may not be due yet. 'bide delay resend --allow ...' sends them to their targets, "
+    "those that are not due after the rest of their wait",
 }
 
 

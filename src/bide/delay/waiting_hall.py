@@ -71,8 +71,9 @@ _SHOWN_ROUNDS: Final = 4
 class WaitingHall:
     """Delays of up to a hundred years on few queues, with a relay that sees to the messages' way.
 
-    Without a relay nothing gets lost, and nothing moves: run ``bide relay`` with the same settings, as many as you
-    like. A due time counts by the clock of the relay, so keep the clocks of its machine and the publishers' together.
+    Without a relay nothing gets lost, and nothing moves: run ``bide relay --allow ...`` with the same settings, as many
+    as you like. A due time counts by the clock of the relay, so keep the clocks of its machine and the publishers'
+    together.
 
     Halls whose settings differ do no harm to each other: the name holds the resolution where it is not a second, and
     levels mean the same in a hall of more levels.

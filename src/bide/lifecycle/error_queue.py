@@ -61,7 +61,7 @@ class ErrorQueue:
     stands at the end of the queue.
 
     Queues of delay infrastructures are refused, because their messages would arrive early, or wait anew. The queue for
-    undeliverable messages can be looked at, archived and emptied; ``bide delay resend`` sends its messages.
+    undeliverable messages can be looked at, archived and emptied; ``bide delay resend --allow ...`` sends its messages.
 
     Args:
         client: opened; it is not closed.

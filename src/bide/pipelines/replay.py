@@ -30,7 +30,6 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 import bide.spark
 from bide.admin.management_address import endpoints
 from bide.amqp.url import BrokerUrl
-from bide.delay.infrastructure import DelayInfrastructure
 from bide.errors import InvalidInputError, TargetNotFoundError
 from bide.lifecycle import ErrorQueue, Moved
 from bide.lifecycle.run import Progress
@@ -73,8 +72,6 @@ class FailedIn:
     Attributes:
         url: the broker's, with the password.
         queue: the error queue's name.
-        infrastructure: what delays them.
-        declare: put the infrastructure on the broker where it is missing.
         to: the queue to send all of them to, rather than to those that they failed on; or None.
         management_url: see :class:`bide.lifecycle.ErrorQueue`.
         record: leave a record in the stream ``bide.audit``.
@@ -82,8 +79,6 @@ class FailedIn:
 
     url: str = field(repr=False)
     queue: str
-    infrastructure: DelayInfrastructure
-    declare: bool = True
     to: str | None = None
     management_url: str | None = None
     record: bool = True
@@ -230,7 +225,7 @@ def send(
         return messages.sparkSession.createDataFrame([], _RESULT)
     first = _EPOCH + min(times[0] for times in chosen.values()) * _MICROSECOND
     late = max(datetime.now(UTC) - first, timedelta(0))
-    with connect_sync(source.url, infrastructure=source.infrastructure, declare=source.declare) as client:
+    with connect_sync(source.url) as client:
         queue = ErrorQueue(client.client, source.queue, management_url=source.management_url, audit=source.record)
         times = _Times(chosen, late)
         work = queue.replay(times.due, taken=times.take, to=source.to, total=total, details=details, progress=progress)

@@ -14,7 +14,6 @@ from bide.amqp.connection import Connection
 from bide.amqp.content import Delivery
 from bide.amqp.url import BrokerUrl
 from bide.client import Client, connect
-from bide.delay.infrastructure import DelayInfrastructure
 from bide.errors import ConnectionLostError, NotFoundError, TargetNotFoundError
 from bide.lifecycle.offsets import HEADER_OFFSET, answer, end_of, next_of, no_answer, offset_of, subscribe
 from bide.lifecycle.run import WINDOW
@@ -54,14 +53,10 @@ class Way:
 
     Attributes:
         url: the broker's, with the password.
-        infrastructure: what delays them.
-        declare: put the infrastructure on the broker where it is missing.
         run: names the operation.
     """
 
     url: str = field(repr=False)
-    infrastructure: DelayInfrastructure
-    declare: bool
     run: str
 
 
@@ -127,7 +122,7 @@ async def send_back(wanted: Sequence[Wanted], way: Way, *, skip_missing: bool) -
     try:
         held = [] if skip_missing else await _looked_for(connection, wanted)
         sent = len(held)
-        async with connect(way.url, infrastructure=way.infrastructure, declare=way.declare) as client:
+        async with connect(way.url) as client:
             sending = _Sending(client)
             try:
                 for row, message in held:

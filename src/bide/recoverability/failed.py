@@ -128,11 +128,6 @@ class FailedMessage:
         )
 
     @property
-    def is_from_nservicebus(self) -> bool:
-        """Whether it went through NServiceBus, so that a .NET endpoint may receive it again."""
-        return any(name.startswith("NServiceBus.") for name in self.headers)
-
-    @property
     def group(self) -> str:
         """What failures of one cause have in common: the exception's type and its first stack frame, without the line.
 

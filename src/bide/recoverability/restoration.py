@@ -36,12 +36,10 @@ LOCKED: Final = frozenset({"CC", "BCC", "x-death"})
 """Headers that an edit cannot set."""
 
 
-def back(
-    message: FailedMessage, *, to: str | None = None, delay: timedelta | None = None, run: str | None = None
-) -> Outgoing:
+def back(message: FailedMessage, *, to: str | None = None, run: str | None = None) -> Outgoing:
     """The copy that an operator sends back: what tells of the failure is taken off, the history of attempts stays.
 
-    So does the due time that the sender gave, beside that of the delay. The endpoint's retry policy begins anew. The
+    So does the due time that the sender gave. The endpoint's retry policy begins anew. The
     sender's ``expiration`` is dropped: an operator's decision stands above it.
 
     Args:
@@ -64,11 +62,7 @@ def back(
         headers.pop(HEADER_ATTEMPT_TIMES, None)
     if due is not None:
         headers[HEADER_FIRST_DUE] = to_milliseconds(due)
-    copy = copy_of(sent, message.body, queue=queue, headers=headers, sent_by=message.sent_by, delay=delay)
-    if delay is None or not message.is_from_nservicebus:
-        return copy
-    # A release queue takes off the CC list of Clock, which .NET endpoints cannot copy (RabbitMQ below 4.0).
-    return replace(copy, target=QueueTarget(queue, isolated=True))
+    return copy_of(sent, message.body, queue=queue, headers=headers, sent_by=message.sent_by)
 
 
 def edited(

@@ -200,9 +200,6 @@ def _constants(options: Options, infrastructure: DelayInfrastructure) -> dict[st
         target: dict[str, Any] = {"exchange": "any"} if name == "routing_key" else {"to": "any"}
         if name in ("to", "exchange"):
             target = {}
-        if name == "isolated":
-            # Nor can every one isolate a queue, which shows only in a delayed message.
-            target = {"to": constants.get("to", "any"), "delay": infrastructure.resolution}
         try:
             message = Letters().check(Letter(b"", **{**target, name: value}))
             message.starting(now).route(infrastructure, now)
