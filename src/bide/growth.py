@@ -15,6 +15,7 @@ from bide.delay.clock import Clock
 from bide.delay.clock_keys import digit_key
 from bide.delay.units import LEVELS, Digit
 from bide.errors import AccessRefusedError, BideError, BrokerError, NotAppliedError
+from bide.shared_tasks import SharedTasks
 from bide.topology import Topology
 
 log = logging.getLogger(__name__)
@@ -28,11 +29,11 @@ _LEVEL_INDEX: Final = {level.letter: index for index, level in enumerate(LEVELS)
 class Growth:
     """Declares the queue of a digit, and the binding that leads to it, before the first message that needs it is sent.
 
-    All digits that are needed meanwhile are declared together next, by a task that outlives the callers that wait for
-    it, so that a stalled broker costs one channel however many publishes time out.
+    All digits that are needed meanwhile are declared together next.
 
     Args:
         clock: as it is used on this broker's release.
+        tasks: declare for all callers that wait.
         declare: declare what is missing; else its absence is an error.
 
     Attributes:
@@ -40,7 +41,7 @@ class Growth:
             not new.
     """
 
-    def __init__(self, connection: Connection, clock: Clock, *, declare: bool) -> None:
+    def __init__(self, connection: Connection, clock: Clock, tasks: SharedTasks, *, declare: bool) -> None:
         self.is_complete = False
         self._connection = connection
         self._clock = clock
@@ -48,7 +49,7 @@ class Growth:
         self._keys: dict[tuple[str, int], Keys] = {}
         self._safe: set[Digit] = set()
         self._wanted: set[Digit] = set()
-        self._task: asyncio.Task[Mapping[Digit, BideError]] | None = None
+        self._tasks = tasks
 
     @property
     def core(self) -> Topology:
@@ -90,10 +91,7 @@ class Growth:
         missing = [one for one in digits if self._key(one) is None]
         while missing:
             self._wanted.update(missing)
-            task = self._task
-            if task is None or task.done():
-                task = self._task = asyncio.create_task(self._declare_wanted())
-            failed = await asyncio.shield(task)
+            failed = await self._tasks.run(self, self._declare_wanted)
             for one in missing:
                 if one in failed:
                     raise failed[one]

@@ -34,6 +34,7 @@ from bide.logs import logger
 from bide.outcome import denied, in_doubt
 from bide.outgoing import Moment, Outgoing
 from bide.session import Session, too_large
+from bide.shared_tasks import SharedTasks
 
 log = logger(__name__)
 
@@ -171,6 +172,7 @@ class Publisher:
         self._waiting: dict[int, _Sending] = {}
         self._window = asyncio.Semaphore(max_in_flight)
         self._session: Session | None = None
+        self._tasks = SharedTasks()
         self._opening = asyncio.Lock()
 
     async def connection(self) -> Connection:
@@ -183,6 +185,7 @@ class Publisher:
 
     async def close(self) -> None:
         """Close the connection."""
+        await self._tasks.stop()
         await self.link.close()
 
     async def prepare(self, message: Outgoing) -> None:
@@ -397,9 +400,14 @@ class Publisher:
             session = self._session
             if session is not None and session.connection.is_open and not session.is_outdated:
                 return session
-            connection = await self.link.connection()
-            session = self._session = await self._session_on(connection)
-            return session
+            while True:
+                connection = await self.link.connection()
+                try:
+                    session = self._session = await self._session_on(connection)
+                    return session
+                except BrokerError:
+                    if connection.is_open:
+                        raise
 
     async def _session_on(self, connection: Connection) -> Session:
         check_release(connection)
@@ -414,4 +422,10 @@ class Publisher:
                 infrastructure = replace(infrastructure, hides_keys=True)
             else:
                 infrastructure = replace(infrastructure, carrier="BCC")
-        return Session(connection, infrastructure, declare=self._declare, spares_neighbours=spares_neighbours)
+        return Session(
+            connection,
+            infrastructure,
+            declare=self._declare,
+            tasks=self._tasks,
+            spares_neighbours=spares_neighbours,
+        )

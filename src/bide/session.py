@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Hashable
 from datetime import timedelta
 from functools import partial
 from math import inf
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from bide.admin.apply import apply, check_streams, exists, is_into
 from bide.admin.neighbours import uses_nservicebus
@@ -29,6 +29,7 @@ from bide.errors import (
 from bide.growth import Growth
 from bide.logs import logger
 from bide.outgoing import Kind, Moment, Outgoing
+from bide.shared_tasks import SharedTasks
 from bide.topology import Exchange, Topology
 
 log = logger(__name__)
@@ -53,11 +54,10 @@ _Key = TypeVar("_Key", bound=Hashable)
 class Session:
     """Sees to it that everything stands that messages need on their way, and remembers that it does.
 
-    What several messages need is declared once, by a task that they all wait for. It goes on when they time out.
-
     Args:
         infrastructure: as it is used on this broker's release.
         declare: put it on the broker where it is missing; else its absence is an error.
+        tasks: declare what several messages need once for all of them.
         spares_neighbours: look for NServiceBus, which may come at any time, as often as targets are bound.
 
     Attributes:
@@ -72,12 +72,13 @@ class Session:
         infrastructure: DelayInfrastructure,
         *,
         declare: bool,
+        tasks: SharedTasks,
         spares_neighbours: bool = False,
     ) -> None:
         self.connection = connection
         self.infrastructure = infrastructure
         self._growth = (
-            Growth(connection, infrastructure, declare=declare) if isinstance(infrastructure, Clock) else None
+            Growth(connection, infrastructure, tasks, declare=declare) if isinstance(infrastructure, Clock) else None
         )
         self.encoder = Encoder(infrastructure, frame_max=connection.frame_max, growth=self._growth)
         self.suspects = asyncio.Lock()
@@ -97,7 +98,7 @@ class Session:
         self._opening = asyncio.Lock()
         self._declaring = asyncio.Lock()
         self._asking = asyncio.Semaphore(_ASKING)
-        self._tasks: dict[Hashable, asyncio.Task[None]] = {}
+        self._tasks = tasks
 
     async def channel(self) -> Channel:
         """The publishing channel, once the broker and the socket take more.
@@ -166,16 +167,16 @@ class Session:
                 self._remember_kind(message.kind, inf, waits=False)
             return moment
         if route.hops and not self._applied:
-            await self._once("infrastructure", self._ensure_applied)
+            await self._tasks.run((self, "infrastructure"), self._ensure_applied)
         if route.hops and self._spares_neighbours and self._neighbours_known_until <= self.connection.loop.time():
-            await self._once("neighbours", self._look_for_neighbours)
+            await self._tasks.run((self, "neighbours"), self._look_for_neighbours)
         if self._growth is not None and digits:
             try:
                 await self._growth.ensure(route.digits)
             except TargetNotFoundError:
                 # Exchanges of the infrastructure were deleted.
                 self.forget(self.infrastructure.delivery_exchange)
-                await self._once("infrastructure", self._ensure_applied)
+                await self._tasks.run((self, "infrastructure"), self._ensure_applied)
                 await self._growth.ensure(route.digits)
         key = await self._ensure_bound(message.target, route)
         self._remember_kind(message.kind, self._targets.get(key, 0.0), waits=route.hops > 0)
@@ -269,25 +270,11 @@ class Session:
         self.is_outdated = await uses_nservicebus(self.connection)
         self._neighbours_known_until = self.connection.loop.time() + REBIND_AFTER.total_seconds()
 
-    async def _once(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run what several messages wait for, once for all of them. Those that time out leave it running."""
-        task = self._tasks.get(key)
-        if task is None:
-            task = self._tasks[key] = asyncio.create_task(make())
-            task.add_done_callback(partial(self._done, key))
-        await asyncio.shield(task)
-
-    def _done(self, key: Hashable, task: asyncio.Task[None]) -> None:
-        del self._tasks[key]
-        if not task.cancelled():
-            # All that waited for it may have timed out: then there is no caller to raise its error.
-            task.exception()
-
     async def _ensure_bound(self, target: Target, route: DelayRoute) -> tuple[Target, bool]:
         # A route without delay needs less than one with, so each kind is remembered for itself.
         key = (target, bool(len(route.requires)))
         if not self._is_known(self._targets, key):
-            await self._once(key, partial(self._bind, key, route))
+            await self._tasks.run((self, key), partial(self._bind, key, route))
         return key
 
     async def _bind(self, key: tuple[Target, bool], route: DelayRoute) -> None:
@@ -322,7 +309,7 @@ class Session:
     async def _expect(self, exchange: str) -> None:
         # A publish to a missing exchange closes the channel, and takes the confirms of others with it.
         if not self._is_known(self._exchanges, exchange):
-            await self._once(exchange, partial(self._look_for, exchange))
+            await self._tasks.run((self, exchange), partial(self._look_for, exchange))
 
     async def _look_for(self, exchange: str) -> None:
         async with self._asking:

@@ -21,6 +21,7 @@ from bide.errors import InvalidInputError
 from bide.growth import Growth
 from bide.letter import Letter, Letters
 from bide.outgoing import Outgoing
+from bide.shared_tasks import SharedTasks
 
 NOW = datetime(2026, 7, 1, 12, 0, 0, 123456, tzinfo=UTC)
 FRAME_MAX = 600
@@ -217,7 +218,7 @@ def test_every_digit_of_every_level() -> None:
 @pytest.mark.parametrize("alike", [True, False])
 def test_a_message_is_not_encoded_before_its_digits_are_ready(routing_key: str, *, alike: bool) -> None:
     clock = Clock(lanes=2)
-    growth = Growth(cast("Connection", None), clock, declare=True)
+    growth = Growth(cast("Connection", None), clock, SharedTasks(), declare=True)
     encoder = Encoder(clock, frame_max=FRAME_MAX, growth=growth)
     letter = Letter(b"x", exchange="shop", routing_key=routing_key, delay="1h1s", message_id="m")
     checked = Letters().check(letter).starting(NOW)

@@ -30,7 +30,17 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "observability": ("metrics", "tracing"),
     "client": (
         *("", "bulk", "cancellation", "client", "consumer", "encoder", "failover", "growth", "letter"),
-        *("link", "message", "publisher", "session", "subscription", "sync", "outcome", "undeliverable"),
+        *(
+            "link",
+            "message",
+            "publisher",
+            "session",
+            "shared_tasks",
+            "subscription",
+            "sync",
+            "outcome",
+            "undeliverable",
+        ),
         "relay",
         *("endpoint", "event_bus", "lifecycle"),
         *("delayed_message", "ephemeral", "partitions", "rpc", "wire_tap"),
