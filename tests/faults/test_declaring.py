@@ -117,7 +117,7 @@ async def test_a_refusal_does_not_end_a_bind(vhost: Vhost, caplog: pytest.LogCap
     async with bide.connect(vhost.url, infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client:
         queue = fresh("q")
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
-        with blockade(vhost, "bide.v1.s1") as blocked:
+        with blockade(vhost, CLOCK.undeliverable) as blocked:
             binding = asyncio.create_task(client.bind(queue))
             await refused(caplog, binding, 1)
             await asyncio.to_thread(blocked.lift)
@@ -137,8 +137,8 @@ async def test_a_refusal_does_not_end_delay_apply(vhost: Vhost) -> None:
         said = await process.stderr.readline()
         assert b"cluster_not_formed" in said
         await asyncio.to_thread(blocked.lift)
-        output, _ = await process.communicate()
-    assert process.returncode == 0
+        output, complaints = await process.communicate()
+    assert process.returncode == 0, complaints
     assert output.startswith(b"clock: ")
 
 

@@ -38,10 +38,6 @@ def table(tmp_path: Path) -> Path:
         (("--to", "orders", "--dry-run", "--header-columns", "bide-due"), "'bide-due' starts with 'bide-'"),
         (("--to", "orders", "--dry-run", "--body-columns", " , "), "--body-columns ' , ' names no column"),
         (("--to", "orders", "--dry-run", "--read-option", "sep"), "--read-option 'sep' is not of the form"),
-        (
-            ("--exchange", "amq.topic", "--routing-key", "x", "--layout", "nservicebus", "--dry-run"),
-            "NServiceBus delays messages to an endpoint only, not to the exchange 'amq.topic'",
-        ),
         (("--to", "orders", "--ledger", "reminders.csv"), "--ledger reminders.csv cannot be used: "),
         (("--to", "orders", "--ledger", "new", "--rejects", "reminders.csv/x"), "reminders.csv is no folder that can"),
         (("--to", "orders", "--ledger", "begun"), "begun was begun with other settings of target, columns, name or"),

@@ -127,7 +127,7 @@ def test_what_may_not_be_declared_has_to_be_there(
              "--no-declare", "--json")  # fmt: skip
     assert schedule(*given) == 1
     told = capsys.readouterr().err
-    assert f"'clock' is not on the virtual host '{vhost.name}'" in told
+    assert f"'clock' is not complete on the virtual host '{vhost.name}'" in told
     assert "run 'bide delay apply'" in told
     assert told.count("\n") == 1
     assert {one["name"] for one in vhost.broker.management.call("GET", "queues", vhost.name)} == {queue}

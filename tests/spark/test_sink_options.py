@@ -109,7 +109,7 @@ def test_what_may_not_be_declared_has_to_be_there(spark: SparkSession, vhost: Vh
     queue = new_queue(vhost.url)
     frame = spark.sql("select '1' as value")
     delayed = writer(frame, vhost.url, queue=queue, declare="false", delay="100ms")
-    with pytest.raises(PySparkException, match=r"'clock' is not on the virtual host.*run 'bide delay apply'"):
+    with pytest.raises(PySparkException, match=r"'clock' is not complete on the virtual host.*run 'bide delay apply'"):
         delayed.save()
     writer(frame, vhost.url, queue=queue, declare="false").save()
     assert {one["name"] for one in vhost.broker.management.call("GET", "queues", vhost.name)} == {queue}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
+from bide.admin.declaring import Declaring
+from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.topology import Queue
 
@@ -31,6 +33,6 @@ async def settle(connection: Connection, *, prefix: str) -> None:
     """
     # Another name than that of a client that does the same now, and not without end: a name is never freed on a node.
     queue = Queue.quorum(f"{prefix}.settle.{secrets.token_hex(2)}", _ARGUMENTS)
-    async with await connection.channel() as channel:
-        await channel.declare_queue(queue)
-        await channel.delete_queue(queue.name)
+    async with Declaring(connection) as declaring:
+        await declaring.all(Channel.declare_queue, [queue])
+        await declaring.all(Channel.delete_queue, [queue.name])
