@@ -113,7 +113,7 @@ def test_a_table_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().err
     assert told.startswith("bide: Spark: ")
     assert "TABLE_OR_VIEW_NOT_FOUND" in told
-    assert told.count("\n") == 1
+    assert told.count("\n") == 3, "count and due times, and one line that says what is wrong"
 
 
 def test_what_may_not_be_declared_has_to_be_there(
@@ -129,7 +129,7 @@ def test_what_may_not_be_declared_has_to_be_there(
     told = capsys.readouterr().err
     assert f"'clock' is not complete on the virtual host '{vhost.name}'" in told
     assert "run 'bide delay apply'" in told
-    assert told.count("\n") == 1
+    assert told.count("\n") == 3, "count and due times, and one line that says what is wrong"
     assert {one["name"] for one in vhost.broker.management.call("GET", "queues", vhost.name)} == {queue}
     assert run(["delay", "apply", "--url", vhost.url, *ON_SMALL_CLOCK]) == 0
     capsys.readouterr()
