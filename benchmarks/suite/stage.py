@@ -10,7 +10,9 @@ from typing import Any, Final
 
 from benchmarks.suite.job import Job
 from benchmarks.suite.raw import FRAME_MAX, RawConnection
+from bide.admin.infrastructure import install
 from bide.amqp import codec
+from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.client import connect
 from bide.delay.clock import Clock
@@ -44,7 +46,12 @@ def random_minutes(*, seed: int = 1) -> list[timedelta]:
 
 
 async def prepare(url: str, infrastructure: DelayInfrastructure) -> DelayInfrastructure:
-    """Declare the target queue and the infrastructure; return that as it is used on this broker."""
+    """Declare the target queue and all of the infrastructure; return that as it is used on this broker."""
+    connection = await Connection.open(BrokerUrl.parse(url))
+    try:
+        await install(connection, infrastructure)
+    finally:
+        await connection.close()
     async with connect(url, infrastructure=infrastructure) as client:
         await client.declare(Topology(queues=[Queue.quorum(TARGET)]))
         await client.bind(TARGET)
