@@ -177,7 +177,7 @@ class Job:
         writer = (
             frame.writeStream.format("rabbitmq")
             # A small window makes the moments last in which some messages are confirmed and others are not.
-            .options(url=self._task.url, queue=QUEUE, declare="false", window=20)
+            .options(url=self._task.url, queue=QUEUE, window=20)
             .option("checkpointLocation", self._checkpoint("write"))
         )
         return self._triggered(writer).start()

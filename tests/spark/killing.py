@@ -34,9 +34,13 @@ def kill_python_workers(spark: SparkSession) -> int:
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     workers = [pid for daemon in _children(gateway.proc.pid) if _is_daemon(daemon) for pid in _children(daemon)]
+    killed = 0
     for pid in workers:
-        os.kill(pid, signal.SIGKILL)
-    return len(workers)
+        # One may end by itself between the look and the kill.
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            killed += 1
+    return killed
 
 
 class Program:
