@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -15,8 +14,9 @@ from typing import Final, Literal
 from bide.amqp.connection import Connection
 from bide.amqp.url import address_of
 from bide.errors import BideError
+from bide.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 TICK: Final = 0.5
 PROBE_AFTER: Final = 3.0
@@ -81,7 +81,7 @@ class Failover:
         if self._handle is not None:
             self._handle.cancel()
         task, self._task = self._task, None
-        if task is not None:
+        if task is not None and not task.done():
             task.cancel()
             await asyncio.wait({task})
 
@@ -117,7 +117,8 @@ class Failover:
         try:
             other, failure = await self._other_host(connection)
             reason = await self._verdict(connection, other, begun=begun, failure=failure)
-            if other is None or reason is None:
+            if other is None or reason is None or not (connection.is_open and other.is_open):
+                reason = None
                 return
             log.warning("leaving the broker at %s for %s: %s", connection.address, other.address, connection.trouble)
             moves[reason] += 1

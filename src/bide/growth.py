@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -15,10 +14,11 @@ from bide.delay.clock import Clock
 from bide.delay.clock_keys import digit_key
 from bide.delay.units import LEVELS, Digit
 from bide.errors import AccessRefusedError, BideError, BrokerError, NotAppliedError
+from bide.logs import logger
 from bide.shared_tasks import SharedTasks
 from bide.topology import Topology
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 Keys = list[list[bytes | None]]
 """By level and digit the encoded key, or None where what the digit needs was not declared or seen."""
@@ -142,6 +142,8 @@ class Growth:
             known = set()
         # The mark says nothing of bindings for keys of more words than it stands for.
         known = {one for one in known if one in self._safe or self._clock.has_core_bindings(one.padding)}
+        if known and self._declare:
+            await self._bind_again(known)
         rest = digits - known
         if not rest:
             return
@@ -149,6 +151,15 @@ class Growth:
             raise self.not_applied()
         await self._grow(rest)
         self._safe |= rest
+
+    async def _bind_again(self, digits: set[Digit]) -> None:
+        """Bind queues that are there: another client may have declared one anew, for keys of other words than ours."""
+        bindings = Topology(bindings=self._clock.digit_topology(digits).bindings)
+        try:
+            await apply(self._connection, bindings, external=_ends(bindings), can_move=False)
+        except AccessRefusedError:
+            if not self.is_complete:
+                raise
 
     async def _grow(self, digits: set[Digit]) -> None:
         """Declare, make safe, and bind: in this order, so that no message comes in before its queue is safe."""
@@ -159,13 +170,13 @@ class Growth:
                 raise self.not_applied(f"queues that a delay needs are missing, among {_listed(queues)}")
         elif queues.queues:
             try:
-                await apply(self._connection, queues, external=_exchanges(queues))
-                await settle(self._connection, prefix=self._clock.delivery_exchange)
+                await apply(self._connection, queues, external=_exchanges(queues), can_move=False)
+                await settle(self._connection, prefix=self._clock.delivery_exchange, can_move=False)
             except AccessRefusedError as error:
                 if not (self.is_complete and await exists(self._connection, queues)):
                     raise self.not_applied(str(error)) from error
         bindings = Topology(bindings=wanted.bindings)
-        await apply(self._connection, bindings, external=_ends(bindings))
+        await apply(self._connection, bindings, external=_ends(bindings), can_move=False)
         if queues.queues:
             log.debug("the delay queues %s are ready", _listed(queues))
 

@@ -172,10 +172,13 @@ class Link:
         """
         self.check_loop()
         self._closed.set()
-        await self._failover.stop()
         connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
+        try:
+            await self._failover.stop()
+        finally:
+            # Also where this is cancelled: the connection must not stay open.
+            if connection is not None:
+                await connection.close()
 
 
 def _is_untrusted(error: BrokerError) -> bool:

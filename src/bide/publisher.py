@@ -111,6 +111,11 @@ class _Sending:
     trouble: str = ""
     hops: int = 0
 
+    def receipt(self) -> Receipt:
+        """What the caller gets once the broker has it."""
+        message = self.message
+        return Receipt(message_id=message.message_id, due=message.due, hops=self.hops, attempts=self.attempts)
+
     def in_doubt(self, reason: str) -> PublishInDoubtError:
         """The error for a message that was sent and not confirmed."""
         return in_doubt(self.message.message_id, reason)
@@ -185,8 +190,10 @@ class Publisher:
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._tasks.stop()
-        await self.link.close()
+        try:
+            await self._tasks.stop()
+        finally:
+            await self.link.close()
 
     async def prepare(self, message: Outgoing) -> None:
         """See to it that such a message can be delivered after its delay, without sending it.
@@ -234,14 +241,11 @@ class Publisher:
                 while True:
                     session = await self._session_for(sending)
                     if await self._round(session, sending):
-                        return Receipt(
-                            message_id=message.message_id,
-                            due=sending.message.due,
-                            hops=sending.hops,
-                            attempts=sending.attempts,
-                        )
+                        return sending.receipt()
                     log.debug("the message %s is not confirmed yet: %s", message.message_id, sending.reason)
         except TimeoutError as error:
+            if sending.elsewhere:
+                return sending.receipt()
             connection = self._session.connection if self._session is not None else None
             if connection is not None and connection.lost.done():
                 sending.reason = f"{sending.reason}: {connection.lost.result()}"
@@ -325,7 +329,7 @@ class Publisher:
             waiting.attempts += 1
             waiting.hops = encoded.hops
             await confirm.future
-        waiting.elsewhere = True
+            waiting.elsewhere = True
         return True
 
     async def _send(self, session: Session, channel: Channel, sending: _Sending, prepared_at: Moment | None) -> bool:

@@ -125,6 +125,9 @@ class Session:
         """Whether :meth:`prepare` would find everything as it should be, known without asking anybody."""
         if self._largest is not None and len(message.body) > self._largest:
             return False
+        now = self.connection.loop.time()
+        if now >= self._doubt_at:
+            self._doubt(now)
         if message.kind is None:
             return False
         if message.due is None:
@@ -133,9 +136,6 @@ class Session:
             moment = self.moment()
             due = message.starting(*moment).due
             waits = due is not None and due > moment.now
-        now = self.connection.loop.time()
-        if now >= self._doubt_at:
-            self._doubt(now)
         return self._kinds.get((message.kind, waits), 0.0) > now
 
     async def prepare(self, message: Outgoing, *, digits: bool = True) -> Moment:
@@ -233,8 +233,8 @@ class Session:
                 await self._complete(probes)
             elif self._declare:
                 await check_streams(self.connection, prefix=self.infrastructure.delivery_exchange)
-                applied = await apply(self.connection, self.infrastructure.topology(), last=probes)
-                await settle(self.connection, prefix=self.infrastructure.delivery_exchange)
+                applied = await apply(self.connection, self.infrastructure.topology(), last=probes, can_move=False)
+                await settle(self.connection, prefix=self.infrastructure.delivery_exchange, can_move=False)
                 log.info("put the delay infrastructure %s on the broker: %s", self.infrastructure.name, applied)
             else:
                 raise NotAppliedError(
@@ -251,7 +251,7 @@ class Session:
         try:
             if not await exists(self.connection, Topology([Exchange(delivery)])):
                 await check_streams(self.connection, prefix=delivery)
-            await apply(self.connection, growth.core)
+            await apply(self.connection, growth.core, can_move=False)
         except AccessRefusedError as error:
             raise growth.not_applied(str(error)) from error
 
@@ -262,7 +262,12 @@ class Session:
         queues = {one.name for one in probes.queues}
         bindings = [one for one in self.infrastructure.topology().bindings if is_into(one, queues)]
         try:
-            await apply(self.connection, Topology(bindings=bindings), external=_names(Topology(bindings=bindings)))
+            await apply(
+                self.connection,
+                Topology(bindings=bindings),
+                external=_names(Topology(bindings=bindings)),
+                can_move=False,
+            )
         except AccessRefusedError as error:
             log.debug("the delay infrastructure is taken as it is: %s", error)
 
@@ -274,28 +279,30 @@ class Session:
         # A route without delay needs less than one with, so each kind is remembered for itself.
         key = (target, bool(len(route.requires)))
         if not self._is_known(self._targets, key):
-            await self._tasks.run((self, key), partial(self._bind, key, route))
+            await self._tasks.run((self, "target", key), partial(self._bind, key, route))
         return key
 
     async def _bind(self, key: tuple[Target, bool], route: DelayRoute) -> None:
         async with self._declaring:
-            self._count_release_queues(key[0], route.requires)
+            keyed = self._keyed_release_queues(key[0], route.requires)
             await self._check(route.expects)
             if len(route.requires) and not self._is_known(self._requirements, route.requires):
                 try:
-                    await apply(self.connection, route.requires, external=_names(route.requires))
+                    await apply(self.connection, route.requires, external=_names(route.requires), can_move=False)
                     if route.requires.queues and route.requires not in self._requirements:
-                        await settle(self.connection, prefix=self.infrastructure.delivery_exchange)
+                        await settle(self.connection, prefix=self.infrastructure.delivery_exchange, can_move=False)
                 except TargetNotFoundError as error:
                     raise TargetNotFoundError(
                         f"{error} (nothing can be delivered to it)", reply_code=error.reply_code
                     ) from error
                 self._remember(self._requirements, route.requires)
+                self._release_queues |= keyed
             self._remember(self._targets, key)
 
-    def _count_release_queues(self, target: Target, requires: Topology) -> None:
+    def _keyed_release_queues(self, target: Target, requires: Topology) -> set[str]:
+        """The release queues of a pair of exchange and routing key, of which there may be only so many."""
         if not isinstance(target, ExchangeTarget):
-            return
+            return set()
         keyed = {one.name for one in requires.queues if "x-dead-letter-routing-key" in one.arguments}
         if len(self._release_queues | keyed) > MAX_RELEASE_QUEUES:
             raise UnsupportedTargetError(
@@ -304,12 +311,12 @@ class Session:
                 "routing keys, name queues as targets (to=...), or use the clock layout on a virtual host without "
                 "NServiceBus"
             )
-        self._release_queues |= keyed
+        return keyed
 
     async def _expect(self, exchange: str) -> None:
         # A publish to a missing exchange closes the channel, and takes the confirms of others with it.
         if not self._is_known(self._exchanges, exchange):
-            await self._tasks.run((self, exchange), partial(self._look_for, exchange))
+            await self._tasks.run((self, "exchange", exchange), partial(self._look_for, exchange))
 
     async def _look_for(self, exchange: str) -> None:
         async with self._asking:

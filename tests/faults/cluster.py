@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import random
@@ -313,6 +314,13 @@ def cluster(
         polling: milliseconds between two looks of RabbitMQ's failure detector; 5,000 is its default. Leaders of nodes
             that fail are replaced after one to two of them.
     """
+    with (Path(tempfile.gettempdir()) / "bide-cluster.lock").open("w") as lock:
+        # One at a time: their nodes have the same ports and names, and three brokers are enough for a machine.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield from _running(rabbitmq, count=count, joined=joined, namespaces=namespaces, polling=polling)
+
+
+def _running(rabbitmq: Rabbitmq, *, count: int, joined: bool, namespaces: bool, polling: int) -> Iterator[Cluster]:
     made = Cluster(rabbitmq, count=count, joined=joined, namespaces=namespaces, polling=polling)
     try:
         made.start()

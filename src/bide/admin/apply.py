@@ -171,6 +171,7 @@ async def apply(
     external: Iterable[str] = (),
     last: Topology | None = None,
     retry_for: timedelta = RETRY_FOR,
+    can_move: bool = True,
 ) -> Applied:
     """Declare everything in a topology. What exists as wanted is left as it is.
 
@@ -183,6 +184,7 @@ async def apply(
         last: queues of the topology that are declared only when all others are there and bound, so that where they
             exist, all the rest does too, however the applying ended.
         retry_for: how long after a first refusal it is retried without a single success in between.
+        can_move: whether to go on over another connection; else the loss of the given one is an error.
 
     Raises:
         InvalidTopologyError: the topology contradicts itself; nothing was declared.
@@ -197,7 +199,7 @@ async def apply(
 
     validate(topology, external=frozenset(external))
     done: list[Exchange | Queue | Binding] = []
-    can_move = not any(one.exclusive for one in topology.queues)
+    can_move = can_move and not any(one.exclusive for one in topology.queues)
     try:
         await check_exchange_types(connection, topology, retry_for=retry_for)
         async with Declaring(connection, retry_for=retry_for, can_move=can_move) as declaring:

@@ -38,7 +38,6 @@ permitted, and an interceptor of the channel.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import ssl
 from collections import deque
@@ -51,8 +50,9 @@ from typing import Any, Final, Self, TypeVar
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.errors import BrokerError, BrokerUnreachableError, ClosedError, ConnectionLostError, TargetNotFoundError
+from bide.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 RETRY_FOR: Final = timedelta(seconds=30)
 """How long after a first refusal it is retried without a single success in between."""
@@ -190,7 +190,10 @@ class Declaring:
         # From the first refusal on, because the broker may take a minute to refuse.
         self._refusals.append(self._connection.loop.time())
         seconds = self._refusals[-1] - self._refusals[0]
-        if not is_passing(error) or not (self._can_move or self._connection.is_open):
+        if not is_passing(error):
+            raise error
+        if not (self._can_move or self._connection.is_open):
+            log.warning("the broker refused a declaration for a moment: %s", error)
             raise error
         assert isinstance(error, BrokerError)
         if seconds >= self._retry_for:

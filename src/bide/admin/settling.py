@@ -14,7 +14,7 @@ _ARGUMENTS: Final = {"x-quorum-initial-group-size": 99, "x-expires": 60_000}
 """As many members as there are nodes. It expires if its client does not come to delete it."""
 
 
-async def settle(connection: Connection, *, prefix: str) -> None:
+async def settle(connection: Connection, *, prefix: str, can_move: bool = True) -> None:
     """Have all nodes write down the quorum queues that were declared before.
 
     RabbitMQ's library ra notes the members of quorum queues in the file ``names.dets``, through a cache. A member that
@@ -33,6 +33,6 @@ async def settle(connection: Connection, *, prefix: str) -> None:
     """
     # Another name than that of a client that does the same now, and not without end: a name is never freed on a node.
     queue = Queue.quorum(f"{prefix}.settle.{secrets.token_hex(2)}", _ARGUMENTS)
-    async with Declaring(connection) as declaring:
+    async with Declaring(connection, can_move=can_move) as declaring:
         await declaring.all(Channel.declare_queue, [queue])
         await declaring.all(Channel.delete_queue, [queue.name])

@@ -34,7 +34,11 @@ def warn_about_exposure(url: BrokerUrl, socket: Ends) -> None:
     """
     if url.network is not TCP:
         return
-    peer, own = socket.getpeername(), socket.getsockname()
+    try:
+        peer, own = socket.getpeername(), socket.getsockname()
+    except OSError:
+        # The peer has closed the connection already.
+        return
     address = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
     if url.tls and not url.verify:
         _warn(

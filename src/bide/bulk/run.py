@@ -131,9 +131,10 @@ class Run:
             await source.close()
 
     def _oldest(self) -> Parcel | None:
-        """The letter that waits longest for its confirm, if it may be sent again."""
-        oldest = self._channel.confirms.oldest if self._channel is not None and self._on_lost == "repeat" else None
-        return oldest if isinstance(oldest, Parcel) else None
+        """The letter that waits longest for its confirm or its first sending, if it may be sent again."""
+        oldest = self._channel.confirms.oldest if self._channel is not None else None
+        waiting = oldest if isinstance(oldest, Parcel) else next(iter(self._again), None)
+        return waiting if self._on_lost == "repeat" else None
 
     def _is_done(self, source: Source) -> bool:
         return (source.ended or self._end is not None) and not self._is_waiting()
@@ -278,7 +279,8 @@ class Run:
             if parcel is None:
                 return False
             message = parcel.message
-            if message is None:
+            if message is None or parcel.elsewhere:
+                self._known += [parcel] if parcel.elsewhere else []
                 continue
             if parcel.prepared_in is not session and not session.is_prepared(message):
                 if (error := self._unreachable.error(message.kind)) is not None:
