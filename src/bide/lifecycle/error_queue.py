@@ -15,6 +15,7 @@ from bide.delay import recognition
 from bide.delay.infrastructure import check_name
 from bide.duration import DelayLike, format_delay, parse_delay
 from bide.errors import (
+    BideError,
     InvalidDelayError,
     NotFoundError,
     TargetNotFoundError,
@@ -33,6 +34,9 @@ from bide.recoverability.selection import Selection
 from bide.topology import Queue, Topology
 
 log = logger(__name__)
+
+_TO_RECORD: Final = 5.0
+"""Seconds that recording an interruption may take."""
 
 ALL: Final = Selection()
 
@@ -374,7 +378,12 @@ class ErrorQueue:
         except asyncio.CancelledError:
             self.interrupted = replace(work.moved(), left=work.left)
             if audit is not None:
-                await audit.interrupt({**self.interrupted.to_dict(), "left": work.left})
+                try:
+                    async with asyncio.timeout(_TO_RECORD):
+                        await audit.interrupt({**self.interrupted.to_dict(), "left": work.left})
+                except (BideError, TimeoutError) as error:
+                    # The broker may be the reason for the interruption: the caller is told all the same.
+                    log.warning("the interruption of %s was not recorded: %s", operation, error)
             raise
         moved = work.moved()
         if audit is not None:
