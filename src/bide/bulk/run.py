@@ -194,6 +194,7 @@ class Run:
             self._limit = self._window
         session, channel = self._session, self._channel
         if session is None or channel is None or not session.connection.is_open or not channel.is_open:
+            self._trouble = session.connection.trouble if session is not None else self._trouble
             async with self._patience("the broker was not reached"):
                 session = self._session = await self._connected()
                 channel = self._channel = await session.connection.channel(confirms=True)
