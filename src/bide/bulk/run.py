@@ -279,23 +279,22 @@ class Run:
             parcel = self._again.popleft() if self._again else self._take(source)
             if parcel is None:
                 return False
-            message = parcel.message
-            if message is None or parcel.elsewhere:
-                self._known += [parcel] if parcel.elsewhere else []
+            message, made = parcel.message, None
+            if parcel.elsewhere:
+                self._known.append(parcel)
                 continue
-            if parcel.prepared_in is not session and not session.is_prepared(message):
-                if (error := self._unreachable.error(message.kind)) is not None:
-                    self._denied(parcel, error)
-                else:
-                    unprepared.append(parcel)
-                    held += len(message.body)
+            if message is None:
                 continue
-            try:
-                made = session.encode(
-                    message, channel=number, mandatory=parcel.mandatory, prepared_at=parcel.prepared_at
-                )
-            except Exception as error:  # noqa: BLE001 (whatever is wrong with one letter is no harm to the others)
-                self._denied(parcel, unsendable(parcel.position, error))
+            if parcel.prepared_in is session or session.is_prepared(message):
+                try:
+                    made = session.encode(
+                        message, channel=number, mandatory=parcel.mandatory, prepared_at=parcel.prepared_at
+                    )
+                except Exception as error:  # noqa: BLE001 (what is wrong with one letter does not harm the others)
+                    self._denied(parcel, unsendable(parcel.position, error))
+                    continue
+            elif (unreachable := self._unreachable.error(message.kind)) is not None:
+                self._denied(parcel, unreachable)
                 continue
             if made is None:
                 parcel.prepared_in = None
