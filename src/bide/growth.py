@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from bide.admin.apply import apply, exists
+from bide.admin.apply import apply, exists, names_in
 from bide.admin.settling import settle
 from bide.amqp import codec
 from bide.amqp.connection import Connection
@@ -69,7 +69,7 @@ class Growth:
         return all(self._key(one) is not None for one in digits)
 
     def doubt(self) -> None:
-        """Look for the queues again before they are used next: somebody may have deleted them."""
+        """Look for the queues again before their next use, in case one was deleted."""
         for (padding, _), keys in self._keys.items():
             for level in keys:
                 level[:] = [None] * len(level)
@@ -142,43 +142,37 @@ class Growth:
             known = set()
         # The mark says nothing of bindings for keys of more words than it stands for.
         known = {one for one in known if one in self._safe or self._clock.has_core_bindings(one.padding)}
-        if known and self._declare:
-            await self._bind_again(known)
         rest = digits - known
-        if not rest:
-            return
-        if not self._declare and not self.is_complete:
-            raise self.not_applied()
-        await self._grow(rest)
-        self._safe |= rest
-
-    async def _bind_again(self, digits: set[Digit]) -> None:
-        """Bind queues that are there: another client may have declared one anew, for keys of other words than ours."""
-        bindings = Topology(bindings=self._clock.digit_topology(digits).bindings)
+        if rest:
+            if not self._declare and not self.is_complete:
+                raise self.not_applied()
+            await self._declare_queues(rest)
+        # Another client may have declared a known queue anew, for keys of other words than these.
+        wanted = self._clock.digit_topology(digits if self._declare else rest)
+        bindings = Topology(bindings=wanted.bindings)
         try:
-            await apply(self._connection, bindings, external=_ends(bindings), can_move=False)
+            if len(bindings):
+                await apply(self._connection, bindings, external=names_in(bindings), can_move=False)
         except AccessRefusedError:
-            if not self.is_complete:
+            if rest or not self.is_complete:
                 raise
+        self._safe |= rest
+        if rest:
+            log.debug("the delay queues %s are ready", _listed(_queues(self._clock, rest)))
 
-    async def _grow(self, digits: set[Digit]) -> None:
-        """Declare, make safe, and bind: in this order, so that no message comes in before its queue is safe."""
-        wanted = self._clock.digit_topology(digits)
-        queues = Topology(queues=wanted.queues)
+    async def _declare_queues(self, digits: set[Digit]) -> None:
+        """Declare the queues of digits and make them safe: they are bound after that, and get no message before."""
+        queues = _queues(self._clock, digits)
         if not self._declare:
             if not await exists(self._connection, queues):
                 raise self.not_applied(f"queues that a delay needs are missing, among {_listed(queues)}")
         elif queues.queues:
             try:
-                await apply(self._connection, queues, external=_exchanges(queues), can_move=False)
+                await apply(self._connection, queues, external=names_in(queues), can_move=False)
                 await settle(self._connection, prefix=self._clock.delivery_exchange, can_move=False)
             except AccessRefusedError as error:
                 if not (self.is_complete and await exists(self._connection, queues)):
                     raise self.not_applied(str(error)) from error
-        bindings = Topology(bindings=wanted.bindings)
-        await apply(self._connection, bindings, external=_ends(bindings), can_move=False)
-        if queues.queues:
-            log.debug("the delay queues %s are ready", _listed(queues))
 
     def not_applied(self, reason: str = "") -> NotAppliedError:
         """The error for a client that may not declare what is missing."""
@@ -196,14 +190,6 @@ def _encoded(digit: Digit) -> bytes:
 
 def _queues(clock: Clock, digits: Iterable[Digit]) -> Topology:
     return Topology(queues=clock.digit_topology(digits).queues)
-
-
-def _exchanges(queues: Topology) -> set[str]:
-    return {str(one.arguments["x-dead-letter-exchange"]) for one in queues.queues}
-
-
-def _ends(bindings: Topology) -> set[str]:
-    return {one.source for one in bindings.bindings} | {one.destination for one in bindings.bindings}
 
 
 def _listed(queues: Topology) -> str:

@@ -9,7 +9,7 @@ from functools import partial
 from math import inf
 from typing import Final, TypeVar
 
-from bide.admin.apply import apply, check_streams, exists, is_into
+from bide.admin.apply import apply, check_streams, exists, is_into, names_in
 from bide.admin.neighbours import uses_nservicebus
 from bide.admin.settling import settle
 from bide.amqp import faults
@@ -265,7 +265,7 @@ class Session:
             await apply(
                 self.connection,
                 Topology(bindings=bindings),
-                external=_names(Topology(bindings=bindings)),
+                external=names_in(Topology(bindings=bindings)),
                 can_move=False,
             )
         except AccessRefusedError as error:
@@ -288,7 +288,7 @@ class Session:
             await self._check(route.expects)
             if len(route.requires) and not self._is_known(self._requirements, route.requires):
                 try:
-                    await apply(self.connection, route.requires, external=_names(route.requires), can_move=False)
+                    await apply(self.connection, route.requires, external=names_in(route.requires), can_move=False)
                     if route.requires.queues and route.requires not in self._requirements:
                         await settle(self.connection, prefix=self.infrastructure.delivery_exchange, can_move=False)
                 except TargetNotFoundError as error:
@@ -300,7 +300,7 @@ class Session:
             self._remember(self._targets, key)
 
     def _keyed_release_queues(self, target: Target, requires: Topology) -> set[str]:
-        """The release queues of a pair of exchange and routing key, of which there may be only so many."""
+        """The release queues of a pair of exchange and routing key, checked against the limit of a connection."""
         if not isinstance(target, ExchangeTarget):
             return set()
         keyed = {one.name for one in requires.queues if "x-dead-letter-routing-key" in one.arguments}
@@ -362,10 +362,3 @@ def too_large(message: Outgoing, limit: int) -> MessageTooLargeError:
         f"the body of the message {message.message_id!r} has {len(message.body)} bytes, the broker's limit is {limit}: "
         "send less, or raise max_message_size on the broker"
     )
-
-
-def _names(topology: Topology) -> set[str]:
-    """Everything that a topology refers to."""
-    names = {one.source for one in topology.bindings} | {one.destination for one in topology.bindings}
-    arguments = ("x-dead-letter-exchange", "x-dead-letter-routing-key")
-    return names | {str(one.arguments.get(name, "")) for one in topology.queues for name in arguments}

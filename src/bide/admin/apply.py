@@ -262,6 +262,12 @@ def _counts(done: Iterable[_Item]) -> Applied:
     return Applied(exchanges=kinds[Exchange], queues=kinds[Queue], bindings=kinds[Binding])
 
 
+def names_in(topology: Topology) -> set[str]:
+    """Every exchange and queue that bindings and dead-letter arguments refer to: ``external`` for a part of a whole."""
+    names = {name for one in topology.bindings for name in (one.source, one.destination)}
+    return names | {str(one.arguments.get("x-dead-letter-exchange", "")) for one in topology.queues}
+
+
 async def exists(connection: Connection, topology: Topology) -> bool:
     """Whether all exchanges and queues of a topology exist, with whatever arguments."""
     try:
