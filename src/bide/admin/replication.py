@@ -17,7 +17,7 @@ from bide.delay.infrastructure import DelayInfrastructure
 from bide.errors import ManagementApiError
 
 _MEMBERS: Final = 3
-"""RabbitMQ gives a quorum queue so many members by default, where the cluster has the nodes."""
+"""Members of a quorum queue by default, on a cluster of as many nodes or more."""
 
 _SHARE: Final = 2 / 3
 """One node that leads more of the queues than this does most of the work, and its end moves them all at once."""

@@ -185,7 +185,7 @@ class Clock:
     def complete_mark(self) -> Exchange:
         """The exchange that ``bide delay apply`` declares last: where it exists, the whole topology was declared.
 
-        It is no part of :meth:`topology`, because it must not be there before the queues are bound.
+        It is not in :meth:`topology`, because it is declared only after the queues are bound.
         """
         return Exchange(f"{self._base}.complete", "fanout")
 
@@ -323,7 +323,7 @@ class Clock:
         """The key that leads from the delivery exchange to a target, padding included.
 
         Raises:
-            InvalidNameError: a routing key of so many words leaves no room for it.
+            InvalidNameError: the routing key has too many words to leave room for it.
         """
         if not self.hides_keys:
             return target_key(target)

@@ -43,7 +43,7 @@ def target_key(target: Target) -> str:
     """The key that leads from the delivery exchange to a target, padding included.
 
     Raises:
-        InvalidNameError: a routing key of so many words leaves no room for it.
+        InvalidNameError: the routing key has too many words to leave room for it.
     """
     pad = padding_of(target)
     kind = "x" if isinstance(target, ExchangeTarget) else "r" if target.isolated else "q"

@@ -224,7 +224,7 @@ class ErrorQueue:
                 asked more than once about a message that it chooses.
             taken: told of each message that is sent, or cannot be, before *due* is asked about the next one.
             to: a queue to send all of them to instead.
-            total: how many that will be; after so many it ends. 0 if it is not known.
+            total: messages to move, after which the operation ends; 0 if not known.
             details: why these, for the record.
             progress: told how far it is.
 

@@ -125,7 +125,7 @@ def floored(moment: datetime, span: timedelta) -> datetime:
 
 
 def after(first: datetime, span: timedelta, number: int) -> datetime:
-    """The end of so many spans; of time, where that is sooner."""
+    """The end of this number of spans, or the end of the calendar if that is sooner."""
     try:
         return first + span * number
     except OverflowError:
