@@ -288,7 +288,7 @@ class Run:
             if parcel.prepared_in is session or session.is_prepared(message):
                 try:
                     made = session.encode(
-                        message, channel=number, mandatory=parcel.mandatory, prepared_at=parcel.prepared_at
+                        message, channel=number, mandatory=parcel.letter.mandatory, prepared_at=parcel.prepared_at
                     )
                 except Exception as error:  # noqa: BLE001 (what is wrong with one letter does not harm the others)
                     self._denied(parcel, unsendable(parcel.position, error))
