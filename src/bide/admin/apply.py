@@ -263,9 +263,13 @@ def _counts(done: Iterable[_Item]) -> Applied:
 
 
 def names_in(topology: Topology) -> set[str]:
-    """Every exchange and queue that bindings and dead-letter arguments refer to: ``external`` for a part of a whole."""
+    """Every name that bindings and dead-letter arguments refer to: ``external`` for a part of a whole.
+
+    A dead-letter routing key is among them, because by the default exchange it is the name of a queue.
+    """
     names = {name for one in topology.bindings for name in (one.source, one.destination)}
-    return names | {str(one.arguments.get("x-dead-letter-exchange", "")) for one in topology.queues}
+    arguments = ("x-dead-letter-exchange", "x-dead-letter-routing-key")
+    return names | {str(one.arguments.get(name, "")) for one in topology.queues for name in arguments}
 
 
 async def exists(connection: Connection, topology: Topology) -> bool:
