@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from bide.checks import whole_number
+from bide.arguments import whole_number
 from bide.errors import InvalidInputError
 
 DEFAULT_PREFETCH: Final = 1000

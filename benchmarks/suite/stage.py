@@ -17,7 +17,7 @@ from bide.amqp.url import BrokerUrl
 from bide.client import connect
 from bide.delay.clock import Clock
 from bide.delay.infrastructure import HEADER_DUE, HEADER_TO, DelayInfrastructure, QueueTarget
-from bide.duration import to_milliseconds
+from bide.durations import to_milliseconds
 from bide.outgoing import Outgoing
 from bide.topology import Queue, Topology
 

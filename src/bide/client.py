@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bide.admin.apply import Applied, Removed, apply, destroy, exists
 from bide.amqp.url import BrokerUrl
-from bide.checks import whole_number
+from bide.arguments import whole_number
 from bide.consumer import Consumer
 from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure, check_name
-from bide.duration import DelayLike, DueTimeLike, parse_delay
+from bide.durations import DelayLike, DueTimeLike, parse_delay
 from bide.errors import BrokerUnreachableError
 from bide.letter import Letter
 from bide.link import Link

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
-from bide.checks import whole_number
+from bide.arguments import whole_number
 from bide.delay.infrastructure import check_name
 from bide.errors import AccessRefusedError, BideError, BrokerError, ConsumerCancelledError, TargetNotFoundError
 from bide.link import Link
-from bide.logs import logger
 from bide.message import Message
+from bide.runtime.logs import logger
 from bide.subscription import Subscription, retire_with
 
 log = logger(__name__)

@@ -24,7 +24,7 @@ from bide.delay.infrastructure import (
     Target,
 )
 from bide.delay.units import LEVELS, RESOLUTION
-from bide.duration import to_milliseconds
+from bide.durations import to_milliseconds
 from bide.errors import InvalidInputError
 from bide.growth import Growth
 from bide.outgoing import Kind, Outgoing

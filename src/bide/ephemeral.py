@@ -11,12 +11,12 @@ from typing import Any, Final
 from uuid import uuid4
 
 from bide.client import Client
-from bide.duration import DelayLike
+from bide.durations import DelayLike
 from bide.errors import BideError, PublishInDoubtError
-from bide.logs import logger
 from bide.message import KEPT_PROPERTIES, Message
 from bide.patterns.delays import ephemeral_delay
 from bide.publisher import Receipt
+from bide.runtime.logs import logger
 from bide.topology import Exchange, Queue, Topology
 
 log = logger(__name__)

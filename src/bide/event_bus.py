@@ -9,14 +9,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from bide.cancellation import outcome_apart
-from bide.checks import whole_number
+from bide.arguments import whole_number
 from bide.client import Client
 from bide.delay.arrival import Arrival, restore
 from bide.delay.infrastructure import HEADER_EXCHANGE
-from bide.duration import format_delay, to_milliseconds
+from bide.durations import format_delay, to_milliseconds
 from bide.errors import BrokerError, ClosedError, DeliveryLostError, InvalidInputError
-from bide.logs import logger
 from bide.message import Message
 from bide.outgoing import Outgoing
 from bide.patterns.event_bus import EventBusQueue
@@ -26,6 +24,8 @@ from bide.recoverability.departure import Departure
 from bide.recoverability.explanation import Explanation
 from bide.recoverability.history import expiry_of
 from bide.recoverability.report import HEADER_ERROR_MESSAGE, HEADER_FAILED_AT, HEADER_FAILED_QUEUE
+from bide.runtime.cancellation import outcome_apart
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Final, Literal
 from bide.amqp.connection import Connection
 from bide.amqp.url import address_of
 from bide.errors import BideError
-from bide.logs import logger
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 

@@ -14,8 +14,8 @@ from bide.delay.clock import Clock
 from bide.delay.clock_keys import digit_key
 from bide.delay.units import LEVELS, Digit
 from bide.errors import AccessRefusedError, BideError, BrokerError, NotAppliedError
-from bide.logs import logger
-from bide.shared_tasks import SharedTasks
+from bide.runtime.logs import logger
+from bide.runtime.shared_tasks import SharedTasks
 from bide.topology import Topology
 
 log = logger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from bide.delay.clock import Clock
-from bide.duration import DelayLike, parse_delay
+from bide.durations import DelayLike, parse_delay
 from bide.errors import InvalidInputError
 
 if TYPE_CHECKING:

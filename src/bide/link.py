@@ -23,7 +23,7 @@ from bide.errors import (
     TlsError,
 )
 from bide.failover import Failover, Trial
-from bide.logs import logger
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 

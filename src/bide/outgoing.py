@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from itertools import count
 from typing import Any, Final, NamedTuple
 
-from bide.checks import whole_number
+from bide.arguments import whole_number
 from bide.delay.arrival import DEATH_HEADERS, OWN_PREFIX
 from bide.delay.infrastructure import (
     HEADER_DUE,
@@ -26,7 +26,7 @@ from bide.delay.infrastructure import (
     Target,
     check_name,
 )
-from bide.duration import DelayLike, DueTimeLike, format_delay, parse_delay, parse_due_time, to_milliseconds
+from bide.durations import DelayLike, DueTimeLike, format_delay, parse_delay, parse_due_time, to_milliseconds
 from bide.errors import (
     InvalidDelayError,
     InvalidDueTimeError,

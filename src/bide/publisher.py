@@ -30,11 +30,11 @@ from bide.errors import (
 )
 from bide.letter import Letters
 from bide.link import Link
-from bide.logs import logger
 from bide.outcome import denied, in_doubt
 from bide.outgoing import Moment, Outgoing
+from bide.runtime.logs import logger
+from bide.runtime.shared_tasks import SharedTasks
 from bide.session import Session, too_large
-from bide.shared_tasks import SharedTasks
 
 log = logger(__name__)
 

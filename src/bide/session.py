@@ -17,7 +17,7 @@ from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, ExchangeTarget, Target
-from bide.duration import sending_time
+from bide.durations import sending_time
 from bide.encoder import Encoded, Encoder
 from bide.errors import (
     AccessRefusedError,
@@ -27,9 +27,9 @@ from bide.errors import (
     UnsupportedTargetError,
 )
 from bide.growth import Growth
-from bide.logs import logger
 from bide.outgoing import Kind, Moment, Outgoing
-from bide.shared_tasks import SharedTasks
+from bide.runtime.logs import logger
+from bide.runtime.shared_tasks import SharedTasks
 from bide.topology import Exchange, Topology
 
 log = logger(__name__)

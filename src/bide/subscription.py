@@ -13,7 +13,7 @@ from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.content import Delivery
 from bide.errors import BideError, ClosedError, ConsumerCancelledError
-from bide.logs import logger
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 

@@ -20,7 +20,7 @@ from bide.amqp.url import BrokerUrl
 from bide.client import Client, Connecting, Stamp, connect
 from bide.consumer import Consumer
 from bide.delay.infrastructure import DelayInfrastructure
-from bide.duration import DelayLike, parse_delay
+from bide.durations import DelayLike, parse_delay
 from bide.errors import ClosedError, InvalidInputError
 from bide.message import Message
 from bide.publisher import OnLost, Receipt

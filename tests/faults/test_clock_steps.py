@@ -13,7 +13,7 @@ import pytest
 import bide
 from bide.amqp.network import Tcp
 from bide.amqp.url import BrokerUrl
-from bide.duration import from_milliseconds, to_milliseconds
+from bide.durations import from_milliseconds, to_milliseconds
 from tests.broker.receiving import eventually, fresh, receive
 from tests.faults.conftest import CLOCK
 from tests.faults.proxy import PUBLISH, Proxy

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
-from bide.duration import from_milliseconds
+from bide.durations import from_milliseconds
 from bide.pipelines import audit_facts as facts
 from bide.pipelines import audit_tables as tables
 from bide.pipelines.audit_folder import Folder

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bide
-from bide.duration import parse_delay
+from bide.durations import parse_delay
 from bide.layouts import LAYOUTS
 from bide.spark.options import Options
 from bide.spark.sink_columns import COLUMNS

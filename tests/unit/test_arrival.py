@@ -16,7 +16,7 @@ from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayRoute, ExchangeTarget, QueueTarget, Target
 from bide.delay.nservicebus import NServiceBus
 from bide.delay.units import LEVELS
-from bide.duration import parse_delay
+from bide.durations import parse_delay
 
 DUE = datetime(2026, 11, 21, 1, 47, 34, 756_000, tzinfo=UTC)
 DUE_STAMP = 1_795_225_654_756

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bide.delay.clock import Clock
 from bide.delay.infrastructure import QueueTarget
 from bide.delay.units import MAX_DELAY
-from bide.duration import format_delay, from_milliseconds, parse_delay, parse_due_time, sending_time, to_milliseconds
+from bide.durations import format_delay, from_milliseconds, parse_delay, parse_due_time, sending_time, to_milliseconds
 from bide.errors import InvalidDelayError, InvalidDueTimeError
 
 # -- delays

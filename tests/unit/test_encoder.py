@@ -15,13 +15,13 @@ import bide
 from bide.amqp.connection import Connection
 from bide.delay.clock import Clock
 from bide.delay.infrastructure import DelayInfrastructure
-from bide.duration import DelayLike, parse_delay
+from bide.durations import DelayLike, parse_delay
 from bide.encoder import Encoded, Encoder
 from bide.errors import InvalidInputError
 from bide.growth import Growth
 from bide.letter import Letter, Letters
 from bide.outgoing import Outgoing
-from bide.shared_tasks import SharedTasks
+from bide.runtime.shared_tasks import SharedTasks
 
 NOW = datetime(2026, 7, 1, 12, 0, 0, 123456, tzinfo=UTC)
 FRAME_MAX = 600

@@ -19,10 +19,10 @@ from bide.amqp.url import BrokerUrl
 from bide.cli.output import json_line, print_json
 from bide.delay.explain import mermaid
 from bide.delay.infrastructure import QueueTarget
-from bide.duration import parse_delay
+from bide.durations import parse_delay
 from bide.foreign_text import visible, visible_json
-from bide.logs import logger
 from bide.pipelines.report import svg
+from bide.runtime.logs import logger
 from bide.topology.rendering import graphviz
 from tests.patience import PATIENCE
 

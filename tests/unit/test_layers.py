@@ -29,13 +29,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "testing": ("testing", "pytest_plugin"),
     "observability": ("metrics", "tracing"),
     "client": (
-        *("", "bulk", "cancellation", "client", "consumer", "encoder", "failover", "growth", "letter"),
+        *("", "bulk", "client", "consumer", "encoder", "failover", "growth", "letter"),
         *(
             "link",
             "message",
             "publisher",
             "session",
-            "shared_tasks",
             "subscription",
             "sync",
             "outcome",
@@ -47,17 +46,19 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "admin": ("admin", "broker"),
     "stream": ("stream",),
-    "amqp": ("amqp", "logs"),
+    "amqp": ("amqp",),
     "recoverability": ("recoverability",),
     "memory": ("memory",),
     "patterns": ("patterns",),
     "delay": ("delay", "layouts", "outgoing"),
-    "topology": ("checks", "duration", "foreign_text", "topology"),
+    "topology": ("topology",),
+    "runtime": ("runtime",),
+    "values": ("arguments", "durations", "foreign_text"),
     "errors": ("errors",),
 }
 """Layers from the top down, each with its modules and packages. The empty name is the package itself."""
 
-PURE = ("recoverability", "memory", "patterns", "delay", "topology", "errors")
+PURE = ("recoverability", "memory", "patterns", "delay", "topology", "values", "errors")
 """Layers of plain data and arithmetic."""
 
 INPUT_OUTPUT = frozenset(

@@ -13,7 +13,7 @@ from bide.admin.management_address import parse_management_url
 from bide.admin.stream_port import stream_port
 from bide.amqp.handshake import release_of
 from bide.amqp.url import BrokerUrl
-from bide.duration import parse_delay
+from bide.durations import parse_delay
 from bide.errors import (
     InvalidDelayError,
     InvalidDueTimeError,

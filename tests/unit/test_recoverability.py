@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import bide
 from bide.amqp.content import Delivery
 from bide.delay.arrival import Arrival, restore
-from bide.duration import to_milliseconds
+from bide.durations import to_milliseconds
 from bide.endpoint.gate import Gate
 from bide.endpoint.memory import REMEMBERED, FailedAttempts, Handled
 from bide.errors import InvalidDelayError, InvalidInputError, ReservedHeaderError, UndecodableMessageError

@@ -21,7 +21,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
-from bide.logs import logger
+from bide.runtime.logs import logger
 from bide.topology import PREDECLARED_EXCHANGES, Binding, Exchange, Queue, Topology
 
 log = logger(__name__)

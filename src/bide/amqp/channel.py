@@ -17,7 +17,7 @@ from bide.amqp.acks import AckSender
 from bide.amqp.confirms import Awaited, Confirms, Unconfirmed, fail
 from bide.amqp.content import Assembly, Delivery, Return
 from bide.errors import BideError, ClosedError, ConsumerCancelledError
-from bide.logs import logger
+from bide.runtime.logs import logger
 from bide.topology import Binding, Exchange, Queue
 
 if TYPE_CHECKING:

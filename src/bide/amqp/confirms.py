@@ -9,7 +9,7 @@ from typing import Any
 
 from bide.amqp.content import Return
 from bide.errors import BideError, PublishRefusedError, UnroutableError
-from bide.logs import logger
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 

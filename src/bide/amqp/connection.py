@@ -27,7 +27,7 @@ from bide.errors import (
     ProtocolError,
     TlsError,
 )
-from bide.logs import logger
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 

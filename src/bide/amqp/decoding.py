@@ -19,7 +19,7 @@ from pamqp.base import Frame
 
 from bide.amqp.codec import PROPERTY_FLAGS
 from bide.amqp.content import Delivery, Return
-from bide.logs import logger
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 

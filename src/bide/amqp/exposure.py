@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from bide.amqp.network import TCP
 from bide.amqp.url import BrokerUrl
-from bide.logs import logger
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 

@@ -28,9 +28,9 @@ from bide.errors import (
     UnsupportedBrokerError,
 )
 from bide.letter import Letter
-from bide.logs import logger
 from bide.outcome import denied, in_doubt, not_sent, with_unsent
 from bide.publisher import OnLost, Publisher
+from bide.runtime.logs import logger
 from bide.session import Session, too_large
 
 log = logger(__name__)

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, 
 from functools import partial
 from typing import Any, Final, Protocol
 
-from bide.cancellation import from_within
 from bide.errors import InvalidInputError
+from bide.runtime.cancellation import from_within
 
 NOTHING: Final = object()
 """What a source has to give where nothing is at hand."""

@@ -10,13 +10,13 @@ from types import TracebackType
 from typing import Final, Self
 
 from bide.amqp.url import BrokerUrl
+from bide.arguments import whole_number
 from bide.bulk.feed import Feed
 from bide.bulk.publish import KEPT_FAILURES
 from bide.bulk.source import body_bytes
-from bide.checks import whole_number
 from bide.client import connect
 from bide.delay.infrastructure import DelayInfrastructure
-from bide.duration import DelayLike
+from bide.durations import DelayLike
 from bide.errors import BideError, BulkInDoubtError, ClosedError
 from bide.letter import Letter
 from bide.outcome import Report, Tally, not_taken, with_unsent

@@ -257,7 +257,7 @@ def explain(
 ) -> None:
     """Show the way that a message with this DELAY takes, exchange by exchange. No broker is asked."""
     from bide.delay import explain as explaining
-    from bide.duration import parse_delay
+    from bide.durations import parse_delay
 
     target = _target(to, exchange, routing_key)
     wait = parse_delay(delay_text)

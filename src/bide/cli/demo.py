@@ -82,7 +82,7 @@ def demo(
     from bide.demo.progress import Progress
     from bide.demo.shop import make_shop
     from bide.demo.view import outcome, showing
-    from bide.duration import parse_delay
+    from bide.durations import parse_delay
 
     # On a broker of its own, nothing has to be told apart.
     prefix = f"bide-demo-{secrets.token_hex(3)}" if settings.url else "demo"

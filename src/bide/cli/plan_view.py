@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from bide.duration import format_delay
+from bide.durations import format_delay
 
 if TYPE_CHECKING:
     from bide.pipelines.plan.capacity import Judgement

@@ -44,7 +44,7 @@ def receive(
     A message is acknowledged once its line is written: what was not printed stays in the queue, and nothing is lost
     when this command ends, however it ends. In --json a body that is no UTF-8 is base64, and body_encoding says so.
     """
-    from bide.duration import parse_delay
+    from bide.durations import parse_delay
 
     limit = None if timeout is None else parse_delay(timeout)
     render = _json if as_json else _text
@@ -61,7 +61,7 @@ async def _receive(
     render: Callable[[Message], bytes],
 ) -> None:
     from bide.client import connect
-    from bide.duration import format_delay
+    from bide.durations import format_delay
     from bide.topology import Queue, Topology
 
     async with connect(settings.broker_url()) as client:

@@ -75,7 +75,7 @@ def duration_of(option: str, text: str) -> timedelta:
     Raises:
         InvalidDelayError: it is none; the message names the option.
     """
-    from bide.duration import parse_delay
+    from bide.durations import parse_delay
 
     try:
         return parse_delay(text)

@@ -25,7 +25,7 @@ from bide.delay.infrastructure import (
     HEADER_SENT,
     HEADER_TO,
 )
-from bide.duration import from_milliseconds
+from bide.durations import from_milliseconds
 
 _ENDS: Final = tuple(
     (f"x-{which}-death-exchange", f"x-{which}-death-queue", f"x-{which}-death-reason") for which in ("first", "last")

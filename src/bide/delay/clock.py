@@ -46,7 +46,7 @@ from bide.delay.infrastructure import (
 from bide.delay.queues import final_queue, waiting_queue
 from bide.delay.release import release_key, release_queue
 from bide.delay.units import LEVELS, MAX_DELAY, RESOLUTION, Digit, Level, digits_of
-from bide.duration import format_delay
+from bide.durations import format_delay
 from bide.errors import InvalidDelayError, InvalidNameError, InvalidTopologyError
 from bide.topology import Binding, Exchange, Queue, Topology
 

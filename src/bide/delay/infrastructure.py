@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
 
 from bide.delay.units import Digit
-from bide.duration import format_delay
+from bide.durations import format_delay
 from bide.errors import InvalidDelayError, InvalidNameError, UnsupportedTargetError
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Queue, Topology
 

@@ -22,7 +22,7 @@ from bide.delay.infrastructure import (
     Target,
 )
 from bide.delay.waiting_hall import HEADER_REST, MAX_DELAY, WaitingHall
-from bide.duration import format_delay
+from bide.durations import format_delay
 from bide.errors import InvalidDelayError, InvalidInputError, UnsupportedTargetError
 
 Way = Literal["round", "levels", "target", "aside"]

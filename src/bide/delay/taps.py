@@ -37,7 +37,7 @@ from bide.delay.clock import LAYOUT_VERSION, Clock
 from bide.delay.nservicebus import NServiceBus
 from bide.delay.queues import waiting_queue
 from bide.delay.units import LEVELS
-from bide.duration import format_delay
+from bide.durations import format_delay
 from bide.errors import InvalidInputError
 from bide.topology import Argument, Binding, Exchange, Queue, Topology
 

@@ -37,7 +37,7 @@ from bide.delay.infrastructure import (
     round_up,
 )
 from bide.delay.queues import final_queue, safe_queue, waiting_queue
-from bide.duration import format_delay
+from bide.durations import format_delay
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError, UnsupportedTargetError
 from bide.topology import Argument, Binding, Exchange, Topology
 

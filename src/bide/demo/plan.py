@@ -10,7 +10,7 @@ from typing import Final
 
 from bide.delay.infrastructure import ExchangeTarget, QueueTarget, Target
 from bide.delay.units import RESOLUTION
-from bide.duration import format_delay
+from bide.durations import format_delay
 from bide.errors import InvalidInputError
 from bide.topology import Binding, Exchange, Queue, Topology
 

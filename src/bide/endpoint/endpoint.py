@@ -10,11 +10,11 @@ from datetime import timedelta
 from typing import Any, Final, TypeVar, overload
 
 from bide.amqp.url import BrokerUrl
-from bide.checks import whole_number
+from bide.arguments import whole_number
 from bide.client import Client, connect
 from bide.consumer import MAX_PREFETCH, Consumer
 from bide.delay.infrastructure import DelayInfrastructure, check_name
-from bide.duration import DelayLike, parse_delay
+from bide.durations import DelayLike, parse_delay
 from bide.endpoint.gate import Gate
 from bide.endpoint.handlers import Handlers
 from bide.endpoint.observer import Observer
@@ -22,9 +22,9 @@ from bide.endpoint.rules import Rules
 from bide.endpoint.startup import prepare
 from bide.endpoint.worker import Worker
 from bide.errors import ClosedError, InvalidInputError
-from bide.logs import logger
 from bide.message import Message
 from bide.recoverability.policy import Retry, RetryPolicy, check_policy, poison_limit, retries_at_once
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from bide.duration import DelayLike, parse_delay
+from bide.durations import DelayLike, parse_delay
 from bide.endpoint.observer import Observer
 from bide.errors import InvalidDelayError
 from bide.outgoing import Outgoing

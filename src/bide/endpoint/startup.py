@@ -10,7 +10,7 @@ from bide.admin.management import ManagementApi
 from bide.client import Client
 from bide.delay.infrastructure import DelayInfrastructure
 from bide.delay.nservicebus import NServiceBus
-from bide.duration import format_delay
+from bide.durations import format_delay
 from bide.errors import (
     BrokerError,
     DeliveryLimitError,
@@ -19,8 +19,8 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
-from bide.logs import logger
 from bide.recoverability.policy import BrokerRetry, Retry, RetryPolicy
+from bide.runtime.logs import logger
 from bide.topology import Queue, Topology
 
 log = logger(__name__)

@@ -11,8 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from bide.cancellation import from_within, is_cancelled, outcome_of
-from bide.duration import format_delay
+from bide.durations import format_delay
 from bide.endpoint.event import Event, Kind
 from bide.endpoint.gate import Gate
 from bide.endpoint.handlers import Handlers, beyond_us
@@ -20,7 +19,6 @@ from bide.endpoint.memory import FailedAttempts, Handled
 from bide.endpoint.observer import Observer
 from bide.endpoint.rules import Rules
 from bide.errors import BrokerError, ClosedError, DeliveryLostError, InvalidInputError, PoisonMessageError
-from bide.logs import logger
 from bide.recoverability import successor
 from bide.recoverability.decision import Decision, Discard, Park, RetryLater, RetryNow
 from bide.recoverability.explanation import MESSAGE_BYTES, STACK_BYTES, Explanation
@@ -28,6 +26,8 @@ from bide.recoverability.failed import group_of, message_type
 from bide.recoverability.failure import Failure
 from bide.recoverability.history import History, expiry_of
 from bide.recoverability.report import Report
+from bide.runtime.cancellation import from_within, is_cancelled, outcome_of
+from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
     from bide.message import Message

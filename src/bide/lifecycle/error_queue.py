@@ -13,7 +13,7 @@ from typing import Any, Final
 from bide.client import Client
 from bide.delay import recognition
 from bide.delay.infrastructure import check_name
-from bide.duration import DelayLike, format_delay, parse_delay
+from bide.durations import DelayLike, format_delay, parse_delay
 from bide.errors import (
     BideError,
     InvalidDelayError,
@@ -26,11 +26,11 @@ from bide.lifecycle.moved import Moved
 from bide.lifecycle.renewal import Renewal
 from bide.lifecycle.run import WINDOW, Pace, Progress, Run
 from bide.lifecycle.summary import By, Group, Groups, Summary
-from bide.logs import logger
 from bide.outgoing import Outgoing
 from bide.recoverability import restoration
 from bide.recoverability.failed import FailedMessage
 from bide.recoverability.selection import Selection
+from bide.runtime.logs import logger
 from bide.topology import Queue, Topology
 
 log = logger(__name__)

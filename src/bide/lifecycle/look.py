@@ -17,7 +17,7 @@ from bide.errors import BideError, BrokerError, TargetNotFoundError
 from bide.lifecycle.held import Held, deliveries_of
 from bide.lifecycle.renewal import Renewal
 from bide.lifecycle.streams import is_stream, stream_error
-from bide.logs import logger
+from bide.runtime.logs import logger
 from bide.topology import Queue
 
 log = logger(__name__)

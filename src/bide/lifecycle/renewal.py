@@ -12,8 +12,8 @@ from bide.admin.management import ManagementApi
 from bide.client import Client
 from bide.errors import BideError, ManagementApiError
 from bide.lifecycle.held import Held
-from bide.logs import logger
 from bide.recoverability import restoration
+from bide.runtime.logs import logger
 from bide.topology import Argument
 
 log = logger(__name__)

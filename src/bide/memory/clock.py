@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Final
 
-from bide.duration import DelayLike, DueTimeLike, format_delay, parse_delay, parse_due_time
+from bide.durations import DelayLike, DueTimeLike, format_delay, parse_delay, parse_due_time
 from bide.errors import InvalidDelayError, InvalidDueTimeError
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -10,7 +10,7 @@ from bide.delay.clock import Clock
 from bide.delay.infrastructure import QueueTarget, check_name
 from bide.delay.nservicebus import NServiceBus
 from bide.delay.units import MAX_DELAY, RESOLUTION
-from bide.duration import DelayLike, parse_delay
+from bide.durations import DelayLike, parse_delay
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError
 from bide.patterns.building import distinct, finished, keys_of, make_queue, milliseconds, one_of, refuse_same
 from bide.topology import DEFAULT_EXCHANGE, Argument, Binding, Exchange, Topology

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from bide.delay.infrastructure import check_name
-from bide.duration import DelayLike
+from bide.durations import DelayLike
 from bide.errors import InvalidInputError, InvalidNameError
 from bide.patterns.building import distinct, finished, make_queue, milliseconds, one_of
 from bide.topology import Queue, Topology

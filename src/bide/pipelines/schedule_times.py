@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.types import DayTimeIntervalType, LongType, StringType
 
-from bide.duration import parse_delay
+from bide.durations import parse_delay
 from bide.errors import InvalidInputError
 
 if TYPE_CHECKING:

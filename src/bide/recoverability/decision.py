@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from bide.delay.infrastructure import check_name
-from bide.duration import DelayLike, parse_delay
+from bide.durations import DelayLike, parse_delay
 
 
 @dataclass(frozen=True, slots=True)

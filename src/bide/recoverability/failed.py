@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from bide.delay.arrival import OWN_PREFIX, restore
 from bide.delay.infrastructure import HEADER_EXCHANGE, HEADER_TO
-from bide.duration import from_milliseconds
+from bide.durations import from_milliseconds
 from bide.recoverability import report as names
 from bide.recoverability.departure import Departure
 from bide.recoverability.history import HEADER_SENT_BY, History, read_nservicebus_time

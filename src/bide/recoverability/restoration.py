@@ -16,7 +16,7 @@ from bide.delay.infrastructure import (
     HEADER_SENT,
     QueueTarget,
 )
-from bide.duration import from_milliseconds, to_milliseconds
+from bide.durations import from_milliseconds, to_milliseconds
 from bide.errors import InvalidInputError, ReservedHeaderError
 from bide.outgoing import Outgoing, new_message_id
 from bide.recoverability.failed import HEADER_ARCHIVED_AT, FailedMessage

@@ -19,7 +19,7 @@ from bide.delay.infrastructure import (
     HEADER_SENT,
     QueueTarget,
 )
-from bide.duration import to_milliseconds
+from bide.durations import to_milliseconds
 from bide.outgoing import Outgoing, new_message_id
 from bide.recoverability.history import (
     HEADER_SENT_BY,

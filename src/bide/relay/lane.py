@@ -13,7 +13,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.content import Delivery
 from bide.delay.passing import Onward, Passing
 from bide.errors import BideError, BrokerError, InvalidInputError, PublishError
-from bide.logs import logger
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 

@@ -26,8 +26,8 @@ from bide.errors import (
     TargetNotFoundError,
     UnroutableError,
 )
-from bide.logs import logger
 from bide.relay.lane import Lane, Parcel
+from bide.runtime.logs import logger
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology
 
 log = logger(__name__)

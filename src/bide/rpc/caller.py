@@ -28,7 +28,7 @@ from bide.amqp.channel import Channel
 from bide.amqp.content import Delivery
 from bide.client import Client
 from bide.delay.infrastructure import ExchangeTarget
-from bide.duration import DelayLike, format_delay, parse_delay
+from bide.durations import DelayLike, format_delay, parse_delay
 from bide.errors import (
     BideError,
     ClosedError,
@@ -41,10 +41,10 @@ from bide.errors import (
     UnroutableError,
 )
 from bide.link import Link
-from bide.logs import logger
 from bide.message import Message
 from bide.outgoing import Outgoing, new_message_id
 from bide.patterns.rpc import DIRECT_REPLY_TO
+from bide.runtime.logs import logger
 from bide.session import too_large
 from bide.topology import Exchange, Queue, Topology
 

@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
-from bide.cancellation import outcome_apart
-from bide.checks import whole_number
+from bide.arguments import whole_number
 from bide.client import Client
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.infrastructure import QueueTarget
 from bide.errors import AccessRefusedError, BideError, DeliveryLostError, InvalidInputError, UnroutableError
-from bide.logs import logger
 from bide.message import Message
 from bide.patterns.rpc import DIRECT_REPLY_TO
 from bide.recoverability.explanation import Explanation
 from bide.rpc.caller import ERROR_HEADER
+from bide.runtime.cancellation import outcome_apart
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Self
 
-from bide.duration import DelayLike
+from bide.durations import DelayLike
 from bide.message import Message
 from bide.rpc.caller import Caller, Replies
 from bide.sync import SyncClient

@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.checks import whole_number
+from bide.arguments import whole_number
 from bide.delay.infrastructure import check_name
-from bide.duration import DelayLike, parse_delay
+from bide.durations import DelayLike, parse_delay
 from bide.errors import BideError, BrokerError, DeliveryLostError
 from bide.lifecycle.held import Held
 from bide.lifecycle.renewal import Renewal

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from bide.amqp.codec import field_value
 from bide.delay.infrastructure import MAX_NAME_BYTES, DelayInfrastructure
-from bide.duration import format_delay, parse_delay
+from bide.durations import format_delay, parse_delay
 from bide.errors import BideError, InvalidDelayError, InvalidInputError, InvalidRowError
 from bide.letter import Letter, Letters
 from bide.outgoing import checked_headers

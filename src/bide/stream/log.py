@@ -21,7 +21,7 @@ from bide.errors import (
     ProtocolError,
     TargetNotFoundError,
 )
-from bide.logs import logger
+from bide.runtime.logs import logger
 from bide.stream import frames
 from bide.stream.chunk import Chunk
 from bide.stream.connection import StreamConnection

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from bide.amqp.url import BrokerUrl
-from bide.checks import whole_number
+from bide.arguments import whole_number
 from bide.client import Connecting, connect
-from bide.duration import DelayLike, DueTimeLike, parse_delay
+from bide.durations import DelayLike, DueTimeLike, parse_delay
 from bide.errors import InvalidInputError
 from bide.memory.clock import VirtualClock
 from bide.memory.host import DEFAULT_PREFETCH, VirtualHost

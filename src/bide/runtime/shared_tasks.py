@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Hashable
 from functools import partial
 from typing import Any, TypeVar
 
-from bide.cancellation import is_cancelled
 from bide.errors import ClosedError
+from bide.runtime.cancellation import is_cancelled
 
 _Result = TypeVar("_Result")
 
