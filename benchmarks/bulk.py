@@ -91,7 +91,7 @@ def ways(now: datetime) -> dict[str, tuple[Sequence[Outgoing], Callable[[Outgoin
         "encoding with pamqp": (single, by_pamqp),
         "encoding value by value, our codec": (single, by_codec),
         "the route of a delayed message, and our codec": (single, whole),
-        "both by a stencil": (alike, whole),
+        "both by a template": (alike, whole),
     }
 
 

@@ -85,7 +85,7 @@ class Client:
 
     def now(self) -> datetime:
         """The time by which delays are counted, in UTC: this machine's, or that of a broker in memory."""
-        return self.url.network.now()
+        return self.url.transport.now()
 
     async def release(self) -> tuple[int, ...]:
         """The broker's release, such as ``(4, 3, 6)``.

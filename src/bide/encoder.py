@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from bide.amqp import codec
-from bide.amqp.stencil import Stencil
+from bide.amqp.publish_template import PublishTemplate
 from bide.delay.clock import Clock
 from bide.delay.clock_keys import digit_key
 from bide.delay.infrastructure import (
@@ -139,13 +139,13 @@ class _Direct:
     """Messages of a kind that are not delayed."""
 
     def __init__(self, kind: Kind, frame_max: int) -> None:
-        self._stencil = Stencil(kind.values, frame_max=frame_max)
+        self._template = PublishTemplate(kind.values, frame_max=frame_max)
         self._exchange, self._routing_key = _plain_address(kind.target)
         self._starts = _starts(self._exchange, self._routing_key)
 
     def encode(self, message: Outgoing, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
         values = message.values
-        frames = self._stencil.frames(
+        frames = self._template.frames(
             channel,
             self._starts[mandatory],
             headers=_first_headers(now, values.get("headers")),
@@ -164,7 +164,7 @@ class _Delayed:
         values = dict(kind.values)
         # See Outgoing.wire_values for what becomes of these two while a message waits.
         carried = {HEADER_EXPIRATION: values.pop("expiration", None), HEADER_PRIORITY: values.pop("priority", None)}
-        self._stencil = Stencil(values, frame_max=frame_max)
+        self._template = PublishTemplate(values, frame_max=frame_max)
         target = kind.target
         # What is wrong with the target is found here, in the words of the infrastructure.
         shortest = clock.route(clock.resolution, target)
@@ -216,7 +216,7 @@ class _Delayed:
             # One is None. To ask for it costs time with every message, and to be told costs none.
             return None
         values = message.values
-        frames = self._stencil.frames(
+        frames = self._template.frames(
             channel,
             starts[mandatory],
             headers=b"".join(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from bide.amqp.content import Delivery
+from bide.amqp.delivery import Delivery
 from bide.delay.arrival import Arrival, restore
 from bide.errors import BideError, DeliveryLostError, InvalidInputError, UndecodableMessageError
 from bide.recoverability.history import (

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from bide.admin.apply import check_release
 from bide.admin.neighbours import uses_nservicebus
-from bide.amqp import faults
+from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Awaited
 from bide.amqp.connection import Connection
@@ -363,7 +363,7 @@ class Publisher:
     def _judge(self, session: Session, channel: Channel, sending: _Sending, exchange: str, error: BrokerError) -> None:
         """Find out whether this message made the broker close the channel, or was only on it too."""
         text, failed = channel.close_text, channel.confirms.failed
-        size = faults.size_limit(text)
+        size = reply_codes.size_limit(text)
         if size is not None:
             _, limit = size
             session.remember_limit(limit)
@@ -371,7 +371,7 @@ class Publisher:
             if sending.blamed:
                 raise too_large(sending.message, limit) from error
             return
-        refused = faults.subject(text)
+        refused = reply_codes.subject(text)
         if refused == exchange:
             session.forget(exchange)
             if isinstance(error, TargetNotFoundError) and sending.attempts == 1:

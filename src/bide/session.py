@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from bide.admin.apply import apply, check_streams, exists, is_into, names_in
 from bide.admin.neighbours import uses_nservicebus
 from bide.admin.settling import settle
-from bide.amqp import faults
+from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.delay.clock import Clock
@@ -338,7 +338,7 @@ class Session:
                 raise TargetNotFoundError(
                     f"the {kind} does not exist on the virtual host {self.connection.url.vhost!r}: declare it before "
                     "messages are sent to it",
-                    reply_code=faults.NOT_FOUND,
+                    reply_code=reply_codes.NOT_FOUND,
                 )
 
     def _is_known(self, known: dict[_Key, float], key: _Key) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
-from bide.amqp.content import Delivery
+from bide.amqp.delivery import Delivery
 from bide.errors import BideError, ClosedError, ConsumerCancelledError
 from bide.runtime.logs import logger
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bide.amqp.channel import Channel
-    from bide.amqp.content import Delivery
+    from bide.amqp.delivery import Delivery
     from bide.topology import Argument
     from tests.support import Vhost
 

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import pytest
 
 import bide
-from bide.amqp.network import Tcp
+from bide.amqp.transport import Tcp
 from bide.amqp.url import BrokerUrl
 from bide.durations import from_milliseconds, to_milliseconds
 from tests.broker.receiving import eventually, fresh, receive
@@ -53,15 +53,15 @@ async def publish_in_bulk(client: bide.Client, letter: bide.Letter) -> datetime 
 async def test_a_clock_step_before_a_repeat_neither_hastens_nor_refuses_a_delay(
     proxy: Proxy, publish: Callable[[bide.Client, bide.Letter], Awaitable[datetime | None]], step: timedelta
 ) -> None:
-    network = SteppedClock()
-    url = replace(BrokerUrl.parse(proxy.url), network=network)
+    transport = SteppedClock()
+    url = replace(BrokerUrl.parse(proxy.url), transport=transport)
     async with bide.connect(url, infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client:
         queue = fresh("q")
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         await client.bind(queue)
         begun = time.monotonic()
         publishing = await cut_off(proxy, publish(client, bide.Letter(b"x", to=queue, delay=DELAY)))
-        network.step = step
+        transport.step = step
         proxy.refusing = False
         due = await publishing
         [message] = await receive(client, queue, 1)
@@ -78,15 +78,15 @@ async def test_a_clock_step_before_a_repeat_neither_hastens_nor_refuses_a_delay(
 async def test_a_due_time_follows_a_clock_step_before_a_repeat(
     proxy: Proxy, publish: Callable[[bide.Client, bide.Letter], Awaitable[datetime | None]]
 ) -> None:
-    network = SteppedClock()
-    url = replace(BrokerUrl.parse(proxy.url), network=network)
+    transport = SteppedClock()
+    url = replace(BrokerUrl.parse(proxy.url), transport=transport)
     async with bide.connect(url, infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client:
         queue = fresh("q")
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         await client.bind(queue)
         when = client.now() + timedelta(seconds=15)
         publishing = await cut_off(proxy, publish(client, bide.Letter(b"x", to=queue, deliver_at=when)))
-        network.step = HOUR
+        transport.step = HOUR
         proxy.refusing = False
         assert await publishing == when
         [message] = await receive(client, queue, 1)

@@ -28,7 +28,7 @@ from bide.pipelines.audit import Round, run
 from bide.pipelines.audit_folder import Folder, Note
 from bide.pipelines.audit_sources import candidates, find_sources
 from bide.pipelines.formats import to_read
-from bide.stream.log import Address
+from bide.streams.log import Address
 from bide.topology import Binding, Queue, Topology
 from tests import stream_publisher
 from tests.broker import celery_app

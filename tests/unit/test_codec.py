@@ -22,7 +22,7 @@ from pamqp.base import Frame
 from pamqp.header import ContentHeader
 
 from bide.amqp import codec, decoding
-from bide.amqp.content import Assembly, Delivery
+from bide.amqp.delivery import Assembly, Delivery
 from bide.errors import InvalidInputError
 from bide.message import Message
 from tests.patience import PATIENCE

@@ -45,7 +45,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *("delayed_message", "ephemeral", "partitions", "rpc", "wire_tap"),
     ),
     "admin": ("admin", "broker"),
-    "stream": ("stream",),
+    "streams": ("streams",),
     "amqp": ("amqp",),
     "recoverability": ("recoverability",),
     "memory": ("memory",),

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bide
-from bide.amqp.content import Delivery
+from bide.amqp.delivery import Delivery
 from bide.delay.arrival import Arrival, restore
 from bide.durations import to_milliseconds
 from bide.endpoint.gate import Gate

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from bide.admin.private import private_broker
-from bide.amqp.network import TCP
+from bide.amqp.transport import TCP
 from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidUrlError, ManagementApiError
 
@@ -131,7 +131,7 @@ def endpoints(url: BrokerUrl, management_url: str | None, environment: Mapping[s
         InvalidUrlError: the management URL cannot be read.
         ManagementApiError: it is the URL of a broker in memory, which has none.
     """
-    if url.network is not TCP:
+    if url.transport is not TCP:
         raise ManagementApiError("a broker in memory has no management API: use a real broker for what needs it")
     if given := management_url or of_environment(MANAGEMENT_VARIABLE, url, environment):
         return [parse_management_url(given, url)]

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from contextlib import asynccontextmanager
 from typing import Final
 
-from bide.amqp import faults
+from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Unconfirmed
 from bide.bulk.parcel import Parcel, unsendable
@@ -393,12 +393,12 @@ class Run:
         """
         error = channel.closed_with
         assert error is not None
-        refused = faults.subject(channel.close_text)
+        refused = reply_codes.subject(channel.close_text)
         blamed = [] if refused is None else [one for one in lost if one.exchange == refused]
         is_known = bool(blamed)
         if refused is not None and blamed:
             session.forget(refused)
-        if (size := faults.size_limit(channel.close_text)) is not None:
+        if (size := reply_codes.size_limit(channel.close_text)) is not None:
             _, limit = size
             session.remember_limit(limit)
             blamed = [one for one in lost if len(one.body) > limit]

@@ -154,7 +154,7 @@ def _broker(settings: Settings, stream_port: int | None, progress: Progress, sta
 
 def _unreadable(broker: _Broker) -> str:
     """Why streams of this broker cannot be read; empty if they can."""
-    from bide.stream.log import Address
+    from bide.streams.log import Address
 
     try:
         Address.of(broker.text, broker.stream_port).connect().close()

@@ -128,7 +128,7 @@ def audit(
 def own_words(error: OffsetsLostError | InvalidOptionError) -> OffsetsLostError | InvalidOptionError:
     """The error with the options of this command in the place of those of the data source."""
     from bide.spark.source import TAKE_BACK, WAY_OUT_OF_LEFT_OUT, WAY_OUT_OF_NEW, WAY_OUT_OF_UNREAD
-    from bide.stream.log import WAY_OUT_OF_GAP
+    from bide.streams.log import WAY_OUT_OF_GAP
 
     text, take_back = str(error), f"{TAKE_BACK} (below _checkpoint)"
     for theirs, own in (

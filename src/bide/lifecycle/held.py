@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from bide.amqp.content import Delivery
+from bide.amqp.delivery import Delivery
 from bide.recoverability.failed import FailedMessage
 
 

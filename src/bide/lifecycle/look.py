@@ -10,7 +10,7 @@ from typing import Final
 
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
-from bide.amqp.content import Delivery
+from bide.amqp.delivery import Delivery
 from bide.amqp.url import BrokerUrl
 from bide.delay.recognition import is_waiting, refusal
 from bide.errors import BideError, BrokerError, TargetNotFoundError

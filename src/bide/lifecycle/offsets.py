@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 from bide.amqp.connection import Connection
-from bide.amqp.content import Delivery
+from bide.amqp.delivery import Delivery
 from bide.errors import ConnectionLostError, TargetNotFoundError, UnsupportedBrokerError
 from bide.subscription import Subscription
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bide.amqp import faults
+from bide.amqp import reply_codes
 from bide.amqp.connection import Connection
 from bide.errors import BrokerError
 
@@ -37,5 +37,5 @@ def stream_error(queue: str, *, hint: str = "") -> BrokerError:
     """
     return BrokerError(
         f"{queue!r} is a stream: nothing can be taken out of it{hint and f', and {hint}'}",
-        reply_code=faults.NOT_IMPLEMENTED,
+        reply_code=reply_codes.NOT_IMPLEMENTED,
     )

@@ -12,7 +12,7 @@ from bide.endpoint.events import EVENTS
 from bide.errors import NotAppliedError, TargetNotFoundError
 from bide.layouts import Layout, make_infrastructure
 from bide.pipelines.audit import BATCH_ROWS, Sources
-from bide.stream.log import Address, StreamLogs
+from bide.streams.log import Address, StreamLogs
 
 if TYPE_CHECKING:
     from bide.delay.infrastructure import DelayInfrastructure

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from bide.amqp.connection import Connection
-from bide.amqp.content import Delivery
+from bide.amqp.delivery import Delivery
 from bide.amqp.url import BrokerUrl
 from bide.client import Client, connect
 from bide.errors import ConnectionLostError, NotFoundError, TargetNotFoundError

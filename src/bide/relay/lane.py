@@ -6,11 +6,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from bide.amqp import codec, faults
+from bide.amqp import codec, reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Unconfirmed
 from bide.amqp.connection import Connection
-from bide.amqp.content import Delivery
+from bide.amqp.delivery import Delivery
 from bide.delay.passing import Onward, Passing
 from bide.errors import BideError, BrokerError, InvalidInputError, PublishError
 from bide.runtime.logs import logger
@@ -148,7 +148,7 @@ class Lane:
             return
         self._channel = None
         self._suspects = max(self._suspects - 1, 0)
-        exchange = faults.subject(channel.close_text) if isinstance(error, BrokerError) else None
+        exchange = reply_codes.subject(channel.close_text) if isinstance(error, BrokerError) else None
         guilty = [one for one in lost if one.exchange == exchange] or (lost if len(lost) == 1 else [])
         if not guilty:
             log.info(

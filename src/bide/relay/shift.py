@@ -13,7 +13,7 @@ from typing import Any, Final
 from bide.admin.apply import exists
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
-from bide.amqp.content import Delivery
+from bide.amqp.delivery import Delivery
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.passing import Onward, Passing, Way, set_aside
 from bide.delay.waiting_hall import WaitingHall

@@ -23,9 +23,9 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 from bide.admin.apply import exists
-from bide.amqp import faults
+from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
-from bide.amqp.content import Delivery
+from bide.amqp.delivery import Delivery
 from bide.client import Client
 from bide.delay.infrastructure import ExchangeTarget
 from bide.durations import DelayLike, format_delay, parse_delay
@@ -280,14 +280,14 @@ class Caller:
 
     def _judge(self, channel: Channel, request: Outgoing, exchange: str, error: BideError) -> None:
         """Raise what the broker closed the channel with, if that was for this request."""
-        size = faults.size_limit(channel.close_text)
+        size = reply_codes.size_limit(channel.close_text)
         if size is not None:
             _, self._largest = size
             if len(request.body) > self._largest:
                 raise too_large(request, self._largest) from error
         elif channel.close_text:
             was_alone = channel.confirms.failed.total() == 1
-            if was_alone or faults.subject(channel.close_text) == exchange:
+            if was_alone or reply_codes.subject(channel.close_text) == exchange:
                 raise error
 
     async def _open(self) -> _ReplyChannel:

@@ -59,7 +59,7 @@ class MemoryBroker:
         self.release = release if len(release) > 2 else (*release, 0)
         self._lock = threading.RLock()
         self.clock = VirtualClock(start, guard=self._lock)
-        self.url = BrokerUrl(hosts=(("memory", 5672),), heartbeat=0, network=_Memory(self))
+        self.url = BrokerUrl(hosts=(("memory", 5672),), heartbeat=0, transport=_Memory(self))
         self._hosts: dict[str, VirtualHost] = {}
         self._prefetch = whole_number("dead_letter_prefetch", dead_letter_prefetch, 1, 2**31)
         self._connections: list[ServerConnection] = []
@@ -183,7 +183,7 @@ def _is_modelled(release: object) -> bool:
 
 
 class _Memory:
-    """The way to one broker in memory; see :class:`bide.amqp.network.Network`."""
+    """The way to one broker in memory; see :class:`bide.amqp.transport.Transport`."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from bide.amqp import codec, faults
+from bide.amqp import codec, reply_codes
 from bide.errors import BrokerError, NotModelledError
 from bide.memory.channel import BrokerChannel, BrokerDelivery
 from bide.memory.host import VirtualHost
@@ -295,7 +295,7 @@ class ServerChannel:
     def _refuse(self, error: BrokerError, method: tuple[int, int]) -> None:
         self._is_closed = True
         self._channel.close()
-        code = error.reply_code or faults.NOT_IMPLEMENTED
+        code = error.reply_code or reply_codes.NOT_IMPLEMENTED
         text = f"NOT_IMPLEMENTED - {error}" if isinstance(error, NotModelledError) else str(error)
         reason = text.encode()[:_LONGEST_REASON].decode(errors="ignore")
         self._send(codec.method(20, 40, codec.short(code), codec.short_string(reason), _METHOD.pack(*method)))

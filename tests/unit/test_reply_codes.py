@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from bide.amqp import faults
+from bide.amqp import reply_codes
 from bide.errors import (
     AccessRefusedError,
     AuthenticationError,
@@ -24,7 +24,7 @@ from bide.errors import (
 
 
 def mismatch(what: str, received: str, current: str) -> DeclarationMismatchError:
-    error = faults.channel_error(
+    error = reply_codes.channel_error(
         406, f"PRECONDITION_FAILED - inequivalent arg {what} in vhost 't': received {received} but current is {current}"
     )
     assert isinstance(error, DeclarationMismatchError)
@@ -85,7 +85,7 @@ def test_what_is_declared_differently(
 @pytest.mark.parametrize(("kind", "argument"), [("queue", "x-message-ttl"), ("exchange", "type")])
 def test_a_mismatch_that_the_broker_told_in_too_many_bytes(kind: str, argument: str) -> None:
     text = f"PRECONDITION_FAILED - inequivalent arg '{argument}' for {kind} '{'n' * 250}' in vhost 't': received none"
-    error = faults.channel_error(406, text[:252] + "...")
+    error = reply_codes.channel_error(406, text[:252] + "...")
     assert isinstance(error, DeclarationMismatchError)
     assert (error.kind, error.argument) == (kind, argument)
     assert f"exists with another {argument} than is wanted: delete the {kind}, or declare it as it is" in str(error)
@@ -139,14 +139,14 @@ def test_a_mismatch_that_the_broker_told_in_too_many_bytes(kind: str, argument: 
     ],
 )
 def test_why_a_channel_was_closed(code: int, text: str, kind: type[BrokerError], message: str) -> None:
-    error = faults.channel_error(code, text)
+    error = reply_codes.channel_error(code, text)
     assert type(error) is kind
     assert message in str(error)
     assert error.reply_code == code
 
 
 def test_what_is_not_empty_is_named() -> None:
-    error = faults.channel_error(406, "PRECONDITION_FAILED - queue 'a b' in vhost '/' not empty")
+    error = reply_codes.channel_error(406, "PRECONDITION_FAILED - queue 'a b' in vhost '/' not empty")
     assert isinstance(error, NotEmptyError)
     assert list(error.counts) == ["a b"]
 
@@ -172,7 +172,7 @@ def test_what_is_not_empty_is_named() -> None:
     ],
 )
 def test_why_a_connection_was_closed(code: int, text: str, kind: type[BrokerError], message: str) -> None:
-    error = faults.connection_error(code, text)
+    error = reply_codes.connection_error(code, text)
     assert type(error) is kind
     assert message in str(error)
     assert error.reply_code == code
@@ -221,7 +221,7 @@ def test_why_a_connection_was_closed(code: int, text: str, kind: type[BrokerErro
     ],
 )
 def test_why_a_connection_was_not_opened(code: int, text: str, kind: type[BrokerError], message: str) -> None:
-    error = faults.handshake_error(code, text, user="u", vhost="v", address="h:5672")
+    error = reply_codes.handshake_error(code, text, user="u", vhost="v", address="h:5672")
     assert type(error) is kind
     assert message in str(error)
     assert error.reply_code == code
@@ -246,21 +246,21 @@ REFUSED = AuthenticationError("e refuses u", reply_code=403)
     ],
 )
 def test_what_is_said_of_several_hosts(failures: list[BrokerError], kind: type[BrokerError], message: str) -> None:
-    error = faults.of_hosts(failures)
+    error = reply_codes.of_hosts(failures)
     assert (type(error), str(error)) == (kind, message)
     assert error.reply_code == next(one.reply_code for one in failures if type(one) is kind)
 
 
 def test_of_one_host_its_own_error_is_raised() -> None:
-    assert faults.of_hosts([CLOSED]) is CLOSED
+    assert reply_codes.of_hosts([CLOSED]) is CLOSED
 
 
 def test_a_certificate_that_is_not_trusted_counts_if_it_is_so_of_all_hosts() -> None:
     untrusted = [TlsError(name) for name in ("a", "b")]
     for one in untrusted:
         one.__cause__ = ssl.SSLCertVerificationError()
-    assert isinstance(faults.of_hosts(untrusted).__cause__, ssl.SSLCertVerificationError)
-    assert not isinstance(faults.of_hosts([*untrusted, DOWN]).__cause__, ssl.SSLCertVerificationError)
+    assert isinstance(reply_codes.of_hosts(untrusted).__cause__, ssl.SSLCertVerificationError)
+    assert not isinstance(reply_codes.of_hosts([*untrusted, DOWN]).__cause__, ssl.SSLCertVerificationError)
 
 
 @pytest.mark.parametrize(
@@ -279,10 +279,10 @@ def test_a_certificate_that_is_not_trusted_counts_if_it_is_so_of_all_hosts() -> 
     ],
 )
 def test_the_exchange_that_takes_nothing_is_named(text: str, exchange: str | None) -> None:
-    assert faults.subject(text) == exchange
+    assert reply_codes.subject(text) == exchange
 
 
 def test_a_message_over_the_limit_is_recognised() -> None:
     text = "PRECONDITION_FAILED - message size 1001 is larger than configured max size 1000"
-    assert faults.size_limit(text) == (1001, 1000)
-    assert faults.size_limit("NOT_FOUND - no queue 'message size' in vhost 't'") is None
+    assert reply_codes.size_limit(text) == (1001, 1000)
+    assert reply_codes.size_limit("NOT_FOUND - no queue 'message size' in vhost 't'") is None

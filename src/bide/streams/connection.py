@@ -27,9 +27,9 @@ from bide.errors import (
     TlsError,
     VirtualHostError,
 )
-from bide.stream import frames
-from bide.stream.chunk import Chunk
-from bide.stream.frames import Fields, Whereabouts
+from bide.streams import frames
+from bide.streams.chunk import Chunk
+from bide.streams.frames import Fields, Whereabouts
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class StreamConnection:
         return self._ask(frames.STREAM_STATS, frames.string(stream), stream=stream).statistics()
 
     def subscribe(self, stream: str, position: bytes, *, credit: int) -> int:
-        """Read a stream from a position (see :mod:`bide.stream.frames`); returns the number of the subscription.
+        """Read a stream from a position (see :mod:`bide.streams.frames`); returns the number of the subscription.
 
         Raises:
             TargetNotFoundError: there is no such stream.

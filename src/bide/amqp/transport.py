@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     AnyProtocol = TypeVar("AnyProtocol", bound=asyncio.Protocol)
 
 
-class Network(Protocol):
+class Transport(Protocol):
     """A way to reach brokers. Where it leads to a broker in memory, it has that broker's clock."""
 
     async def connect(
@@ -62,17 +62,17 @@ class Tcp:
         loop: asyncio.AbstractEventLoop,
         context: ssl.SSLContext | None,
     ) -> AnyProtocol:
-        """See :class:`Network`."""
+        """See :class:`Transport`."""
         options: dict[str, Any] = {} if context is None else {"ssl": context, "server_hostname": host}
         _, protocol = await loop.create_connection(factory, host, port, **options)
         return protocol
 
     def now(self) -> datetime:
-        """See :class:`Network`."""
+        """See :class:`Transport`."""
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """See :class:`Network`. Where the system can tell, the time that this machine was suspended counts too."""
+        """See :class:`Transport`. Where the system can tell, the time that this machine was suspended counts too."""
         return time.monotonic() if _UPTIME is None else time.clock_gettime(_UPTIME)
 
 

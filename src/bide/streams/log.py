@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from bide.amqp import faults
+from bide.amqp import reply_codes
 from bide.amqp.url import BrokerUrl
 from bide.errors import (
     BrokerError,
@@ -22,9 +22,9 @@ from bide.errors import (
     TargetNotFoundError,
 )
 from bide.runtime.logs import logger
-from bide.stream import frames
-from bide.stream.chunk import Chunk
-from bide.stream.connection import StreamConnection
+from bide.streams import frames
+from bide.streams.chunk import Chunk
+from bide.streams.connection import StreamConnection
 
 log = logger(__name__)
 
@@ -80,7 +80,7 @@ class Address:
                 return StreamConnection(self.url, (host, self.port))
             except BrokerError as error:
                 failures.append(error)
-        raise faults.of_hosts(failures)
+        raise reply_codes.of_hosts(failures)
 
 
 class StreamLogs:

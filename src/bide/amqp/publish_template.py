@@ -28,7 +28,7 @@ _BEFORE: Final = 14
 """Bytes in the payload of a content header before the properties: class, weight, body size, flags."""
 
 
-class Stencil:
+class PublishTemplate:
     """The properties that messages of a kind share, encoded.
 
     Args:
