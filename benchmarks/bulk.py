@@ -28,8 +28,8 @@ from benchmarks.suite.stage import TARGET, prepare, random_minutes
 from bide.amqp import codec, decoding
 from bide.broker import LocalBroker
 from bide.client import Client, connect
-from bide.delay.arrival import restore
 from bide.delay.clock import Clock
+from bide.delay.received import restore
 from bide.encoder import Encoder
 from bide.letter import Letter, Letters
 from bide.outgoing import Outgoing

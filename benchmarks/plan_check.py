@@ -32,7 +32,7 @@ from bide.admin.apply import apply, message_counts
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.broker import LocalBroker
-from bide.delay.units import LEVELS
+from bide.delay.clock_digits import LEVELS
 from bide.pipelines.plan.ladder import Ladder
 from bide.pipelines.plan.stays import Timeline
 from bide.pipelines.plan.workload import Columns, of_table

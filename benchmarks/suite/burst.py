@@ -14,9 +14,9 @@ from benchmarks.suite.measurement import DEFAULT_PREFETCH, Case, Measurement, Pl
 from benchmarks.suite.stage import TARGET, WINDOW, prepare
 from bide.client import Client, connect
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.clock_digits import RESOLUTION
 from bide.delay.nservicebus import NServiceBus
-from bide.delay.units import RESOLUTION
+from bide.delay.protocol import DelayInfrastructure
 from bide.letter import Letter
 
 ONE_MOMENT: Final = "Clock, to one moment"

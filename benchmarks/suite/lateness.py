@@ -21,8 +21,8 @@ from benchmarks.suite.processor import Meter
 from benchmarks.suite.stage import TARGET, prepare
 from bide.client import Client, connect
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure
 from bide.delay.nservicebus import NServiceBus
+from bide.delay.protocol import DelayInfrastructure
 from bide.message import Message
 
 CLOCK: Final = "Clock"

@@ -20,7 +20,7 @@ from benchmarks.suite.processor import resident_bytes
 from benchmarks.suite.stage import TARGET, WINDOW, prepare
 from bide.broker import LocalBroker
 from bide.client import Client, connect
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.letter import Letter
 from bide.topology import Queue, Topology
 

@@ -22,7 +22,7 @@ from benchmarks.suite.stage import TARGET, WINDOW, prepare
 from bide.client import Client, connect
 from bide.consumer import Consumer
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.letter import Letter
 
 CLOCK: Final = "Clock"

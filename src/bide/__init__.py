@@ -10,8 +10,8 @@ from bide.client import Client, connect
 from bide.consumer import Consumer
 from bide.delay.celery import Celery
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, ExchangeTarget, QueueTarget
 from bide.delay.nservicebus import NServiceBus
+from bide.delay.protocol import DelayInfrastructure, DelayRoute, ExchangeTarget, QueueTarget
 from bide.delay.waiting_hall import WaitingHall
 from bide.errors import BideError
 from bide.message import Message

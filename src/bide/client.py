@@ -16,7 +16,7 @@ from bide.amqp.url import BrokerUrl
 from bide.arguments import whole_number
 from bide.consumer import Consumer
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure, check_name
+from bide.delay.protocol import DelayInfrastructure, check_name
 from bide.durations import DelayLike, DueTimeLike, parse_delay
 from bide.errors import BrokerUnreachableError
 from bide.letter import Letter

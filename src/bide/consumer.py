@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from bide.arguments import whole_number
-from bide.delay.infrastructure import check_name
+from bide.delay.protocol import check_name
 from bide.errors import AccessRefusedError, BideError, BrokerError, ConsumerCancelledError, TargetNotFoundError
 from bide.link import Link
 from bide.message import Message

@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple
 from bide.amqp import codec
 from bide.amqp.publish_template import PublishTemplate
 from bide.delay.clock import Clock
+from bide.delay.clock_digits import LEVELS, RESOLUTION
 from bide.delay.clock_keys import digit_key
-from bide.delay.infrastructure import (
+from bide.delay.protocol import (
     HEADER_DUE,
     HEADER_EXPIRATION,
     HEADER_PRIORITY,
@@ -23,7 +24,6 @@ from bide.delay.infrastructure import (
     ExchangeTarget,
     Target,
 )
-from bide.delay.units import LEVELS, RESOLUTION
 from bide.durations import to_milliseconds
 from bide.errors import InvalidInputError
 from bide.growth import Growth

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from bide.arguments import whole_number
 from bide.client import Client
-from bide.delay.arrival import Arrival, restore
-from bide.delay.infrastructure import HEADER_EXCHANGE
+from bide.delay.protocol import HEADER_EXCHANGE
+from bide.delay.received import SentMessage, restore
 from bide.durations import format_delay, to_milliseconds
 from bide.errors import BrokerError, ClosedError, DeliveryLostError, InvalidInputError
 from bide.message import Message
@@ -244,7 +244,7 @@ def _expired(expiration: timedelta | None) -> str:
     return f"its expiration{'' if expiration is None else f' of {format_delay(expiration)}'} is over"
 
 
-def _as_first_sent(message: Message, departure: Departure | None) -> Arrival:
+def _as_first_sent(message: Message, departure: Departure | None) -> SentMessage:
     """The message with the address and the ``expiration`` that dead-lettering took off it.
 
     A copy has them in headers of ours. Otherwise ``x-death`` tells how the message first came to the queue.

@@ -11,8 +11,8 @@ from bide.admin.settling import settle
 from bide.amqp import codec
 from bide.amqp.connection import Connection
 from bide.delay.clock import Clock
+from bide.delay.clock_digits import LEVELS, Digit
 from bide.delay.clock_keys import digit_key
-from bide.delay.units import LEVELS, Digit
 from bide.errors import AccessRefusedError, BideError, BrokerError, NotAppliedError
 from bide.runtime.logs import logger
 from bide.runtime.shared_tasks import SharedTasks

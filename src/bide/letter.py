@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
 
-from bide.delay.infrastructure import MAX_NAME_BYTES, check_name
+from bide.delay.protocol import MAX_NAME_BYTES, check_name
 from bide.durations import DelayLike, DueTimeLike, parse_delay, parse_due_time
 from bide.errors import InvalidInputError
 from bide.outgoing import Kind, Outgoing, body_of, checked_headers, new_message_id

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from bide.amqp.delivery import Delivery
-from bide.delay.arrival import Arrival, restore
+from bide.delay.received import SentMessage, restore
 from bide.errors import BideError, DeliveryLostError, InvalidInputError, UndecodableMessageError
 from bide.recoverability.history import (
     HEADER_SENT_BY,
@@ -60,11 +60,11 @@ class Message:
         self.body = delivery.body
         self.received_at = received_at
         self.redelivered = delivery.redelivered
-        self._arrival: Arrival | None = None
+        self._arrival: SentMessage | None = None
         self._history: History | None = None
         self._subscription = subscription
 
-    def _restored(self) -> Arrival:
+    def _restored(self) -> SentMessage:
         """What it was when it was sent: worked out once, for who asks."""
         if self._arrival is None:
             self._arrival = restore(self.raw.exchange, self.raw.routing_key, self.raw.values)
@@ -238,13 +238,13 @@ class Message:
         named = kept or self.headers.get("NServiceBus.OriginatingEndpoint") or self.app_id or self.user_id
         return named if isinstance(named, str) else None
 
-    def as_sent(self) -> Arrival:
+    def as_sent(self) -> SentMessage:
         """Where it was sent to, and its properties, without its body: what copies of it are made from.
 
         It has the due time that an NServiceBus endpoint gave, too.
         """
         due = self.due if self.due is not None else nservicebus_due(self.raw.values.get("headers") or {})
-        return Arrival(
+        return SentMessage(
             exchange=self.exchange,
             routing_key=self.routing_key,
             values=self._values,

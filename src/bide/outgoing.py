@@ -13,8 +13,7 @@ from itertools import count
 from typing import Any, Final, NamedTuple
 
 from bide.arguments import whole_number
-from bide.delay.arrival import DEATH_HEADERS, OWN_PREFIX
-from bide.delay.infrastructure import (
+from bide.delay.protocol import (
     HEADER_DUE,
     HEADER_EXPIRATION,
     HEADER_PRIORITY,
@@ -26,6 +25,7 @@ from bide.delay.infrastructure import (
     Target,
     check_name,
 )
+from bide.delay.received import DEATH_HEADERS, OWN_PREFIX
 from bide.durations import DelayLike, DueTimeLike, format_delay, parse_delay, parse_due_time, to_milliseconds
 from bide.errors import (
     InvalidDelayError,

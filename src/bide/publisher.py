@@ -16,7 +16,7 @@ from bide.amqp.confirms import Awaited
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.clock import Clock, carrier_for
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.errors import (
     BideError,
     BrokerError,

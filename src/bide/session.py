@@ -16,7 +16,7 @@ from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, ExchangeTarget, Target
+from bide.delay.protocol import DelayInfrastructure, DelayRoute, ExchangeTarget, Target
 from bide.durations import sending_time
 from bide.encoder import Encoded, Encoder
 from bide.errors import (

@@ -19,7 +19,7 @@ from bide.admin.apply import Applied, Removed
 from bide.amqp.url import BrokerUrl
 from bide.client import Client, Connecting, Stamp, connect
 from bide.consumer import Consumer
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.durations import DelayLike, parse_delay
 from bide.errors import ClosedError, InvalidInputError
 from bide.message import Message

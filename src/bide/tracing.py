@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
-from bide.delay.infrastructure import ExchangeTarget, Target
+from bide.delay.protocol import ExchangeTarget, Target
 from bide.endpoint.observer import Observer
 from bide.recoverability.explanation import Explanation
 from bide.recoverability.history import HEADER_RETRIED_BY

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from bide.client import Client
 from bide.delay.allowed_targets import AllowedTargets
-from bide.delay.arrival import OWN_PREFIX
-from bide.delay.infrastructure import HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_SET_ASIDE, HEADER_TO
+from bide.delay.protocol import HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_SET_ASIDE, HEADER_TO
+from bide.delay.received import OWN_PREFIX
 from bide.errors import InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
 from bide.message import KEPT_PROPERTIES, Message
 from bide.outgoing import Outgoing

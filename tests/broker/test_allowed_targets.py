@@ -14,7 +14,7 @@ import pytest
 import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.delay.infrastructure import HEADER_SET_ASIDE
+from bide.delay.protocol import HEADER_SET_ASIDE
 from bide.errors import InvalidInputError
 from bide.relay import Relay
 from bide.rpc import Caller, serve

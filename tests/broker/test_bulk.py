@@ -20,7 +20,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.bulk.publish import BulkPublish
 from bide.bulk.source import source_of
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.errors import (
     BulkPublishError,
     ClosedError,

@@ -15,7 +15,7 @@ import pytest
 
 import bide
 from bide.amqp.connection import Connection
-from bide.delay.infrastructure import QueueTarget
+from bide.delay.protocol import QueueTarget
 from bide.errors import ConsumerCancelledError, TargetNotFoundError
 from bide.event_bus import EventBus
 from bide.message import Message

@@ -44,7 +44,7 @@ def report(error: Exception, queue: str, **changes: Any) -> dict[str, Any]:
 
 async def park(client: bide.Client, queue: str, number: int, failed_on: str, **options: Any) -> None:
     """Put messages into an error queue, as an endpoint does."""
-    from bide.delay.arrival import Arrival
+    from bide.delay.received import SentMessage
     from bide.recoverability import successor
 
     error = options.pop("error", ValueError("no"))
@@ -54,7 +54,7 @@ async def park(client: bide.Client, queue: str, number: int, failed_on: str, **o
 
     def copy(place: int) -> Any:
         values = {"message_id": f"{prefix}{place}", "type": "Order", "delivery_mode": 2, "headers": {"place": place}}
-        sent = Arrival(exchange="shop", routing_key="order.created", values=values, due=None)
+        sent = SentMessage(exchange="shop", routing_key="order.created", values=values, due=None)
         return successor.parked(sent, b"body %d" % place, queue=queue, headers=headers, sent_by="shop")
 
     await asyncio.gather(*(client.forward(copy(place)) for place in range(number)))

@@ -12,7 +12,7 @@ from bide.admin.management import ManagementApi
 from bide.admin.protection import protect, protection_name, queue_pattern
 from bide.admin.taps import turn_on
 from bide.amqp.connection import Connection
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.errors import TargetNotFoundError
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, ready, receive

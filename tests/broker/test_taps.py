@@ -31,7 +31,7 @@ from tests.broker.receiving import eventually, ready, receive
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
-    from bide.delay.infrastructure import DelayInfrastructure
+    from bide.delay.protocol import DelayInfrastructure
     from bide.message import Message
     from tests.support import Vhost
 

@@ -12,7 +12,7 @@ from bide.admin.infrastructure import install, install_guard, remove
 from bide.admin.management import ManagementApi
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.errors import InvalidInputError, NotEmptyError
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, ready, receive

@@ -23,7 +23,6 @@ from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.broker import LocalBroker
-from bide.delay.passing import HEADER_DELAY
 from bide.delay.waiting_hall import HEADER_REST
 from bide.errors import (
     AccessRefusedError,
@@ -32,6 +31,7 @@ from bide.errors import (
     NotEmptyError,
 )
 from bide.relay import Relay, Relayed
+from bide.relay.decision import HEADER_DELAY
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.undeliverable import resend
 from tests.broker.receiving import eventually, ready, receive

@@ -17,7 +17,7 @@ import pytest
 
 import bide
 from bide.cli.replay_audit import OfAudit
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.pipelines import audit_facts as facts
 from bide.pipelines.audit import Sources, run
 from bide.pipelines.audit_folder import Folder

@@ -24,7 +24,7 @@ import bide
 from benchmarks.plan_check import Compared, compare, planned, prepare
 from benchmarks.plan_check import run as publish_and_watch
 from bide.cli.app import run
-from bide.delay.units import digits_of
+from bide.delay.clock_digits import digits_of
 from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
 from bide.pipelines.plan.flows import flows_of
 from bide.pipelines.plan.ladder import Ladder

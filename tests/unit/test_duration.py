@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import QueueTarget
-from bide.delay.units import MAX_DELAY
+from bide.delay.clock_digits import MAX_DELAY
+from bide.delay.protocol import QueueTarget
 from bide.durations import format_delay, from_milliseconds, parse_delay, parse_due_time, sending_time, to_milliseconds
 from bide.errors import InvalidDelayError, InvalidDueTimeError
 

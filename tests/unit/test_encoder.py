@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import bide
 from bide.amqp.connection import Connection
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.durations import DelayLike, parse_delay
 from bide.encoder import Encoded, Encoder
 from bide.errors import InvalidInputError

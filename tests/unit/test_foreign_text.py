@@ -18,7 +18,7 @@ from bide.amqp import exposure
 from bide.amqp.url import BrokerUrl
 from bide.cli.output import json_line, print_json
 from bide.delay.explain import mermaid
-from bide.delay.infrastructure import QueueTarget
+from bide.delay.protocol import QueueTarget
 from bide.durations import parse_delay
 from bide.foreign_text import visible, visible_json
 from bide.pipelines.report import svg

@@ -50,7 +50,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "recoverability": ("recoverability",),
     "memory": ("memory",),
     "patterns": ("patterns",),
-    "delay": ("delay", "layouts", "outgoing"),
+    "delay": ("delay", "outgoing"),
     "topology": ("topology",),
     "runtime": ("runtime",),
     "values": ("arguments", "durations", "foreign_text"),

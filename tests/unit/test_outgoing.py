@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.amqp import codec, decoding
-from bide.delay.arrival import restore
 from bide.delay.celery import Celery
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure, ExchangeTarget, QueueTarget
 from bide.delay.nservicebus import NServiceBus
+from bide.delay.protocol import DelayInfrastructure, ExchangeTarget, QueueTarget
+from bide.delay.received import restore
 from bide.errors import (
     InvalidDelayError,
     InvalidDueTimeError,

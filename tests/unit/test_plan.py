@@ -15,7 +15,7 @@ from benchmarks.suite import burst
 from benchmarks.suite.results import Results
 from bide.cli.pipeline_plan import size_of
 from bide.cli.plan_view import in_bytes
-from bide.delay.infrastructure import QueueTarget
+from bide.delay.protocol import QueueTarget
 from bide.errors import InvalidDelayError, InvalidInputError
 from bide.pipelines.plan.capacity import HOPS, RELEASES, Capacity, judge
 from bide.pipelines.plan.flows import POINTS, Flow, delay_range, flows_of, parse_rate

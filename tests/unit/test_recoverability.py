@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import bide
 from bide.amqp.delivery import Delivery
-from bide.delay.arrival import Arrival, restore
+from bide.delay.received import SentMessage, restore
 from bide.durations import to_milliseconds
 from bide.endpoint.gate import Gate
 from bide.endpoint.memory import REMEMBERED, FailedAttempts, Handled
@@ -239,7 +239,7 @@ def test_whatever_strangers_write_can_be_read(headers: dict[str, Any], body: byt
     assert message.group
 
 
-def sent(**changes: Any) -> Arrival:
+def sent(**changes: Any) -> SentMessage:
     values: dict[str, Any] = {
         "message_id": "m",
         "type": "Order",
@@ -247,7 +247,7 @@ def sent(**changes: Any) -> Arrival:
         "expiration": "60000",
         "headers": {"tenant": 7, "x-death": [{"queue": "q"}], "CC": ["other"]},
     }
-    return Arrival(exchange="shop", routing_key="order.created", values=values | changes, due=None, sent_at=NOW)
+    return SentMessage(exchange="shop", routing_key="order.created", values=values | changes, due=None, sent_at=NOW)
 
 
 def size_of(headers: dict[str, Any]) -> int:

@@ -14,7 +14,7 @@ from bide.admin.taps import find_tap_bindings
 from bide.amqp.connection import Connection
 from bide.delay.cascade import Policy
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.errors import InvalidInputError, ManagementApiError, NotEmptyError
 from bide.topology import Binding, Topology
 

@@ -12,7 +12,7 @@ from bide.admin.management import FoundQueue, ManagementApi
 from bide.admin.report import Finding, judged, listed, unchecked
 from bide.admin.snapshot import Snapshot, is_readable, take_snapshot
 from bide.delay.cascade import Policy
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.delay.taps import find_taps
 from bide.topology import Argument
 

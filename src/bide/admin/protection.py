@@ -15,7 +15,7 @@ from bide.admin.report import Finding, judged, listed
 from bide.admin.snapshot import Snapshot, applying, take_snapshot
 from bide.delay.cascade import Policy
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.delay.taps import find_taps
 from bide.delay.waiting_hall import WaitingHall
 from bide.topology import Argument

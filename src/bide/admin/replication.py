@@ -13,7 +13,7 @@ from bide.admin.policies import owned_queues
 from bide.admin.protection import queue_pattern
 from bide.admin.report import Finding, judged, listed, unchecked, warned
 from bide.admin.snapshot import Snapshot
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.errors import ManagementApiError
 
 _MEMBERS: Final = 3

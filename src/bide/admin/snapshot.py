@@ -14,8 +14,8 @@ from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.delay.cascade import Policy
 from bide.delay.celery import Celery
-from bide.delay.infrastructure import DelayInfrastructure
 from bide.delay.nservicebus import NServiceBus
+from bide.delay.protocol import DelayInfrastructure
 from bide.delay.taps import find_taps
 from bide.errors import BrokerError
 from bide.topology import Argument, Binding, DestinationType

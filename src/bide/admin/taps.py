@@ -13,7 +13,7 @@ from bide.admin.report import Finding, judged, listed, unchecked
 from bide.admin.snapshot import Snapshot
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.delay.taps import Retention, Taps, find_taps, taps_of
 from bide.errors import (
     DeclarationMismatchError,

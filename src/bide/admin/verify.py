@@ -22,7 +22,7 @@ from bide.admin.taps import bound_taps, tap_findings, unseen_taps
 from bide.amqp.connection import Connection
 from bide.delay.cascade import foreign_suffix_bindings
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.delay.taps import find_taps
 from bide.delay.waiting_hall import WaitingHall
 from bide.errors import (

@@ -15,7 +15,7 @@ from bide.bulk.feed import Feed
 from bide.bulk.publish import KEPT_FAILURES
 from bide.bulk.source import body_bytes
 from bide.client import connect
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.durations import DelayLike
 from bide.errors import BideError, BulkInDoubtError, ClosedError
 from bide.letter import Letter

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bide.admin.management import ManagementApi
     from bide.admin.report import Report
     from bide.amqp.connection import Connection
-    from bide.delay.infrastructure import DelayInfrastructure, Target
+    from bide.delay.protocol import DelayInfrastructure, Target
     from bide.undeliverable import Resent
 
 _ANSWERS_WITHIN: Final = 10.0
@@ -270,7 +270,7 @@ def explain(
 
 
 def _target(to: str | None, exchange: str | None, routing_key: str) -> Target:
-    from bide.delay.infrastructure import ExchangeTarget, QueueTarget
+    from bide.delay.protocol import ExchangeTarget, QueueTarget
 
     if (to is None) == (exchange is None):
         raise InvalidInputError("name where the message goes: either --to or --exchange")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from bide.delay.infrastructure import DelayInfrastructure
+    from bide.delay.protocol import DelayInfrastructure
     from bide.pipelines.ledger import Ledger
     from bide.pipelines.schedule import Survey
     from bide.pipelines.schedule_plan import Plan

@@ -21,7 +21,7 @@ from bide.pipelines.formats import FORMATS, refuse_missing, refuse_unwritable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from bide.delay.infrastructure import DelayInfrastructure
+    from bide.delay.protocol import DelayInfrastructure
     from bide.pipelines.plan.flows import Flow
     from bide.pipelines.plan.ladder import Ladder
     from bide.pipelines.plan.workload import Workload
@@ -240,7 +240,7 @@ def _weighted(delays: tuple[str, ...]) -> Mapping[str, float]:
 
 
 def _ladder(layout: str, lanes: int) -> Ladder:
-    from bide.layouts import make_infrastructure
+    from bide.delay.by_name import make_infrastructure
     from bide.pipelines.plan.ladder import Ladder
 
     infrastructure: DelayInfrastructure = make_infrastructure(layout, lanes=lanes if layout == "clock" else None)

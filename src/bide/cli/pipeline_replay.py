@@ -79,7 +79,7 @@ def replay(
     twice but the parts that were under way when it was killed. Without --ledger it lies in ~/.local/state/bide/replay.
     """
     from bide.amqp.url import DEFAULT_URL
-    from bide.delay.infrastructure import check_name
+    from bide.delay.protocol import check_name
     from bide.pipelines.session import spark_errors
 
     if (queue is None) == (audited is None):

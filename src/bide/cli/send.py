@@ -18,7 +18,7 @@ from bide.errors import BideError
 
 if TYPE_CHECKING:
     from bide.client import Client
-    from bide.delay.infrastructure import DelayInfrastructure
+    from bide.delay.protocol import DelayInfrastructure
     from bide.publisher import Receipt
 
 IN_FLIGHT: Final = 1_000

@@ -266,7 +266,7 @@ def explain(
     Nothing is sent. Name one place to look: --pattern, --definitions or --from-broker.
     """
     from bide.cli.topology_view import itinerary_lines
-    from bide.delay.infrastructure import check_name
+    from bide.delay.protocol import check_name
     from bide.topology.itinerary import plan
 
     if sum((pattern_text is not None, file is not None, from_broker)) != 1:

@@ -17,7 +17,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.client import Client, connect
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import ExchangeTarget
+from bide.delay.protocol import ExchangeTarget
 from bide.delay.taps import Retention, taps_of
 from bide.demo.figures import Figures, Lateness
 from bide.demo.plan import Plan, Planned

@@ -13,7 +13,7 @@ from bide.amqp.url import BrokerUrl
 from bide.arguments import whole_number
 from bide.client import Client, connect
 from bide.consumer import MAX_PREFETCH, Consumer
-from bide.delay.infrastructure import DelayInfrastructure, check_name
+from bide.delay.protocol import DelayInfrastructure, check_name
 from bide.durations import DelayLike, parse_delay
 from bide.endpoint.gate import Gate
 from bide.endpoint.handlers import Handlers

@@ -8,8 +8,8 @@ from typing import Any, Final
 from bide.admin.delivery_limit import delivery_limit
 from bide.admin.management import ManagementApi
 from bide.client import Client
-from bide.delay.infrastructure import DelayInfrastructure
 from bide.delay.nservicebus import NServiceBus
+from bide.delay.protocol import DelayInfrastructure
 from bide.durations import format_delay
 from bide.errors import (
     BrokerError,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from bide.client import Client
 from bide.delay import recognition
-from bide.delay.infrastructure import check_name
+from bide.delay.protocol import check_name
 from bide.durations import DelayLike, format_delay, parse_delay
 from bide.errors import (
     BideError,

@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal
 
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import QueueTarget, check_name
+from bide.delay.clock_digits import MAX_DELAY, RESOLUTION
 from bide.delay.nservicebus import NServiceBus
-from bide.delay.units import MAX_DELAY, RESOLUTION
+from bide.delay.protocol import QueueTarget, check_name
 from bide.durations import DelayLike, parse_delay
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError
 from bide.patterns.building import distinct, finished, keys_of, make_queue, milliseconds, one_of, refuse_same
@@ -17,7 +17,7 @@ from bide.topology import DEFAULT_EXCHANGE, Argument, Binding, Exchange, Topolog
 from bide.topology.validation import EXCHANGE_TYPES
 
 if TYPE_CHECKING:
-    from bide.delay.infrastructure import DelayInfrastructure
+    from bide.delay.protocol import DelayInfrastructure
 
 CascadeLayout = Literal["nservicebus", "clock"]
 CASCADES: Final = ("nservicebus", "clock")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from bide.arguments import whole_number
-from bide.delay.infrastructure import check_name
+from bide.delay.protocol import check_name
 from bide.errors import InvalidInputError
 from bide.patterns.building import finished, make_queue, one_of
 from bide.topology import Argument, Binding, Exchange, Topology

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bide.arguments import whole_number
-from bide.delay.infrastructure import check_name
+from bide.delay.protocol import check_name
 from bide.durations import DelayLike
 from bide.errors import InvalidInputError
 from bide.patterns.building import distinct, finished, make_queue, milliseconds, refuse_same

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from bide.delay.infrastructure import check_name
+from bide.delay.protocol import check_name
 from bide.durations import DelayLike
 from bide.errors import InvalidInputError, InvalidNameError
 from bide.patterns.building import distinct, finished, make_queue, milliseconds, one_of

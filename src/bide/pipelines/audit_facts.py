@@ -30,8 +30,8 @@ from pyspark.sql.types import (
 )
 
 from bide.delay.cascade import LEVELS
-from bide.delay.infrastructure import HEADER_EXCHANGE, HEADER_ROUTING_KEY, HEADER_SENT, HEADER_TO
 from bide.delay.nservicebus import HEADER_DELAY, NATIVE_MESSAGE_ID
+from bide.delay.protocol import HEADER_EXCHANGE, HEADER_ROUTING_KEY, HEADER_SENT, HEADER_TO
 from bide.recoverability.history import (
     HEADER_FIRST_DUE,
     HEADER_RETRIED_BY,
@@ -186,7 +186,7 @@ def day_of(moment: Column) -> Column:
 
 
 def _told(messages: DataFrame, layouts: Mapping[str, str], *, arrived: str) -> DataFrame:
-    """What messages say of themselves, by the rules of ``bide.delay.arrival`` and those of their own systems."""
+    """What messages say of themselves, by the rules of ``bide.delay.received`` and those of their own systems."""
     key, address = (F.regexp_extract("routing_key", _DELAYED_KEY, group) for group in (1, 2))
     word, name, rest = (F.regexp_extract("address", _TARGET_WORD, group) for group in (1, 2, 3))
     named = F.replace(F.replace(name, F.lit("%2E"), F.lit(".")), F.lit("%25"), F.lit("%"))

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from bide.admin.stream_port import stream_port
+from bide.delay.by_name import Layout, make_infrastructure
 from bide.delay.taps import find_taps
 from bide.endpoint.events import EVENTS
 from bide.errors import NotAppliedError, TargetNotFoundError
-from bide.layouts import Layout, make_infrastructure
 from bide.pipelines.audit import BATCH_ROWS, Sources
 from bide.streams.log import Address, StreamLogs
 
 if TYPE_CHECKING:
-    from bide.delay.infrastructure import DelayInfrastructure
+    from bide.delay.protocol import DelayInfrastructure
 
 TAPPED: Final[tuple[Layout, ...]] = ("clock", "nservicebus", "nservicebus-v1", "celery")
 """The layouts that have taps."""

@@ -11,7 +11,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.types import BinaryType, DateType, StringType, TimestampNTZType, TimestampType
 
-from bide.delay.infrastructure import MAX_NAME_BYTES
+from bide.delay.protocol import MAX_NAME_BYTES
 from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
 from bide.spark.sink_columns import COLUMNS
 

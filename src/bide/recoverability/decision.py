@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from bide.delay.infrastructure import check_name
+from bide.delay.protocol import check_name
 from bide.durations import DelayLike, parse_delay
 
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from bide.delay.arrival import OWN_PREFIX, Arrival
-from bide.delay.infrastructure import (
+from bide.delay.protocol import (
     HEADER_DUE,
     HEADER_EXCHANGE,
     HEADER_EXPIRATION,
@@ -16,6 +15,7 @@ from bide.delay.infrastructure import (
     HEADER_SENT,
     QueueTarget,
 )
+from bide.delay.received import OWN_PREFIX, SentMessage
 from bide.durations import from_milliseconds, to_milliseconds
 from bide.errors import InvalidInputError, ReservedHeaderError
 from bide.outgoing import Outgoing, new_message_id
@@ -148,11 +148,11 @@ def _outgoing(message: FailedMessage, queue: str, values: Mapping[str, Any]) -> 
     return Outgoing(target=QueueTarget(queue), body=message.body, message_id=message_id, values=values, is_copy=True)
 
 
-def _sent(message: FailedMessage) -> Arrival:
+def _sent(message: FailedMessage) -> SentMessage:
     values = {name: value for name, value in message.values.items() if name != "expiration"}
     raw = _raw(message)
     due, sent = raw.get(HEADER_DUE), raw.get(HEADER_SENT)
-    return Arrival(
+    return SentMessage(
         exchange=message.exchange,
         routing_key=message.routing_key,
         values={**values, "headers": message.headers},

@@ -11,14 +11,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from bide.delay.arrival import DEATH_HEADERS, Arrival
-from bide.delay.infrastructure import (
+from bide.delay.protocol import (
     HEADER_EXCHANGE,
     HEADER_EXPIRATION,
     HEADER_ROUTING_KEY,
     HEADER_SENT,
     QueueTarget,
 )
+from bide.delay.received import DEATH_HEADERS, SentMessage
 from bide.durations import to_milliseconds
 from bide.outgoing import Outgoing, new_message_id
 from bide.recoverability.history import (
@@ -35,7 +35,7 @@ _NOT_COPIED: Final = DEATH_HEADERS | {"CC", "BCC", NSERVICEBUS_RETRIES, NSERVICE
 
 
 def later(
-    sent: Arrival,
+    sent: SentMessage,
     body: bytes,
     *,
     queue: str,
@@ -60,13 +60,15 @@ def later(
     return copy_of(sent, body, queue=queue, headers=headers, sent_by=sent_by, delay=delay)
 
 
-def counted(sent: Arrival, body: bytes, *, queue: str, history: History, places: int, sent_by: str | None) -> Outgoing:
+def counted(
+    sent: SentMessage, body: bytes, *, queue: str, history: History, places: int, sent_by: str | None
+) -> Outgoing:
     """The copy that goes to the end of its queue at once, with its deliveries counted."""
     headers = replace(history, first_due=senders_due(sent, history)).headers(places=places)
     return copy_of(sent, body, queue=queue, headers=headers, sent_by=sent_by)
 
 
-def parked(sent: Arrival, body: bytes, *, queue: str, headers: Mapping[str, Any], sent_by: str | None) -> Outgoing:
+def parked(sent: SentMessage, body: bytes, *, queue: str, headers: Mapping[str, Any], sent_by: str | None) -> Outgoing:
     """The copy for an error queue.
 
     Args:
@@ -75,7 +77,7 @@ def parked(sent: Arrival, body: bytes, *, queue: str, headers: Mapping[str, Any]
     return copy_of(sent, body, queue=queue, headers=headers, sent_by=sent_by)
 
 
-def raw(sent: Arrival, body: bytes, *, queue: str) -> Outgoing:
+def raw(sent: SentMessage, body: bytes, *, queue: str) -> Outgoing:
     """The message for an error queue as it was sent, with nothing of ours: it fits into a frame again."""
     left_out = {"user_id", "expiration"}
     values = {name: value for name, value in sent.values.items() if name not in left_out}
@@ -84,7 +86,7 @@ def raw(sent: Arrival, body: bytes, *, queue: str) -> Outgoing:
     return Outgoing(target=QueueTarget(queue), body=body, message_id=message_id, values=_sendable(values), is_copy=True)
 
 
-def senders_due(sent: Arrival, history: History) -> datetime | None:
+def senders_due(sent: SentMessage, history: History) -> datetime | None:
     """The due time that the sender gave, or None.
 
     Copies carry it: what is retried, or was sent back by an operator, may have another one of its own.
@@ -97,7 +99,7 @@ def senders_due(sent: Arrival, history: History) -> datetime | None:
 
 
 def copy_of(
-    sent: Arrival,
+    sent: SentMessage,
     body: bytes,
     *,
     queue: str,
@@ -130,7 +132,7 @@ def copy_of(
     )
 
 
-def _copied(sent: Arrival) -> dict[str, Any]:
+def _copied(sent: SentMessage) -> dict[str, Any]:
     return {name: value for name, value in (sent.values.get("headers") or {}).items() if name not in _NOT_COPIED}
 
 

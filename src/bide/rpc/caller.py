@@ -27,7 +27,7 @@ from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.delivery import Delivery
 from bide.client import Client
-from bide.delay.infrastructure import ExchangeTarget
+from bide.delay.protocol import ExchangeTarget
 from bide.durations import DelayLike, format_delay, parse_delay
 from bide.errors import (
     BideError,

@@ -9,7 +9,7 @@ from typing import Any, Final
 from bide.arguments import whole_number
 from bide.client import Client
 from bide.delay.allowed_targets import AllowedTargets
-from bide.delay.infrastructure import QueueTarget
+from bide.delay.protocol import QueueTarget
 from bide.errors import AccessRefusedError, BideError, DeliveryLostError, InvalidInputError, UnroutableError
 from bide.message import Message
 from bide.patterns.rpc import DIRECT_REPLY_TO

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from bide.delay.infrastructure import HEADER_DUE, HEADER_SENT
+from bide.delay.protocol import HEADER_DUE, HEADER_SENT
 from bide.errors import UndecodableMessageError
 from bide.streams.amqp10 import Sections, decode, escaped, identity, lookup, sections
 from bide.streams.chunk import COMPRESSIONS, Chunk, Undecodable, unpack_gzip

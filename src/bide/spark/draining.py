@@ -21,7 +21,7 @@ import pyarrow as pa
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.arguments import whole_number
-from bide.delay.infrastructure import check_name
+from bide.delay.protocol import check_name
 from bide.durations import DelayLike, parse_delay
 from bide.errors import BideError, BrokerError, DeliveryLostError
 from bide.lifecycle.held import Held

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from bide.delay.infrastructure import HEADER_DUE, HEADER_SENT
+from bide.delay.protocol import HEADER_DUE, HEADER_SENT
 from bide.lifecycle.error_queue import ErrorQueue
 from bide.recoverability.failed import FailedMessage
 from bide.spark.batches import microseconds, text_of

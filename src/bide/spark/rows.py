@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bide.amqp.codec import field_value
-from bide.delay.infrastructure import MAX_NAME_BYTES, DelayInfrastructure
+from bide.delay.protocol import MAX_NAME_BYTES, DelayInfrastructure
 from bide.durations import format_delay, parse_delay
 from bide.errors import BideError, InvalidDelayError, InvalidInputError, InvalidRowError
 from bide.letter import Letter, Letters

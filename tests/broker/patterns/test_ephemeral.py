@@ -12,7 +12,7 @@ import pytest
 
 import bide
 from bide.amqp.connection import Connection
-from bide.delay.infrastructure import ExchangeTarget
+from bide.delay.protocol import ExchangeTarget
 from bide.ephemeral import EphemeralDelays, retries_of
 from bide.errors import InvalidInputError, PublishRefusedError, ReservedHeaderError
 from bide.outgoing import Outgoing

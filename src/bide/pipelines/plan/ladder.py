@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.clock_digits import LEVELS
 from bide.delay.nservicebus import NServiceBus
-from bide.delay.units import LEVELS
+from bide.delay.protocol import DelayInfrastructure
 from bide.errors import InvalidInputError
 
 _MILLISECOND = timedelta(milliseconds=1)

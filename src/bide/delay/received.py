@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from bide.delay.cascade import original_key
 from bide.delay.clock_keys import is_transport_key
-from bide.delay.infrastructure import (
+from bide.delay.protocol import (
     HEADER_DUE,
     HEADER_EXCHANGE,
     HEADER_EXPIRATION,
@@ -56,7 +56,7 @@ _CLOCK_QUEUE: Final = re.compile(r"[edhmsc]\d{1,2}(?:/\d+)?|release\..*", re.DOT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class SentMessage:
     """A message as it was sent, and when it was due.
 
     Attributes:
@@ -73,12 +73,12 @@ class Arrival:
     sent_at: datetime | None = None
 
 
-def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> Arrival:
+def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> SentMessage:
     """Undo what the way through a delay infrastructure did to a message."""
     headers = values.get("headers")
     if not headers:
         # A message from NServiceBus or Celery always has headers.
-        return Arrival(exchange=exchange, routing_key=routing_key, values=values, due=None)
+        return SentMessage(exchange=exchange, routing_key=routing_key, values=values, due=None)
     restored = dict(values)
     if isinstance(expiration := headers.get(HEADER_EXPIRATION), str):
         restored["expiration"] = expiration
@@ -97,7 +97,7 @@ def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> Arriv
         routing_key = first_key
     due, sent = headers.get(HEADER_DUE), headers.get(HEADER_SENT)
     restored["headers"] = _clean(headers)
-    return Arrival(
+    return SentMessage(
         exchange=exchange,
         routing_key=routing_key,
         values=restored,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
 
-from bide.delay.units import Digit
+from bide.delay.clock_digits import Digit
 from bide.durations import format_delay
 from bide.errors import InvalidDelayError, InvalidNameError, UnsupportedTargetError
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Queue, Topology

@@ -9,8 +9,7 @@ from math import isfinite
 from typing import Any, Final, Literal, Self
 
 from bide.delay.allowed_targets import ANY_TARGET, AllowedTargets
-from bide.delay.arrival import DEATH_HEADERS
-from bide.delay.infrastructure import (
+from bide.delay.protocol import (
     HEADER_DUE,
     HEADER_EXPIRATION,
     HEADER_PICK_UP_KEY,
@@ -21,11 +20,12 @@ from bide.delay.infrastructure import (
     QueueTarget,
     Target,
 )
+from bide.delay.received import DEATH_HEADERS
 from bide.delay.waiting_hall import HEADER_REST, MAX_DELAY, WaitingHall
 from bide.durations import format_delay
 from bide.errors import InvalidDelayError, InvalidInputError, UnsupportedTargetError
 
-Way = Literal["round", "levels", "target", "aside"]
+Step = Literal["round", "levels", "target", "aside"]
 """Where the relay sends a message: to meditate for a round, through the levels, to its target, or to the undeliverable
 queue."""
 
@@ -55,7 +55,7 @@ _LEFT_BEHIND: Final = DEATH_HEADERS | {"x-delivery-count", "x-acquired-count", H
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Onward:
+class RelayDecision:
     """How the relay sends a message on.
 
     Attributes:
@@ -63,7 +63,7 @@ class Onward:
         values: the properties by their AMQP names.
     """
 
-    way: Way
+    step: Step
     exchange: str
     routing_key: str
     rest: int
@@ -71,7 +71,7 @@ class Onward:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passing:
+class RelayedMessage:
     """A message in the hands of the relay.
 
     Attributes:
@@ -138,7 +138,7 @@ class Passing:
         _carry_user(properties, headers, user)
         return cls(hall=hall, target=target, routing_key=key, due=due, headers=headers, properties=properties)
 
-    def onward(self, now: int) -> Onward:
+    def forward(self, now: int) -> RelayDecision:
         """Send it round, through the levels, or, when it is due, to its target.
 
         Args:
@@ -159,15 +159,15 @@ class Passing:
         if units < 1 << hall.levels:
             return self._through_levels(units)
         rest = (units - (1 << hall.levels - 1)) * unit
-        return Onward(
-            way="round",
+        return RelayDecision(
+            step="round",
             exchange=hall.meditating,
             routing_key=self.routing_key,
             rest=rest,
             values={**self.properties, "headers": {**self.headers, HEADER_REST: rest}},
         )
 
-    def deliver(self) -> Onward:
+    def deliver(self) -> RelayDecision:
         """Send it to its target, as it was sent to the hall, with ``bide-to`` and ``bide-due`` to tell of the wait."""
         headers, properties = dict(self.headers), dict(self.properties)
         for name, header in _CARRIED:
@@ -182,11 +182,11 @@ class Passing:
             if isinstance(self.target, QueueTarget)
             else (self.target.exchange, self.routing_key)
         )
-        return Onward(
-            way="target", exchange=exchange, routing_key=key, rest=0, values={**properties, "headers": headers}
+        return RelayDecision(
+            step="target", exchange=exchange, routing_key=key, rest=0, values={**properties, "headers": headers}
         )
 
-    def again(self) -> Onward:
+    def again(self) -> RelayDecision:
         """Let it wait in the levels once more, because its target refused it: longer each time, and nobody else."""
         refusals = self.headers.get(HEADER_REFUSALS, 0)
         if not isinstance(refusals, int) or not 0 <= refusals < 64:
@@ -194,11 +194,11 @@ class Passing:
         most = max(min((1 << self.hall.levels) - 1, LONGEST_PAUSE // self.hall.resolution), 1)
         return self._through_levels(min(1 << refusals, most), {HEADER_REFUSALS: min(refusals + 1, 63)})
 
-    def _through_levels(self, units: int, more: Mapping[str, Any] | None = None) -> Onward:
+    def _through_levels(self, units: int, more: Mapping[str, Any] | None = None) -> RelayDecision:
         rest = units * (self.hall.resolution // _MILLISECOND)
         headers = {**self.headers, HEADER_REST: rest, HEADER_PICK_UP_KEY: self.routing_key, **(more or {})}
-        return Onward(
-            way="levels",
+        return RelayDecision(
+            step="levels",
             exchange=self.hall.entry_exchange(units),
             routing_key=self.hall.key(units),
             rest=rest,
@@ -208,7 +208,7 @@ class Passing:
 
 def set_aside(
     hall: WaitingHall, routing_key: str, values: Mapping[str, Any], *, reason: str, user: str | None = None
-) -> Onward:
+) -> RelayDecision:
     """Send a message to the undeliverable queue as it came, with the reason in a header.
 
     Args:
@@ -221,8 +221,8 @@ def set_aside(
             headers[header] = value
     _carry_user(properties, headers, user)
     headers[HEADER_SET_ASIDE] = reason[:_LONGEST_REASON]
-    return Onward(
-        way="aside",
+    return RelayDecision(
+        step="aside",
         exchange=hall.undeliverable,
         routing_key=routing_key,
         rest=0,

@@ -11,7 +11,7 @@ from bide.errors import InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bide.delay.infrastructure import DelayInfrastructure
+    from bide.delay.protocol import DelayInfrastructure
 
 Layout = Literal["clock", "nservicebus", "nservicebus-v1", "celery", "waiting-hall"]
 Routing = Literal["conventional", "direct"]
