@@ -27,12 +27,12 @@ from benchmarks.suite.raw import FRAME_MAX
 from benchmarks.suite.stage import TARGET, prepare, random_minutes
 from bide.amqp import codec, decoding
 from bide.broker import LocalBroker
-from bide.client import Client, connect
+from bide.client.client import Client, connect
+from bide.client.encoding import Encoder
 from bide.delay.clock import Clock
 from bide.delay.received import restore
-from bide.encoder import Encoder
-from bide.letter import Letter, Letters
-from bide.outgoing import Outgoing
+from bide.messages.outgoing import Letter, Letters
+from bide.messages.prepared import Outgoing
 
 _Any = TypeVar("_Any")
 

@@ -22,7 +22,7 @@ import bide
 import bide.spark
 from benchmarks.suite.machine import busy_cores, describe, source
 from bide.broker import LocalBroker
-from bide.bulk.sync import BulkPublisher
+from bide.client.bulk.sync import BulkPublisher
 
 BODY = "x" * 200
 

@@ -30,7 +30,7 @@ from benchmarks.suite.lateness import infrastructure_of, publish_steadily
 from benchmarks.suite.percentiles import percentile
 from benchmarks.suite.stage import TARGET, prepare
 from bide.broker import LocalBroker
-from bide.client import connect
+from bide.client.client import connect
 
 PAUSE: Final = 0.010
 """Seconds that are worth being told, of anything that should take two milliseconds."""

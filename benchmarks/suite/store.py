@@ -19,9 +19,9 @@ from benchmarks.suite.percentiles import lateness
 from benchmarks.suite.processor import resident_bytes
 from benchmarks.suite.stage import TARGET, WINDOW, prepare
 from bide.broker import LocalBroker
-from bide.client import Client, connect
+from bide.client.client import Client, connect
 from bide.delay.protocol import DelayInfrastructure
-from bide.letter import Letter
+from bide.messages.outgoing import Letter
 from bide.topology import Queue, Topology
 
 _MESSAGES: Final = 1_000_000

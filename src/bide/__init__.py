@@ -6,25 +6,25 @@ import importlib
 import typing
 
 from bide.amqp.url import BrokerUrl
-from bide.client import Client, connect
-from bide.consumer import Consumer
+from bide.client.client import Client, connect
+from bide.client.consumer import Consumer
+from bide.client.message import Message
+from bide.client.publisher import Receipt
+from bide.client.sync import SyncClient, connect_sync
 from bide.delay.celery import Celery
 from bide.delay.clock import Clock
 from bide.delay.nservicebus import NServiceBus
 from bide.delay.protocol import DelayInfrastructure, DelayRoute, ExchangeTarget, QueueTarget
 from bide.delay.waiting_hall import WaitingHall
 from bide.errors import BideError
-from bide.message import Message
-from bide.publisher import Receipt
-from bide.sync import SyncClient, connect_sync
 from bide.topology import Binding, Exchange, Queue, Topology
 
 if typing.TYPE_CHECKING:
-    from bide.bulk.publish import BulkPublish
-    from bide.bulk.sync import BulkPublisher
+    from bide.client.bulk.publish import BulkPublish
+    from bide.client.bulk.sync import BulkPublisher
+    from bide.client.publish_result import Outcome, Report
     from bide.endpoint import Endpoint, EventStream, Observer
-    from bide.letter import Letter
-    from bide.outcome import Outcome, Report
+    from bide.messages.outgoing import Letter
     from bide.recoverability.decision import Discard, Park, RetryLater, RetryNow
     from bide.recoverability.failure import Failure
     from bide.recoverability.policy import BrokerRetry, Retry
@@ -33,15 +33,15 @@ if typing.TYPE_CHECKING:
 
 # What a script that only sends has no use for is imported when it is asked for.
 _LATER: typing.Final = {
-    "BulkPublish": "bide.bulk.publish",
-    "BulkPublisher": "bide.bulk.sync",
+    "BulkPublish": "bide.client.bulk.publish",
+    "BulkPublisher": "bide.client.bulk.sync",
     "Endpoint": "bide.endpoint",
     "EventStream": "bide.endpoint",
     "Observer": "bide.endpoint",
-    "Letter": "bide.letter",
+    "Letter": "bide.messages.outgoing",
     "Relay": "bide.relay",
-    "Outcome": "bide.outcome",
-    "Report": "bide.outcome",
+    "Outcome": "bide.client.publish_result",
+    "Report": "bide.client.publish_result",
     "Discard": "bide.recoverability.decision",
     "Park": "bide.recoverability.decision",
     "RetryLater": "bide.recoverability.decision",

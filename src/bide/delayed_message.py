@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from bide.client import Client
+from bide.client.client import Client
+from bide.client.publisher import Receipt
 from bide.errors import InvalidDelayError, InvalidInputError
-from bide.publisher import Receipt
 
 DELAY_HEADER: Final = "x-delay"
 """Header with the delay in milliseconds. Receivers see it negative, as the plugin leaves it: the wait is over."""

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 from uuid import uuid4
 
-from bide.client import Client
+from bide.client.client import Client
+from bide.client.message import KEPT_PROPERTIES, Message
+from bide.client.publisher import Receipt
 from bide.durations import DelayLike
 from bide.errors import BideError, PublishInDoubtError
-from bide.message import KEPT_PROPERTIES, Message
 from bide.patterns.delays import ephemeral_delay
-from bide.publisher import Receipt
 from bide.runtime.logs import logger
 from bide.topology import Exchange, Queue, Topology
 

@@ -10,15 +10,15 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bide.arguments import whole_number
-from bide.client import Client
+from bide.client.client import Client
+from bide.client.message import Message
+from bide.client.publisher import Receipt
 from bide.delay.protocol import HEADER_EXCHANGE
 from bide.delay.received import SentMessage, restore
 from bide.durations import format_delay, to_milliseconds
 from bide.errors import BrokerError, ClosedError, DeliveryLostError, InvalidInputError
-from bide.message import Message
-from bide.outgoing import Outgoing
+from bide.messages.prepared import Outgoing
 from bide.patterns.event_bus import EventBusQueue
-from bide.publisher import Receipt
 from bide.recoverability import successor
 from bide.recoverability.departure import Departure
 from bide.recoverability.explanation import Explanation

@@ -8,9 +8,9 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from bide.client.failover import moves
 from bide.endpoint.observer import Observer
 from bide.errors import InvalidInputError
-from bide.failover import moves
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric, start_http_server
@@ -20,9 +20,9 @@ except ImportError as error:
     raise ImportError("bide.metrics needs prometheus-client: install the extra, bide[metrics]") from error
 
 if TYPE_CHECKING:
+    from bide.client.message import Message
     from bide.endpoint.endpoint import Endpoint
     from bide.endpoint.event import Event
-    from bide.message import Message
 
 LATENESS_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 HANDLING_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

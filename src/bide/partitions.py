@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from bide.client import Client
+from bide.client.client import Client
+from bide.client.message import Message
 from bide.errors import InvalidInputError
-from bide.message import Message
 
 
 async def consume_partitions(

@@ -38,8 +38,8 @@ except ImportError as error:
 if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
 
-    from bide.message import Message
-    from bide.outgoing import Outgoing
+    from bide.client.message import Message
+    from bide.messages.prepared import Outgoing
 
 SCHEMA: Final = "https://opentelemetry.io/schemas/1.44.0"
 """The release of the semantic conventions that the names are of."""

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from bide.client import Client
+from bide.client.client import Client
+from bide.client.message import KEPT_PROPERTIES, Message
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.protocol import HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_SET_ASIDE, HEADER_TO
 from bide.delay.received import OWN_PREFIX
 from bide.errors import InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
-from bide.message import KEPT_PROPERTIES, Message
-from bide.outgoing import Outgoing
+from bide.messages.prepared import Outgoing
 
 QUIET: Final = 1.0
 """Seconds without a message after which the queue counts as worked through."""

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from bide.client import Client
+from bide.client.client import Client
 from bide.patterns.conventions import wire_tap
 
 if TYPE_CHECKING:
-    from bide.consumer import Consumer
+    from bide.client.consumer import Consumer
 
 
 @asynccontextmanager

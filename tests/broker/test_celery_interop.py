@@ -20,13 +20,13 @@ from kombu import serialization
 from kombu.transport import native_delayed_delivery
 
 import bide
-from bide import session
 from bide.admin.apply import apply
 from bide.admin.infrastructure import install_guard, remove
 from bide.admin.management import ManagementApi
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
+from bide.client import broker_state
 from bide.delay.celery import Celery
 from bide.errors import DeclarationMismatchError, NotEmptyError, UnsupportedTargetError
 from bide.topology import Binding, Exchange, Queue, Topology
@@ -368,7 +368,7 @@ async def test_messages_for_bad_targets_do_not_stop_what_celery_delays(
 async def test_many_routing_keys_do_not_fill_the_broker_with_queues(
     client: bide.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "MAX_RELEASE_QUEUES", 3)
+    monkeypatch.setattr(broker_state, "MAX_RELEASE_QUEUES", 3)
     await client.declare(on_exchange("topic", "plain", "orders", "#"))
     for number in range(3):
         await client.publish(b"", exchange="plain", routing_key=f"order.{number}", delay="1s")

@@ -31,8 +31,8 @@ from tests.broker.receiving import eventually, ready, receive
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
+    from bide.client.message import Message
     from bide.delay.protocol import DelayInfrastructure
-    from bide.message import Message
     from tests.support import Vhost
 
 NSB = bide.NServiceBus(routing="direct")

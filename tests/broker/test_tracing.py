@@ -24,7 +24,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import bide
 from bide.errors import ReservedHeaderError, TargetNotFoundError, UnroutableError
-from bide.outgoing import Outgoing
+from bide.messages.prepared import Outgoing
 from bide.recoverability.failed import FailedMessage
 from bide.recoverability.restoration import back
 from bide.topology import Binding, Exchange, Queue

@@ -11,7 +11,7 @@ import pytest
 
 import bide
 from bide.errors import AccessRefusedError, BrokerError, MessageTooLargeError, ReplyLostError
-from bide.outgoing import Outgoing
+from bide.messages.prepared import Outgoing
 from bide.patterns.rpc import rpc
 from bide.rpc import Caller, Replies
 from bide.rpc.server import serve

@@ -23,8 +23,8 @@ from pamqp.header import ContentHeader
 
 from bide.amqp import codec, decoding
 from bide.amqp.delivery import Assembly, Delivery
+from bide.client.message import Message
 from bide.errors import InvalidInputError
-from bide.message import Message
 from tests.patience import PATIENCE
 
 SHORT_TEXTS = (

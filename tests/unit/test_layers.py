@@ -29,19 +29,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "testing": ("testing", "pytest_plugin"),
     "observability": ("metrics", "tracing"),
     "client": (
-        *("", "bulk", "client", "consumer", "encoder", "failover", "growth", "letter"),
-        *(
-            "link",
-            "message",
-            "publisher",
-            "session",
-            "subscription",
-            "sync",
-            "outcome",
-            "undeliverable",
-        ),
-        "relay",
-        *("endpoint", "event_bus", "lifecycle"),
+        *("", "client", "relay", "undeliverable", "endpoint", "event_bus", "lifecycle"),
         *("delayed_message", "ephemeral", "partitions", "rpc", "wire_tap"),
     ),
     "admin": ("admin", "broker"),
@@ -50,7 +38,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "recoverability": ("recoverability",),
     "memory": ("memory",),
     "patterns": ("patterns",),
-    "delay": ("delay", "outgoing"),
+    "messages": ("messages",),
+    "delay": ("delay",),
     "topology": ("topology",),
     "runtime": ("runtime",),
     "values": ("arguments", "durations", "foreign_text"),
@@ -58,7 +47,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 }
 """Layers from the top down, each with its modules and packages. The empty name is the package itself."""
 
-PURE = ("recoverability", "memory", "patterns", "delay", "topology", "values", "errors")
+PURE = ("recoverability", "memory", "patterns", "messages", "delay", "topology", "values", "errors")
 """Layers of plain data and arithmetic."""
 
 INPUT_OUTPUT = frozenset(

@@ -13,6 +13,7 @@ from bide.admin.management_address import parse_management_url
 from bide.admin.stream_port import stream_port
 from bide.amqp.handshake import release_of
 from bide.amqp.url import BrokerUrl
+from bide.client.message import Message
 from bide.durations import parse_delay
 from bide.errors import (
     InvalidDelayError,
@@ -22,7 +23,6 @@ from bide.errors import (
     InvalidUrlError,
     UndecodableMessageError,
 )
-from bide.message import Message
 from bide.testing import MemoryBroker
 from bide.topology.rendering import from_definitions
 

@@ -230,7 +230,7 @@ def resend(settings: Settings, *, infrastructure: DelayInfrastructure, allow: tu
 
 
 async def _resend(settings: Settings, infrastructure: DelayInfrastructure, allow: tuple[str, ...]) -> Resent:
-    from bide.client import connect
+    from bide.client.client import connect
     from bide.undeliverable import resend
 
     async with connect(settings.broker_url(), infrastructure=infrastructure) as client:

@@ -282,7 +282,7 @@ def history(settings: Settings, as_json: bool) -> None:
     """Show who did what with failed messages, and when."""
 
     async def work() -> None:
-        from bide.client import connect
+        from bide.client.client import connect
         from bide.lifecycle import read_audit
         from bide.lifecycle.audit import AUDIT
 
@@ -380,7 +380,7 @@ def _go_on(
 
 @asynccontextmanager
 async def _queue(settings: Settings, queue: str, *, audit: bool = True) -> AsyncIterator[ErrorQueue]:
-    from bide.client import connect
+    from bide.client.client import connect
     from bide.lifecycle import ErrorQueue
 
     async with connect(settings.broker_url()) as client:

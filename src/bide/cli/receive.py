@@ -16,8 +16,8 @@ from bide.cli.settings import Settings, broker_options, json_option, pass_settin
 from bide.foreign_text import visible
 
 if TYPE_CHECKING:
-    from bide.client import Client
-    from bide.message import Message
+    from bide.client.client import Client
+    from bide.client.message import Message
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ async def _receive(
     patience: timedelta | None,
     render: Callable[[Message], bytes],
 ) -> None:
-    from bide.client import connect
+    from bide.client.client import connect
     from bide.durations import format_delay
     from bide.topology import Queue, Topology
 

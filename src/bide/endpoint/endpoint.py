@@ -11,8 +11,9 @@ from typing import Any, Final, TypeVar, overload
 
 from bide.amqp.url import BrokerUrl
 from bide.arguments import whole_number
-from bide.client import Client, connect
-from bide.consumer import MAX_PREFETCH, Consumer
+from bide.client.client import Client, connect
+from bide.client.consumer import MAX_PREFETCH, Consumer
+from bide.client.message import Message
 from bide.delay.protocol import DelayInfrastructure, check_name
 from bide.durations import DelayLike, parse_delay
 from bide.endpoint.gate import Gate
@@ -22,7 +23,6 @@ from bide.endpoint.rules import Rules
 from bide.endpoint.startup import prepare
 from bide.endpoint.worker import Worker
 from bide.errors import ClosedError, InvalidInputError
-from bide.message import Message
 from bide.recoverability.policy import Retry, RetryPolicy, check_policy, poison_limit, retries_at_once
 from bide.runtime.logs import logger
 

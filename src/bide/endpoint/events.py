@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 from bide.durations import DelayLike, parse_delay
 from bide.endpoint.observer import Observer
 from bide.errors import InvalidDelayError
-from bide.outgoing import Outgoing
+from bide.messages.prepared import Outgoing
 from bide.topology import Queue, Topology
 
 if TYPE_CHECKING:
-    from bide.client import Client
+    from bide.client.client import Client
     from bide.endpoint.event import Event
 
 EVENTS: Final = "bide.events"

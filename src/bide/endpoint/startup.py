@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from bide.admin.delivery_limit import delivery_limit
 from bide.admin.management import ManagementApi
-from bide.client import Client
+from bide.client.client import Client
 from bide.delay.nservicebus import NServiceBus
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import format_delay

@@ -30,8 +30,8 @@ from bide.runtime.cancellation import from_within, is_cancelled, outcome_of
 from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
-    from bide.message import Message
-    from bide.outgoing import Outgoing
+    from bide.client.message import Message
+    from bide.messages.prepared import Outgoing
 
 log = logger(__name__)
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Self
 
 from bide.amqp.connection import Connection
-from bide.client import Client
+from bide.client.client import Client
 from bide.errors import BrokerError, UnsupportedBrokerError
 from bide.lifecycle.offsets import everything
 from bide.topology import Queue, Topology

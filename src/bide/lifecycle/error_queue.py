@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from bide.client import Client
+from bide.client.client import Client
 from bide.delay import recognition
 from bide.delay.protocol import check_name
 from bide.durations import DelayLike, format_delay, parse_delay
@@ -26,7 +26,7 @@ from bide.lifecycle.moved import Moved
 from bide.lifecycle.renewal import Renewal
 from bide.lifecycle.run import WINDOW, Pace, Progress, Run
 from bide.lifecycle.summary import By, Group, Groups, Summary
-from bide.outgoing import Outgoing
+from bide.messages.prepared import Outgoing
 from bide.recoverability import restoration
 from bide.recoverability.failed import FailedMessage
 from bide.recoverability.selection import Selection

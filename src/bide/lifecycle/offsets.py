@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
+from bide.client.subscription import Subscription
 from bide.errors import ConnectionLostError, TargetNotFoundError, UnsupportedBrokerError
-from bide.subscription import Subscription
 
 HEADER_OFFSET: Final = "x-stream-offset"
 """Header in which the broker tells the offset."""

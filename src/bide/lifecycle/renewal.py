@@ -9,7 +9,7 @@ from typing import Final, Self
 
 from bide.admin.delivery_limit import DEFAULT_LIMIT, delivery_limit
 from bide.admin.management import ManagementApi
-from bide.client import Client
+from bide.client.client import Client
 from bide.errors import BideError, ManagementApiError
 from bide.lifecycle.held import Held
 from bide.recoverability import restoration

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from bide.client import Client
+from bide.client.client import Client
 from bide.errors import BideError, InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
 from bide.lifecycle.audit import IDS_PER_RECORD, Audit
 from bide.lifecycle.held import Held
 from bide.lifecycle.look import Look
 from bide.lifecycle.moved import Moved
-from bide.outgoing import Outgoing
+from bide.messages.prepared import Outgoing
 from bide.recoverability.failed import FailedMessage
 from bide.recoverability.selection import Selection
 

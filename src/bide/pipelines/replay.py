@@ -30,10 +30,10 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 import bide.spark
 from bide.admin.management_address import endpoints
 from bide.amqp.url import BrokerUrl
+from bide.client.sync import SyncClient, connect_sync
 from bide.errors import InvalidInputError, TargetNotFoundError
 from bide.lifecycle import ErrorQueue, Moved
 from bide.lifecycle.run import Progress
-from bide.sync import SyncClient, connect_sync
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

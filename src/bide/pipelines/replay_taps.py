@@ -13,11 +13,11 @@ from typing import Any, Final
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
 from bide.amqp.url import BrokerUrl
-from bide.client import Client, connect
+from bide.client.client import Client, connect
 from bide.errors import ConnectionLostError, NotFoundError, TargetNotFoundError
 from bide.lifecycle.offsets import HEADER_OFFSET, answer, end_of, next_of, no_answer, offset_of, subscribe
 from bide.lifecycle.run import WINDOW
-from bide.outgoing import Outgoing
+from bide.messages.prepared import Outgoing
 from bide.pipelines.waiting import wait_for
 from bide.recoverability import restoration
 from bide.recoverability.failed import FailedMessage

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from bide.client.sync import connect_sync
 from bide.errors import BideError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.schedule_plan import Plan
@@ -27,7 +28,6 @@ from bide.spark.overdue import GRACE, Past, refusal
 from bide.spark.rows import Rows
 from bide.spark.sink import Place, Sent
 from bide.spark.sink import send as send_rows
-from bide.sync import connect_sync
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

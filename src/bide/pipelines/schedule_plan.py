@@ -10,7 +10,7 @@ from bide.admin.apply import exists
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidInputError, TargetNotFoundError
-from bide.letter import Letter, Letters
+from bide.messages.outgoing import Letter, Letters
 from bide.pipelines.ledger import digest_of
 from bide.pipelines.waiting import wait_for
 from bide.spark.sink_settings import SinkSettings

@@ -18,7 +18,7 @@ from bide.delay.protocol import (
 from bide.delay.received import OWN_PREFIX, SentMessage
 from bide.durations import from_milliseconds, to_milliseconds
 from bide.errors import InvalidInputError, ReservedHeaderError
-from bide.outgoing import Outgoing, new_message_id
+from bide.messages.prepared import Outgoing, new_message_id
 from bide.recoverability.failed import HEADER_ARCHIVED_AT, FailedMessage
 from bide.recoverability.history import (
     HEADER_ATTEMPT_TIMES,

@@ -20,7 +20,7 @@ from bide.delay.protocol import (
 )
 from bide.delay.received import DEATH_HEADERS, SentMessage
 from bide.durations import to_milliseconds
-from bide.outgoing import Outgoing, new_message_id
+from bide.messages.prepared import Outgoing, new_message_id
 from bide.recoverability.history import (
     HEADER_SENT_BY,
     NSERVICEBUS_DUE,

@@ -17,7 +17,8 @@ from bide.admin.apply import apply, check_release, check_streams, exists
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.arguments import whole_number
-from bide.consumer import MAX_PREFETCH
+from bide.client.consumer import MAX_PREFETCH
+from bide.client.reconnecting import Link
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.waiting_hall import WaitingHall
 from bide.durations import DelayLike, parse_delay
@@ -27,7 +28,6 @@ from bide.errors import (
     NotAppliedError,
     TargetNotFoundError,
 )
-from bide.link import Link
 from bide.relay.shift import Relayed, Shift
 from bide.runtime.logs import logger
 

@@ -26,7 +26,10 @@ from bide.admin.apply import exists
 from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.delivery import Delivery
-from bide.client import Client
+from bide.client.broker_state import too_large
+from bide.client.client import Client
+from bide.client.message import Message
+from bide.client.reconnecting import Link
 from bide.delay.protocol import ExchangeTarget
 from bide.durations import DelayLike, format_delay, parse_delay
 from bide.errors import (
@@ -40,12 +43,9 @@ from bide.errors import (
     TargetNotFoundError,
     UnroutableError,
 )
-from bide.link import Link
-from bide.message import Message
-from bide.outgoing import Outgoing, new_message_id
+from bide.messages.prepared import Outgoing, new_message_id
 from bide.patterns.rpc import DIRECT_REPLY_TO
 from bide.runtime.logs import logger
-from bide.session import too_large
 from bide.topology import Exchange, Queue, Topology
 
 log = logger(__name__)

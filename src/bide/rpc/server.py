@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from bide.arguments import whole_number
-from bide.client import Client
+from bide.client.client import Client
+from bide.client.message import Message
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.protocol import QueueTarget
 from bide.errors import AccessRefusedError, BideError, DeliveryLostError, InvalidInputError, UnroutableError
-from bide.message import Message
 from bide.patterns.rpc import DIRECT_REPLY_TO
 from bide.recoverability.explanation import Explanation
 from bide.rpc.caller import ERROR_HEADER

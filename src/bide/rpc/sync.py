@@ -8,10 +8,10 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Self
 
+from bide.client.message import Message
+from bide.client.sync import SyncClient
 from bide.durations import DelayLike
-from bide.message import Message
 from bide.rpc.caller import Caller, Replies
-from bide.sync import SyncClient
 
 
 class SyncCaller:

@@ -21,6 +21,8 @@ import pyarrow as pa
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.arguments import whole_number
+from bide.client.subscription import Subscription
+from bide.client.sync import connect_sync
 from bide.delay.protocol import check_name
 from bide.durations import DelayLike, parse_delay
 from bide.errors import BideError, BrokerError, DeliveryLostError
@@ -29,8 +31,6 @@ from bide.lifecycle.renewal import Renewal
 from bide.lifecycle.streams import is_stream, stream_error
 from bide.spark.columns import QUEUE_COLUMNS, arrow_schema, table_schema
 from bide.spark.queue_source import rows_of
-from bide.subscription import Subscription
-from bide.sync import connect_sync
 from bide.topology import Queue
 
 if TYPE_CHECKING:

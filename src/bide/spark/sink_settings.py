@@ -18,7 +18,7 @@ from bide.delay.by_name import LAYOUTS, QUEUE_TYPES, ROUTINGS, QueueType, Routin
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import parse_delay, parse_due_time
 from bide.errors import InvalidInputError, InvalidOptionError
-from bide.letter import Letter, Letters
+from bide.messages.outgoing import Letter, Letters
 from bide.spark.options import Options
 from bide.spark.overdue import GRACE, PAST, Past
 

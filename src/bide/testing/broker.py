@@ -13,12 +13,12 @@ from typing import Any, Final, Self, TypeVar
 
 from bide.amqp.url import BrokerUrl
 from bide.arguments import whole_number
-from bide.client import Connecting, connect
+from bide.client.client import Connecting, connect
+from bide.client.sync import SyncClient, connect_sync
 from bide.durations import DelayLike, DueTimeLike, parse_delay
 from bide.errors import InvalidInputError
 from bide.memory.clock import VirtualClock
 from bide.memory.host import DEFAULT_PREFETCH, VirtualHost
-from bide.sync import SyncClient, connect_sync
 from bide.testing.server import ServerConnection
 from bide.testing.transport import MemoryTransport
 

@@ -15,7 +15,7 @@ from bide.amqp.connection import Connection
 from bide.delay.protocol import ExchangeTarget
 from bide.ephemeral import EphemeralDelays, retries_of
 from bide.errors import InvalidInputError, PublishRefusedError, ReservedHeaderError
-from bide.outgoing import Outgoing
+from bide.messages.prepared import Outgoing
 from bide.patterns.conventions import private_consumer_exchanges
 from bide.patterns.delays import ephemeral_delay
 from bide.topology import Queue, Topology

@@ -11,9 +11,12 @@ from typing import Final
 from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Unconfirmed
-from bide.bulk.parcel import Parcel, unsendable
-from bide.bulk.source import NOTHING, Source, source_of
-from bide.bulk.unreachable import Unreachable
+from bide.client.broker_state import Session, too_large
+from bide.client.bulk.in_flight import Parcel, unsendable
+from bide.client.bulk.input import NOTHING, Source, source_of
+from bide.client.bulk.unreachable import Unreachable
+from bide.client.publish_result import denied, in_doubt, not_sent, with_unsent
+from bide.client.publisher import OnLost, Publisher
 from bide.errors import (
     BideError,
     BrokerError,
@@ -27,11 +30,8 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
-from bide.letter import Letter
-from bide.outcome import denied, in_doubt, not_sent, with_unsent
-from bide.publisher import OnLost, Publisher
+from bide.messages.outgoing import Letter
 from bide.runtime.logs import logger
-from bide.session import Session, too_large
 
 log = logger(__name__)
 

@@ -11,17 +11,17 @@ from typing import Final, Self
 
 from bide.amqp.url import BrokerUrl
 from bide.arguments import whole_number
-from bide.bulk.feed import Feed
-from bide.bulk.publish import KEPT_FAILURES
-from bide.bulk.source import body_bytes
-from bide.client import connect
+from bide.client.bulk.input import body_bytes
+from bide.client.bulk.publish import KEPT_FAILURES
+from bide.client.bulk.thread_feed import Feed
+from bide.client.client import connect
+from bide.client.publish_result import Report, Tally, not_taken, with_unsent
+from bide.client.publisher import OnLost
+from bide.client.sync import SyncClient
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import DelayLike
 from bide.errors import BideError, BulkInDoubtError, ClosedError
-from bide.letter import Letter
-from bide.outcome import Report, Tally, not_taken, with_unsent
-from bide.publisher import OnLost
-from bide.sync import SyncClient
+from bide.messages.outgoing import Letter
 
 _BATCH: Final = 1_000
 """Letters that go from one thread to the other together, which costs as much as a few letters do."""

@@ -15,10 +15,11 @@ from bide.admin.settling import settle
 from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
+from bide.client.encoding import Encoded, Encoder
+from bide.client.growth import Growth
 from bide.delay.clock import Clock
 from bide.delay.protocol import DelayInfrastructure, DelayRoute, ExchangeTarget, Target
 from bide.durations import sending_time
-from bide.encoder import Encoded, Encoder
 from bide.errors import (
     AccessRefusedError,
     MessageTooLargeError,
@@ -26,8 +27,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedTargetError,
 )
-from bide.growth import Growth
-from bide.outgoing import Kind, Moment, Outgoing
+from bide.messages.prepared import Kind, Moment, Outgoing
 from bide.runtime.logs import logger
 from bide.runtime.shared_tasks import SharedTasks
 from bide.topology import Exchange, Topology

@@ -13,6 +13,7 @@ from typing import Final
 
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
+from bide.client.failover import Failover, Trial
 from bide.errors import (
     AuthenticationError,
     BrokerError,
@@ -22,7 +23,6 @@ from bide.errors import (
     InvalidUrlError,
     TlsError,
 )
-from bide.failover import Failover, Trial
 from bide.runtime.logs import logger
 
 log = logger(__name__)
@@ -41,7 +41,8 @@ class Link:
     """Keeps one connection. Several tasks may ask for it at once: it is opened once.
 
     Args:
-        trial: how to find out that another host confirms what this one does not; see :class:`bide.failover.Failover`.
+        trial: how to find out that another host confirms what this one does not;
+            see :class:`bide.client.failover.Failover`.
 
     Attributes:
         on_leave: called with the address of a host that was left as broken, for other links to the same hosts.

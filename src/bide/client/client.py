@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from bide.admin.apply import Applied, Removed, apply, destroy, exists
 from bide.amqp.url import BrokerUrl
 from bide.arguments import whole_number
-from bide.consumer import Consumer
+from bide.client.consumer import Consumer
+from bide.client.publisher import OnLost, Publisher, Receipt, checked_on_lost
+from bide.client.reconnecting import Link
 from bide.delay.clock import Clock
 from bide.delay.protocol import DelayInfrastructure, check_name
 from bide.durations import DelayLike, DueTimeLike, parse_delay
 from bide.errors import BrokerUnreachableError
-from bide.letter import Letter
-from bide.link import Link
-from bide.outgoing import Outgoing
-from bide.publisher import OnLost, Publisher, Receipt, checked_on_lost
+from bide.messages.outgoing import Letter
+from bide.messages.prepared import Outgoing
 from bide.topology import Queue, Topology
 
 if TYPE_CHECKING:
-    from bide.bulk.publish import BulkPublish
+    from bide.client.bulk.publish import BulkPublish
 
 Stamp = Callable[[Outgoing], AbstractContextManager[Mapping[str, Any]]]
 """Entered before a message is sent, and left when the broker has it, or with the error. It gives headers to add; the
@@ -224,8 +224,8 @@ class Client:
                 then, it is the cause of a BulkInDoubtError that names them; so with NotAppliedError.
         """
         # Only here: "import bide" should not pay for what not everybody uses.
-        from bide.bulk.publish import BulkPublish
-        from bide.bulk.run import Run
+        from bide.client.bulk.publish import BulkPublish
+        from bide.client.bulk.sender import Run
 
         publisher = self._publisher
         run = Run(

@@ -15,6 +15,9 @@ from bide.amqp.channel import Channel
 from bide.amqp.confirms import Awaited
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
+from bide.client.broker_state import Session, too_large
+from bide.client.publish_result import denied, in_doubt
+from bide.client.reconnecting import Link
 from bide.delay.clock import Clock, carrier_for
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import (
@@ -28,13 +31,10 @@ from bide.errors import (
     PublishInDoubtError,
     TargetNotFoundError,
 )
-from bide.letter import Letters
-from bide.link import Link
-from bide.outcome import denied, in_doubt
-from bide.outgoing import Moment, Outgoing
+from bide.messages.outgoing import Letters
+from bide.messages.prepared import Moment, Outgoing
 from bide.runtime.logs import logger
 from bide.runtime.shared_tasks import SharedTasks
-from bide.session import Session, too_large
 
 log = logger(__name__)
 

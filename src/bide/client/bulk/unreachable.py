@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import Final
 
 from bide.errors import BideError
-from bide.outgoing import Kind
+from bide.messages.prepared import Kind
 
 _REMEMBERED: Final = 10_000
 

@@ -21,7 +21,7 @@ from bide.recoverability.history import (
 
 if TYPE_CHECKING:
     from bide.amqp.channel import Channel
-    from bide.subscription import Subscription
+    from bide.client.subscription import Subscription
 
 
 KEPT_PROPERTIES: Final = (

@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from bide.arguments import whole_number
+from bide.client.message import Message
+from bide.client.reconnecting import Link
+from bide.client.subscription import Subscription, retire_with
 from bide.delay.protocol import check_name
 from bide.errors import AccessRefusedError, BideError, BrokerError, ConsumerCancelledError, TargetNotFoundError
-from bide.link import Link
-from bide.message import Message
 from bide.runtime.logs import logger
-from bide.subscription import Subscription, retire_with
 
 log = logger(__name__)
 

@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
 from typing import Final, Self
 
-from bide.bulk.parcel import Parcel
-from bide.bulk.run import Run
+from bide.client.bulk.in_flight import Parcel
+from bide.client.bulk.sender import Run
+from bide.client.publish_result import Outcome, Report, Tally, not_taken
 from bide.errors import BulkInDoubtError, ClosedError
-from bide.outcome import Outcome, Report, Tally, not_taken
 
 KEPT_FAILURES: Final = 1_000
 """Failures that a report of a whole publishing holds."""

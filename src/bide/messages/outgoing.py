@@ -11,7 +11,7 @@ from typing import Any, Final
 from bide.delay.protocol import MAX_NAME_BYTES, check_name
 from bide.durations import DelayLike, DueTimeLike, parse_delay, parse_due_time
 from bide.errors import InvalidInputError
-from bide.outgoing import Kind, Outgoing, body_of, checked_headers, new_message_id
+from bide.messages.prepared import Kind, Outgoing, body_of, checked_headers, new_message_id
 
 _REMEMBERED: Final = 10_000
 _NO_DELAY: Final = timedelta(0)

@@ -17,13 +17,13 @@ from typing import Any, Final, Self, TypeVar
 
 from bide.admin.apply import Applied, Removed
 from bide.amqp.url import BrokerUrl
-from bide.client import Client, Connecting, Stamp, connect
-from bide.consumer import Consumer
+from bide.client.client import Client, Connecting, Stamp, connect
+from bide.client.consumer import Consumer
+from bide.client.message import Message
+from bide.client.publisher import OnLost, Receipt
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import DelayLike, parse_delay
 from bide.errors import ClosedError, InvalidInputError
-from bide.message import Message
-from bide.publisher import OnLost, Receipt
 from bide.topology import Topology
 
 _LAST_WORDS: Final = 1.0

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from bide.amqp import codec
 from bide.amqp.publish_template import PublishTemplate
+from bide.client.growth import Growth
 from bide.delay.clock import Clock
 from bide.delay.clock_digits import LEVELS, RESOLUTION
 from bide.delay.clock_keys import digit_key
@@ -26,8 +27,7 @@ from bide.delay.protocol import (
 )
 from bide.durations import to_milliseconds
 from bide.errors import InvalidInputError
-from bide.growth import Growth
-from bide.outgoing import Kind, Outgoing
+from bide.messages.prepared import Kind, Outgoing
 
 _LENGTH: Final = struct.Struct(">I")
 _TIME: Final = struct.Struct(">q")
@@ -80,7 +80,7 @@ class Encoder:
             channel: the number of the channel.
 
         Returns:
-            None if digits of its delay are not ready; see :class:`bide.growth.Growth`.
+            None if digits of its delay are not ready; see :class:`bide.client.growth.Growth`.
 
         Raises:
             InvalidInputError: it cannot be delayed so long, or so, or a value cannot be encoded.

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Final
 
-from bide.letter import Letter
+from bide.messages.outgoing import Letter
 
 _BATCHES_AHEAD: Final = 4
 """Enough for the event loop never to wait while the other thread makes letters."""

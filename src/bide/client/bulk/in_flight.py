@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bide.amqp.confirms import Unconfirmed
+from bide.client.broker_state import Session
+from bide.client.publish_result import Outcome
 from bide.errors import BideError, InvalidInputError
-from bide.outcome import Outcome
-from bide.outgoing import Moment, Outgoing
-from bide.session import Session
+from bide.messages.prepared import Moment, Outgoing
 
 if TYPE_CHECKING:
-    from bide.bulk.run import Run
+    from bide.client.bulk.sender import Run
 
 
 class Parcel(Unconfirmed):
@@ -24,7 +24,7 @@ class Parcel(Unconfirmed):
         was_lost: whether the connection broke after it was sent.
         error: why it is not on the broker, once that is known.
         prepared_in: the session in which everything was found to be there that it needs.
-        prepared_at: when; see :meth:`bide.session.Session.prepare`.
+        prepared_at: when; see :meth:`bide.client.broker_state.Session.prepare`.
         elsewhere: whether another host confirmed it.
     """
 

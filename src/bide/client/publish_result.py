@@ -19,7 +19,7 @@ from bide.errors import (
     UnroutableError,
     UnsentError,
 )
-from bide.letter import Letter
+from bide.messages.outgoing import Letter
 
 Status = Literal["confirmed", "returned", "refused", "invalid", "failed", "in doubt", "unsent"]
 
