@@ -12,7 +12,7 @@ import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.protocol import HEADER_DUE, HEADER_TO
-from bide.undeliverable import resend
+from bide.error_queues.undeliverable import resend
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, fresh, ready, receive
 from tests.patience import ON_TIME

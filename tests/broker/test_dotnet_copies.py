@@ -20,7 +20,7 @@ from bide.admin.management import ManagementApi
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.lifecycle import ErrorQueue, Selection
+from bide.error_queues import ErrorQueue, Selection
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import receive
 from tests.patience import PATIENCE

@@ -13,9 +13,9 @@ import pytest
 
 import bide
 from bide.broker import LocalBroker
+from bide.error_queues import ErrorQueue, FailedMessage, Selection, read_audit
+from bide.error_queues.operator_log import AUDIT, Audit
 from bide.errors import InvalidInputError, NotFoundError, ReservedHeaderError, TargetNotFoundError
-from bide.lifecycle import ErrorQueue, FailedMessage, Selection, read_audit
-from bide.lifecycle.audit import AUDIT, Audit
 from bide.recoverability.explanation import Explanation
 from bide.recoverability.history import History
 from bide.recoverability.report import Report
@@ -151,7 +151,7 @@ async def test_messages_leave_the_error_queue_at_the_chosen_pace(
     client: bide.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a look may hold nothing until the next one is due, and between messages that are not chosen."""
-    monkeypatch.setattr("bide.lifecycle.run.HOLD", 0.1)
+    monkeypatch.setattr("bide.error_queues.operation.HOLD", 0.1)
     name, orders, billing = fresh("error"), fresh("orders"), fresh("billing")
     await park(client, name, 3, billing, prefix="b")
     await park(client, name, 5, orders)
@@ -175,7 +175,7 @@ async def test_what_cannot_be_sent_does_not_hold_up_the_pace(
     client: bide.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is tried once, and met again by each look."""
-    monkeypatch.setattr("bide.lifecycle.run.HOLD", 0.1)
+    monkeypatch.setattr("bide.error_queues.operation.HOLD", 0.1)
     name, gone, orders = fresh("error"), fresh("gone"), fresh("orders")
     await park(client, name, 2, gone, prefix="g")
     await park(client, name, 3, orders)

@@ -24,6 +24,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.broker import LocalBroker
 from bide.delay.waiting_hall import HEADER_REST
+from bide.error_queues.undeliverable import resend
 from bide.errors import (
     AccessRefusedError,
     DeclarationMismatchError,
@@ -33,7 +34,6 @@ from bide.errors import (
 from bide.relay import Relay, Relayed
 from bide.relay.decision import HEADER_DELAY
 from bide.topology import Binding, Exchange, Queue, Topology
-from bide.undeliverable import resend
 from tests.broker.receiving import eventually, ready, receive
 from tests.patience import ON_TIME, PATIENCE
 from tests.quiet import quiet_loop

@@ -23,7 +23,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.cli import app as cli
 from bide.delay.taps import Retention, taps_of
-from bide.lifecycle import ErrorQueue, Selection
+from bide.error_queues import ErrorQueue, Selection
 from bide.pipelines.audit import Round, run
 from bide.pipelines.audit_folder import Folder, Note
 from bide.pipelines.audit_sources import candidates, find_sources

@@ -20,8 +20,8 @@ from bide.amqp.url import BrokerUrl
 from bide.cli.app import run
 from bide.delay.taps import Retention, taps_of
 from bide.endpoint import Event
+from bide.error_queues import ErrorQueue, Selection
 from bide.errors import FolderInUseError, InvalidInputError
-from bide.lifecycle import ErrorQueue, Selection
 from bide.pipelines import audit_facts as facts
 from bide.pipelines import replay_taps
 from bide.pipelines.audit_folder import Folder

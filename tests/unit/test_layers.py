@@ -29,7 +29,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "testing": ("testing", "pytest_plugin"),
     "observability": ("metrics", "tracing"),
     "client": (
-        *("", "client", "relay", "undeliverable", "endpoint", "event_bus", "lifecycle"),
+        *("", "client", "relay", "endpoint", "event_bus", "error_queues"),
         *("delayed_message", "ephemeral", "partitions", "rpc", "wire_tap"),
     ),
     "admin": ("admin", "broker"),

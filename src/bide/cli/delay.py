@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bide.admin.report import Report
     from bide.amqp.connection import Connection
     from bide.delay.protocol import DelayInfrastructure, Target
-    from bide.undeliverable import Resent
+    from bide.error_queues.undeliverable import Resent
 
 _ANSWERS_WITHIN: Final = 10.0
 """Seconds that applying waits for a management API that it can do without."""
@@ -231,7 +231,7 @@ def resend(settings: Settings, *, infrastructure: DelayInfrastructure, allow: tu
 
 async def _resend(settings: Settings, infrastructure: DelayInfrastructure, allow: tuple[str, ...]) -> Resent:
     from bide.client.client import connect
-    from bide.undeliverable import resend
+    from bide.error_queues.undeliverable import resend
 
     async with connect(settings.broker_url(), infrastructure=infrastructure) as client:
         return await resend(client, allow=allow)

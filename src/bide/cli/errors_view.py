@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from bide.lifecycle import AuditRecord, FailedMessage, Group, Moved, Summary
+    from bide.error_queues import AuditRecord, FailedMessage, Group, Moved, Summary
 
 
 def as_dict(message: FailedMessage, *, whole: bool = False) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from bide.foreign_text import visible
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from bide.lifecycle import Moved
+    from bide.error_queues import Moved
     from bide.pipelines.replay import FailedIn
 
 

@@ -3,7 +3,7 @@
 The messages of an error queue become a table (:func:`failed`) of which some are chosen (:func:`choose`) and given their
 due times (:func:`spread`); nothing is taken out of the queue until then. Sending (:func:`send`) is done where the
 queue's messages are held, on the driver: each leaves the queue when the broker has confirmed its copy, and only the
-connection that holds it can say so. The copies are those that :meth:`bide.lifecycle.ErrorQueue.retry` makes.
+connection that holds it can say so. The copies are those that :meth:`bide.error_queues.ErrorQueue.retry` makes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ import bide.spark
 from bide.admin.management_address import endpoints
 from bide.amqp.url import BrokerUrl
 from bide.client.sync import SyncClient, connect_sync
+from bide.error_queues import ErrorQueue, Moved
+from bide.error_queues.operation import Progress
 from bide.errors import InvalidInputError, TargetNotFoundError
-from bide.lifecycle import ErrorQueue, Moved
-from bide.lifecycle.run import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -73,7 +73,7 @@ class FailedIn:
         url: the broker's, with the password.
         queue: the error queue's name.
         to: the queue to send all of them to, rather than to those that they failed on; or None.
-        management_url: see :class:`bide.lifecycle.ErrorQueue`.
+        management_url: see :class:`bide.error_queues.ErrorQueue`.
         record: leave a record in the stream ``bide.audit``.
     """
 
@@ -198,8 +198,8 @@ def send(
     An interruption, such as by Ctrl-C, leaves what is not yet due in the error queue.
 
     A message leaves the queue when the broker has confirmed its copy. Whatever ends this before that leaves it there:
-    what was on its way, :data:`bide.lifecycle.run.WINDOW` messages at once, and what was confirmed a moment before, is
-    sent once more by the next run, with the same message ids.
+    what was on its way, :data:`bide.error_queues.operation.WINDOW` messages at once, and what was confirmed a moment
+    before, is sent once more by the next run, with the same message ids.
 
     Args:
         messages: of :func:`failed`, with ``deliver_at``.

@@ -14,9 +14,9 @@ from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
 from bide.amqp.url import BrokerUrl
 from bide.client.client import Client, connect
+from bide.error_queues.operation import WINDOW
+from bide.error_queues.stream_browser import HEADER_OFFSET, answer, end_of, next_of, no_answer, offset_of, subscribe
 from bide.errors import ConnectionLostError, NotFoundError, TargetNotFoundError
-from bide.lifecycle.offsets import HEADER_OFFSET, answer, end_of, next_of, no_answer, offset_of, subscribe
-from bide.lifecycle.run import WINDOW
 from bide.messages.prepared import Outgoing
 from bide.pipelines.waiting import wait_for
 from bide.recoverability import restoration

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from bide.client.sync import connect_sync
 from bide.delay.protocol import HEADER_DUE, HEADER_SENT
-from bide.lifecycle.error_queue import ErrorQueue
+from bide.error_queues.error_queue import ErrorQueue
 from bide.recoverability.failed import FailedMessage
 from bide.spark.batches import microseconds, text_of
 from bide.spark.columns import QUEUE_COLUMNS, arrow_schema

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bide.lifecycle.audit import AuditRecord, read_audit
-from bide.lifecycle.error_queue import ErrorQueue
-from bide.lifecycle.moved import Moved
-from bide.lifecycle.summary import Group, Summary
+from bide.error_queues.error_queue import ErrorQueue
+from bide.error_queues.grouping import Group, Summary
+from bide.error_queues.operation_result import Moved
+from bide.error_queues.operator_log import AuditRecord, read_audit
 from bide.recoverability.failed import FailedMessage
 from bide.recoverability.selection import Selection
 

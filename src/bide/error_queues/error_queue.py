@@ -14,18 +14,18 @@ from bide.client.client import Client
 from bide.delay import recognition
 from bide.delay.protocol import check_name
 from bide.durations import DelayLike, format_delay, parse_delay
+from bide.error_queues.browser import PREFETCH, Look, looking
+from bide.error_queues.delivery_count import Renewal
+from bide.error_queues.grouping import By, Group, Groups, Summary
+from bide.error_queues.operation import WINDOW, Pace, Progress, Run
+from bide.error_queues.operation_result import Moved
+from bide.error_queues.operator_log import Audit
 from bide.errors import (
     BideError,
     InvalidDelayError,
     NotFoundError,
     TargetNotFoundError,
 )
-from bide.lifecycle.audit import Audit
-from bide.lifecycle.look import PREFETCH, Look, looking
-from bide.lifecycle.moved import Moved
-from bide.lifecycle.renewal import Renewal
-from bide.lifecycle.run import WINDOW, Pace, Progress, Run
-from bide.lifecycle.summary import By, Group, Groups, Summary
 from bide.messages.prepared import Outgoing
 from bide.recoverability import restoration
 from bide.recoverability.failed import FailedMessage

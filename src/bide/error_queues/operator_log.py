@@ -13,8 +13,8 @@ from typing import Any, Final, Self
 
 from bide.amqp.connection import Connection
 from bide.client.client import Client
+from bide.error_queues.stream_browser import everything
 from bide.errors import BrokerError, UnsupportedBrokerError
-from bide.lifecycle.offsets import everything
 from bide.topology import Queue, Topology
 
 AUDIT: Final = "bide.audit"

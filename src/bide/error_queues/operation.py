@@ -10,11 +10,11 @@ from datetime import datetime
 from typing import Final
 
 from bide.client.client import Client
+from bide.error_queues.browsed_message import Held
+from bide.error_queues.browser import Look
+from bide.error_queues.operation_result import Moved
+from bide.error_queues.operator_log import IDS_PER_RECORD, Audit
 from bide.errors import BideError, InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
-from bide.lifecycle.audit import IDS_PER_RECORD, Audit
-from bide.lifecycle.held import Held
-from bide.lifecycle.look import Look
-from bide.lifecycle.moved import Moved
 from bide.messages.prepared import Outgoing
 from bide.recoverability.failed import FailedMessage
 from bide.recoverability.selection import Selection

@@ -13,10 +13,10 @@ from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
 from bide.amqp.url import BrokerUrl
 from bide.delay.recognition import is_waiting, refusal
+from bide.error_queues.browsed_message import Held, deliveries_of
+from bide.error_queues.delivery_count import Renewal
+from bide.error_queues.stream_check import is_stream, stream_error
 from bide.errors import BideError, BrokerError, TargetNotFoundError
-from bide.lifecycle.held import Held, deliveries_of
-from bide.lifecycle.renewal import Renewal
-from bide.lifecycle.streams import is_stream, stream_error
 from bide.runtime.logs import logger
 from bide.topology import Queue
 

@@ -10,8 +10,8 @@ from typing import Final, Self
 from bide.admin.delivery_limit import DEFAULT_LIMIT, delivery_limit
 from bide.admin.management import ManagementApi
 from bide.client.client import Client
+from bide.error_queues.browsed_message import Held
 from bide.errors import BideError, ManagementApiError
-from bide.lifecycle.held import Held
 from bide.recoverability import restoration
 from bide.runtime.logs import logger
 from bide.topology import Argument
