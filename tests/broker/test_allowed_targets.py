@@ -17,8 +17,8 @@ from bide.amqp.url import BrokerUrl
 from bide.delay.protocol import HEADER_SET_ASIDE
 from bide.error_queues.undeliverable import resend
 from bide.errors import InvalidInputError
+from bide.messaging.rpc import Caller, serve
 from bide.relay import Relay
-from bide.rpc import Caller, serve
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker.receiving import eventually, ready, receive
 from tests.patience import PATIENCE

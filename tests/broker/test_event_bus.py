@@ -18,8 +18,8 @@ from bide.amqp.connection import Connection
 from bide.client.message import Message
 from bide.delay.protocol import QueueTarget
 from bide.errors import ConsumerCancelledError, TargetNotFoundError
-from bide.event_bus import EventBus
 from bide.messages.prepared import Outgoing
+from bide.messaging.event_bus import EventBus
 from bide.patterns.event_bus import DELIVERY_LIMIT, EventBusQueue
 from bide.recoverability.failed import FailedMessage
 from bide.topology import Queue
@@ -31,7 +31,7 @@ Handler = Callable[[Message], Awaitable[None]]
 KILLED_BEFORE_ITS_ACK = """
 import asyncio, os, signal, sys
 import bide
-from bide.event_bus import EventBus
+from bide.messaging.event_bus import EventBus
 from bide.client.message import Message
 from bide.patterns.event_bus import EventBusQueue
 

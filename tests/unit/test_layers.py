@@ -28,10 +28,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "spark": ("spark",),
     "testing": ("testing", "pytest_plugin"),
     "observability": ("metrics", "tracing"),
-    "client": (
-        *("", "client", "relay", "endpoint", "event_bus", "error_queues"),
-        *("delayed_message", "ephemeral", "partitions", "rpc", "wire_tap"),
-    ),
+    "client": (*("", "client", "relay", "endpoint", "messaging", "error_queues"),),
     "admin": ("admin", "broker"),
     "streams": ("streams",),
     "amqp": ("amqp",),

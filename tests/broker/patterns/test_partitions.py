@@ -11,7 +11,7 @@ import pytest
 import bide
 from bide.broker.configuration import MANAGEMENT_PLUGIN
 from bide.errors import DeclarationMismatchError, UnsupportedBrokerError
-from bide.partitions import consume_partitions
+from bide.messaging.partitions import consume_partitions
 from bide.patterns.partitions import data_locality, ordered_partitions, partition_queues
 from tests.broker.receiving import eventually
 from tests.patience import PATIENCE

@@ -25,10 +25,10 @@ from bide.errors import (
     TargetNotFoundError,
     UnroutableError,
 )
+from bide.messaging.rpc import Caller, Replies
+from bide.messaging.rpc_server import serve
+from bide.messaging.rpc_sync import SyncCaller
 from bide.patterns.rpc import rpc
-from bide.rpc import Caller, Replies
-from bide.rpc.server import serve
-from bide.rpc.sync import SyncCaller
 from bide.topology import Binding, Exchange, Topology
 from tests.broker.receiving import eventually, ready, receive, stack_of
 from tests.broker.test_endpoint_oddities import UnprintableError

@@ -1,4 +1,4 @@
-"""The synchronous face of :mod:`bide.rpc.caller`: calls that block.
+"""The synchronous face of :mod:`bide.messaging.rpc_caller`: calls that block.
 
 ``with SyncCaller(client) as prices: reply = prices.call("apples", to="prices", timeout="2s")``
 """
@@ -11,14 +11,14 @@ from typing import Any, Self
 from bide.client.message import Message
 from bide.client.sync import SyncClient
 from bide.durations import DelayLike
-from bide.rpc.caller import Caller, Replies
+from bide.messaging.rpc_caller import Caller, Replies
 
 
 class SyncCaller:
-    """A :class:`bide.rpc.Caller` whose calls block. Any number of threads may call at once.
+    """A :class:`bide.messaging.rpc.Caller` whose calls block. Any number of threads may call at once.
 
     Args:
-        client, replies, timeout: as for :class:`bide.rpc.Caller`.
+        client, replies, timeout: as for :class:`bide.messaging.rpc.Caller`.
 
     Raises:
         InvalidInputError: an argument cannot be used.
@@ -30,7 +30,7 @@ class SyncCaller:
 
     @property
     def late(self) -> int:
-        """See :attr:`bide.rpc.Caller.late`."""
+        """See :attr:`bide.messaging.rpc.Caller.late`."""
         return self._caller.late
 
     def __enter__(self) -> Self:
@@ -47,5 +47,5 @@ class SyncCaller:
         self._client.wait_for(self._caller.close())
 
     def call(self, body: bytes | str | None = None, **options: Any) -> Message:
-        """See :meth:`bide.rpc.Caller.call`."""
+        """See :meth:`bide.messaging.rpc.Caller.call`."""
         return self._client.wait_for(self._caller.call(body, **options))

@@ -1,4 +1,4 @@
-"""Requests and replies: the caller's side. The server's is :mod:`bide.rpc.server`, the topology
+"""Requests and replies: the caller's side. The server's is :mod:`bide.messaging.rpc_server`, the topology
 :func:`bide.patterns.rpc.rpc`.
 
 ::

@@ -1,4 +1,4 @@
-"""Requests and replies: the server's side. The caller's is :mod:`bide.rpc`."""
+"""Requests and replies: the server's side. The caller's is :mod:`bide.messaging.rpc`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from bide.client.message import Message
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.protocol import QueueTarget
 from bide.errors import AccessRefusedError, BideError, DeliveryLostError, InvalidInputError, UnroutableError
+from bide.messaging.rpc_caller import ERROR_HEADER
 from bide.patterns.rpc import DIRECT_REPLY_TO
 from bide.recoverability.explanation import Explanation
-from bide.rpc.caller import ERROR_HEADER
 from bide.runtime.cancellation import outcome_apart
 from bide.runtime.logs import logger
 
