@@ -15,7 +15,7 @@ from bide.amqp.url import BrokerUrl
 from bide.client.failover import moves
 from bide.errors import BulkInDoubtError, PublishInDoubtError
 from bide.messages.outgoing import Letter
-from bide.metrics import Metrics
+from bide.observability.metrics import Metrics
 from tests.broker.receiving import eventually, fresh, receive
 from tests.faults.conftest import CLOCK, Frail
 from tests.faults.proxy import Proxy, url_of, without_confirms

@@ -27,13 +27,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "pipelines": ("pipelines",),
     "spark": ("spark",),
     "testing": ("testing", "pytest_plugin"),
-    "observability": ("metrics", "tracing"),
+    "observability": ("observability",),
     "client": (*("", "client", "relay", "endpoint", "messaging", "error_queues"),),
     "admin": ("admin", "broker"),
     "streams": ("streams",),
     "amqp": ("amqp",),
     "recoverability": ("recoverability",),
-    "memory": ("memory",),
+    "testing rules": ("testing.rules",),
     "patterns": ("patterns",),
     "messages": ("messages",),
     "delay": ("delay",),
@@ -44,7 +44,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 }
 """Layers from the top down, each with its modules and packages. The empty name is the package itself."""
 
-PURE = ("recoverability", "memory", "patterns", "messages", "delay", "topology", "values", "errors")
+PURE = ("recoverability", "testing rules", "patterns", "messages", "delay", "topology", "values", "errors")
 """Layers of plain data and arithmetic."""
 
 INPUT_OUTPUT = frozenset(

@@ -385,7 +385,7 @@ def connect(
             with the same message id, so that it arrives at least once; ``"raise"`` reports it as in doubt.
         max_in_flight: messages sent and not yet confirmed; further publishes wait.
         stamp: called with each message of :meth:`Client.publish`; returns a context manager that surrounds its sending
-            and gives headers to add to it. ``bide.tracing`` has one.
+            and gives headers to add to it. ``bide.observability.tracing`` has one.
 
     Raises:
         InvalidInputError: a value cannot be used. Errors of the broker come when the client is opened.

@@ -70,7 +70,8 @@ class Endpoint:
             never slows down.
         deduplicate: messages with an id that this process has handled within this time are acknowledged unhandled;
             None, the default, handles every delivery. It does not know what other processes handled.
-        observers: told of everything; see :class:`bide.EventStream`, ``bide.metrics`` and ``bide.tracing``.
+        observers: told of everything; see :class:`bide.EventStream`, :mod:`bide.observability.metrics` and
+            :mod:`bide.observability.tracing`.
         management_url: of the broker's management API, which the delivery limit is read from; None takes
             ``BIDE_MANAGEMENT_URL``, or the broker's host and RabbitMQ's default port. Where it does not answer, a
             warning says that the limit was not checked.

@@ -17,9 +17,9 @@ from bide.client.client import Connecting, connect
 from bide.client.sync import SyncClient, connect_sync
 from bide.durations import DelayLike, DueTimeLike, parse_delay
 from bide.errors import InvalidInputError
-from bide.memory.clock import VirtualClock
-from bide.memory.host import DEFAULT_PREFETCH, VirtualHost
-from bide.testing.server import ServerConnection
+from bide.testing.amqp_server import ServerConnection
+from bide.testing.rules.clock import VirtualClock
+from bide.testing.rules.virtual_host import DEFAULT_PREFETCH, VirtualHost
 from bide.testing.transport import MemoryTransport
 
 AnyProtocol = TypeVar("AnyProtocol", bound=asyncio.Protocol)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from bide.memory.entry import Entry
+from bide.testing.rules.entry import Entry
 
 
 class BrokerConsumer:

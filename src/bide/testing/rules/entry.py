@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from bide.memory.message import StoredMessage
+from bide.testing.rules.message import StoredMessage
 
 if TYPE_CHECKING:
-    from bide.memory.consumers import BrokerConsumer
+    from bide.testing.rules.consumers import BrokerConsumer
 
 
 class Entry:

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from bide.amqp import codec, reply_codes
 from bide.errors import BrokerError, NotModelledError
-from bide.memory.channel import BrokerChannel, BrokerDelivery
-from bide.memory.host import VirtualHost
-from bide.memory.refusal import not_modelled, refusal
-from bide.testing.arguments import Arguments
+from bide.testing.amqp_arguments import Arguments
+from bide.testing.rules.channel import BrokerChannel, BrokerDelivery
+from bide.testing.rules.errors import not_modelled, refusal
+from bide.testing.rules.virtual_host import VirtualHost
 from bide.topology import Binding, Exchange, Queue
 
 _METHOD: Final = struct.Struct(">HH")
@@ -284,12 +284,12 @@ class ServerChannel:
     # -- what goes to the client
 
     def delivered(self, delivery: BrokerDelivery) -> None:
-        """See :class:`bide.memory.channel.Receiver`."""
+        """See :class:`bide.testing.rules.channel.Receiver`."""
         tag = codec.short_string(delivery.consumer_tag or "")
         self._send_content(codec.method(60, 60, tag, *_address(delivery)), delivery.properties, delivery.body)
 
     def cancelled(self, tag: str) -> None:
-        """See :class:`bide.memory.channel.Receiver`."""
+        """See :class:`bide.testing.rules.channel.Receiver`."""
         self._send(codec.method(60, 30, codec.short_string(tag), b"\x01"))
 
     def _refuse(self, error: BrokerError, method: tuple[int, int]) -> None:

@@ -33,7 +33,7 @@ try:
     from opentelemetry import propagate, trace
     from opentelemetry.propagators.textmap import Getter
 except ImportError as error:
-    raise ImportError("bide.tracing needs opentelemetry-api: install the extra, bide[tracing]") from error
+    raise ImportError("bide.observability.tracing needs opentelemetry-api: install the extra, bide[tracing]") from error
 
 if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from bide.memory.consumers import BrokerConsumer
-from bide.memory.entry import Entry
-from bide.memory.host import REPLY_TO, Published, VirtualHost
-from bide.memory.queue import BrokerQueue
-from bide.memory.refusal import access_refused, not_modelled, precondition_failed, refusal
-from bide.memory.stream import StreamQueue
+from bide.testing.rules.consumers import BrokerConsumer
+from bide.testing.rules.entry import Entry
+from bide.testing.rules.errors import access_refused, not_modelled, precondition_failed, refusal
+from bide.testing.rules.queue import BrokerQueue
+from bide.testing.rules.stream import StreamQueue
+from bide.testing.rules.virtual_host import REPLY_TO, Published, VirtualHost
 
 
 class Receiver(Protocol):

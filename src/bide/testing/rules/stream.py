@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from bide.memory.consumers import BrokerConsumer
-from bide.memory.entry import ByPriority, Entry
-from bide.memory.message import StoredMessage
-from bide.memory.queue import BrokerQueue, Surroundings
-from bide.memory.refusal import not_modelled
+from bide.testing.rules.consumers import BrokerConsumer
+from bide.testing.rules.entry import ByPriority, Entry
+from bide.testing.rules.errors import not_modelled
+from bide.testing.rules.message import StoredMessage
+from bide.testing.rules.queue import BrokerQueue, Surroundings
 from bide.topology import Queue
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from bide.memory.clock import Timer
-from bide.memory.entry import Entry
-from bide.memory.message import Reason, StoredMessage
+from bide.testing.rules.clock import Timer
+from bide.testing.rules.entry import Entry
+from bide.testing.rules.message import Reason, StoredMessage
 
 if TYPE_CHECKING:
-    from bide.memory.queue import Surroundings
-    from bide.memory.quorum import QuorumQueue
+    from bide.testing.rules.queue import Surroundings
+    from bide.testing.rules.quorum import QuorumQueue
 
 PATIENCE: Final = 180_000_000
 """Microseconds after which what was not taken is sent again; RabbitMQ's default."""

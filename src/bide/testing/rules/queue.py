@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import count
 from typing import Protocol
 
-from bide.memory.clock import Timer, VirtualClock
-from bide.memory.consumers import BrokerConsumer, Consumers
-from bide.memory.entry import Entry, Order
-from bide.memory.message import Reason, StoredMessage
+from bide.testing.rules.clock import Timer, VirtualClock
+from bide.testing.rules.consumers import BrokerConsumer, Consumers
+from bide.testing.rules.entry import Entry, Order
+from bide.testing.rules.message import Reason, StoredMessage
 from bide.topology import Queue
 
 Release = tuple[int, ...]
@@ -32,7 +32,7 @@ class Surroundings(Protocol):
         """Have something done as soon as what is under way is done."""
 
     def call_at(self, microseconds: int, callback: Callable[[], None]) -> Timer:
-        """See :meth:`bide.memory.clock.VirtualClock.call_at`."""
+        """See :meth:`bide.testing.rules.clock.VirtualClock.call_at`."""
 
     def dead_letter(self, queue: BrokerQueue, message: StoredMessage, reason: Reason) -> None:
         """Publish a dead letter, at most once, as soon as what is under way is done."""
@@ -53,7 +53,7 @@ class BrokerQueue(ABC):
     Args:
         definition: as it was declared.
         owner: the connection that has it for itself.
-        keeps_place: see :class:`bide.memory.consumers.Consumers`.
+        keeps_place: see :class:`bide.testing.rules.consumers.Consumers`.
         order: of the messages that are ready.
 
     Attributes:

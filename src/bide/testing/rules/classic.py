@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from bide.memory.entry import ByPriority, Entry
-from bide.memory.message import StoredMessage
-from bide.memory.queue import BrokerQueue, Surroundings
+from bide.testing.rules.entry import ByPriority, Entry
+from bide.testing.rules.message import StoredMessage
+from bide.testing.rules.queue import BrokerQueue, Surroundings
 from bide.topology import Queue
 
 _PRECISION: Final = 1000

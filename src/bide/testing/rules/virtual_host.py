@@ -10,15 +10,15 @@ from itertools import count
 from typing import Any, Final
 
 from bide.errors import InvalidInputError
-from bide.memory.classic import ClassicQueue
-from bide.memory.clock import Timer, VirtualClock
-from bide.memory.declaring import check_exchange, check_queue, compare_exchange, compare_queue
-from bide.memory.exchange import BrokerExchange
-from bide.memory.message import Reason, StoredMessage
-from bide.memory.queue import BrokerQueue, Release
-from bide.memory.quorum import QuorumQueue
-from bide.memory.refusal import access_refused, locked, not_found, precondition_failed
-from bide.memory.stream import StreamQueue
+from bide.testing.rules.classic import ClassicQueue
+from bide.testing.rules.clock import Timer, VirtualClock
+from bide.testing.rules.declarations import check_exchange, check_queue, compare_exchange, compare_queue
+from bide.testing.rules.errors import access_refused, locked, not_found, precondition_failed
+from bide.testing.rules.exchange import BrokerExchange
+from bide.testing.rules.message import Reason, StoredMessage
+from bide.testing.rules.queue import BrokerQueue, Release
+from bide.testing.rules.quorum import QuorumQueue
+from bide.testing.rules.stream import StreamQueue
 from bide.topology import DEFAULT_EXCHANGE, Binding, Exchange, Queue
 from bide.topology.routing import PREDECLARED
 
@@ -174,7 +174,7 @@ class VirtualHost:
         self._unbind_all("exchange", name)
 
     def remove_queue(self, queue: BrokerQueue) -> None:
-        """See :class:`bide.memory.queue.Surroundings`."""
+        """See :class:`bide.testing.rules.queue.Surroundings`."""
         self._remove(queue)
 
     def remove_owned(self, owner: object) -> None:
@@ -284,11 +284,11 @@ class VirtualHost:
                 self._is_busy = False
 
     def later(self, work: Callable[[], None]) -> None:
-        """See :class:`bide.memory.queue.Surroundings`."""
+        """See :class:`bide.testing.rules.queue.Surroundings`."""
         self._later.append(work)
 
     def call_at(self, microseconds: int, callback: Callable[[], None]) -> Timer:
-        """See :class:`bide.memory.queue.Surroundings`."""
+        """See :class:`bide.testing.rules.queue.Surroundings`."""
 
         def call() -> None:
             with self.turn():
@@ -297,7 +297,7 @@ class VirtualHost:
         return self.clock.call_at(microseconds, call)
 
     def dead_letter(self, queue: BrokerQueue, message: StoredMessage, reason: Reason) -> None:
-        """See :class:`bide.memory.queue.Surroundings`."""
+        """See :class:`bide.testing.rules.queue.Surroundings`."""
         letter = self.dead_letter_of(queue, message, reason)
 
         def publish() -> None:
@@ -307,7 +307,7 @@ class VirtualHost:
         self.later(publish)
 
     def dead_letter_of(self, queue: BrokerQueue, message: StoredMessage, reason: Reason) -> StoredMessage:
-        """See :class:`bide.memory.queue.Surroundings`."""
+        """See :class:`bide.testing.rules.queue.Surroundings`."""
         return message.dead_lettered(
             reason,
             queue.name,
@@ -318,7 +318,7 @@ class VirtualHost:
         )
 
     def queues_for(self, queue: BrokerQueue, letter: StoredMessage, reason: Reason) -> Sequence[BrokerQueue]:
-        """See :class:`bide.memory.queue.Surroundings`."""
+        """See :class:`bide.testing.rules.queue.Surroundings`."""
         if letter.exchange != DEFAULT_EXCHANGE and letter.exchange not in self._exchanges:
             return []
         targets = self._route(letter.exchange, letter)

@@ -17,7 +17,7 @@ try:
     from prometheus_client.core import CounterMetricFamily
     from prometheus_client.registry import Collector
 except ImportError as error:
-    raise ImportError("bide.metrics needs prometheus-client: install the extra, bide[metrics]") from error
+    raise ImportError("bide.observability.metrics needs prometheus-client: install the extra, bide[metrics]") from error
 
 if TYPE_CHECKING:
     from bide.client.message import Message
@@ -126,8 +126,8 @@ class Metrics(Observer):
             )
         except ValueError as error:
             raise InvalidInputError(
-                f"the metrics cannot be registered: {error}; give one bide.metrics.Metrics to all endpoints of the "
-                "process, or each a registry of its own"
+                f"the metrics cannot be registered: {error}; give one bide.observability.metrics.Metrics to "
+                "all endpoints of the process, or each a registry of its own"
             ) from error
 
     def watch(self, endpoint: Endpoint) -> None:

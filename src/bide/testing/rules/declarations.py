@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from bide.memory.exchange import TYPES
-from bide.memory.refusal import inequivalent, locked, not_modelled, precondition_failed
+from bide.testing.rules.errors import inequivalent, locked, not_modelled, precondition_failed
+from bide.testing.rules.exchange import TYPES
 from bide.topology import Exchange, Queue
 from bide.topology.queue_arguments import QUEUE_TYPES, RULES, Release, argument_refusals
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from heapq import heappop, heappush
 
-from bide.memory.entry import Entry
+from bide.testing.rules.entry import Entry
 from bide.topology import Argument
 
 

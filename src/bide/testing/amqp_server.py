@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from bide.amqp import codec, decoding
-from bide.memory.host import VirtualHost
-from bide.testing.arguments import Arguments
-from bide.testing.server_channel import ServerChannel
+from bide.testing.amqp_arguments import Arguments
+from bide.testing.amqp_channel import ServerChannel
+from bide.testing.rules.virtual_host import VirtualHost
 from bide.testing.transport import MemoryTransport
 
 FRAME_MAX: Final = 131_072

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import Final
 
 from bide.errors import UnsupportedTargetError
-from bide.memory.message import StoredMessage
-from bide.memory.refusal import not_modelled, precondition_failed
+from bide.testing.rules.errors import not_modelled, precondition_failed
+from bide.testing.rules.message import StoredMessage
 from bide.topology import Binding, Exchange
 from bide.topology.exchange_types import BindingTable, Destination, binding_table
 

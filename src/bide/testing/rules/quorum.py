@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Final
 
-from bide.memory.consumers import BrokerConsumer
-from bide.memory.delayed_retry import DelayedRetry
-from bide.memory.entry import ByPriority, Entry, Order, TwoLevels
-from bide.memory.message import Reason, StoredMessage
-from bide.memory.queue import BrokerQueue, Release, Surroundings
-from bide.memory.redelivery import DeadLetterWorker
+from bide.testing.rules.consumers import BrokerConsumer
+from bide.testing.rules.dead_letter_worker import DeadLetterWorker
+from bide.testing.rules.delayed_retry import DelayedRetry
+from bide.testing.rules.entry import ByPriority, Entry, Order, TwoLevels
+from bide.testing.rules.message import Reason, StoredMessage
+from bide.testing.rules.queue import BrokerQueue, Release, Surroundings
 from bide.topology import Queue
 
 _DEFAULT_LIMIT: Final = 20
