@@ -26,11 +26,11 @@ from benchmarks.suite.percentiles import percentile
 from benchmarks.suite.raw import FRAME_MAX
 from benchmarks.suite.stage import TARGET, prepare, random_minutes
 from bide.amqp import codec, decoding
-from bide.broker import LocalBroker
 from bide.client.client import Client, connect
 from bide.client.encoding import Encoder
 from bide.delay.clock import Clock
 from bide.delay.received import restore
+from bide.local_broker import LocalBroker
 from bide.messages.outgoing import Letter, Letters
 from bide.messages.prepared import Outgoing
 

@@ -31,8 +31,8 @@ import bide
 from bide.admin.apply import apply, message_counts
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.broker import LocalBroker
 from bide.delay.clock_digits import LEVELS
+from bide.local_broker import LocalBroker
 from bide.pipelines.plan.ladder import Ladder
 from bide.pipelines.plan.stays import Timeline
 from bide.pipelines.plan.workload import Columns, of_table

@@ -14,7 +14,7 @@ from bide.admin.infrastructure import install
 from bide.admin.management import ManagementApi
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.broker import LocalBroker
+from bide.local_broker import LocalBroker
 from tests.support import Vhost
 
 SMALL_CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(milliseconds=50))

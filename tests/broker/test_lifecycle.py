@@ -12,10 +12,10 @@ import pika
 import pytest
 
 import bide
-from bide.broker import LocalBroker
 from bide.error_queues import ErrorQueue, FailedMessage, Selection, read_audit
 from bide.error_queues.operator_log import AUDIT, Audit
 from bide.errors import InvalidInputError, NotFoundError, ReservedHeaderError, TargetNotFoundError
+from bide.local_broker import LocalBroker
 from bide.recoverability.explanation import Explanation
 from bide.recoverability.history import History
 from bide.recoverability.report import Report

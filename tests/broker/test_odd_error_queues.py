@@ -12,9 +12,9 @@ import pika
 import pytest
 
 import bide
-from bide.broker import LocalBroker
 from bide.error_queues import ErrorQueue, Selection
 from bide.errors import BrokerError, InvalidInputError, NotFoundError
+from bide.local_broker import LocalBroker
 from bide.topology import Queue
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import fresh, receive

@@ -14,7 +14,6 @@ from urllib.parse import quote
 import pika
 import pytest
 
-from bide.broker import LocalBroker
 from bide.errors import (
     AuthenticationError,
     BrokerUnreachableError,
@@ -22,6 +21,7 @@ from bide.errors import (
     TargetNotFoundError,
     VirtualHostError,
 )
+from bide.local_broker import LocalBroker
 from bide.streams import frames, log
 from bide.streams.amqp10 import sections
 from bide.streams.chunk import Undecodable

@@ -22,7 +22,6 @@ from bide.admin.management import ManagementApi
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.broker import LocalBroker
 from bide.delay.waiting_hall import HEADER_REST
 from bide.error_queues.undeliverable import resend
 from bide.errors import (
@@ -31,6 +30,7 @@ from bide.errors import (
     NotAppliedError,
     NotEmptyError,
 )
+from bide.local_broker import LocalBroker
 from bide.relay import Relay, Relayed
 from bide.relay.decision import HEADER_DELAY
 from bide.topology import Binding, Exchange, Queue, Topology

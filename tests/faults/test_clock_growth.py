@@ -15,7 +15,7 @@ from tests.broker.receiving import eventually, fresh, ready
 
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
-    from bide.broker import LocalBroker
+    from bide.local_broker import LocalBroker
     from tests.faults.conftest import Frail
     from tests.faults.proxy import Proxy
     from tests.support import Vhost

@@ -15,7 +15,7 @@ from bide.admin.taps import turn_on
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.broker.configuration import USER
+from bide.local_broker.configuration import USER
 from tests.broker.receiving import eventually
 from tests.faults.cluster import Node, cluster
 from tests.faults.conftest import CLOCK

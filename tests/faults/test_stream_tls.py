@@ -11,9 +11,9 @@ import pytest
 import trustme
 
 import bide
-from bide.broker import LocalBroker
-from bide.broker.installation import numbers
 from bide.errors import AuthenticationError, BrokerUnreachableError, TlsError
+from bide.local_broker import LocalBroker
+from bide.local_broker.installation import numbers
 from bide.streams.amqp10 import sections
 from bide.streams.log import Address, OffsetRange, StreamLogs, read_range
 from tests.faults.conftest import TLS_PLUGINS, certified, free_port, tls_settings

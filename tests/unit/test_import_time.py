@@ -36,7 +36,7 @@ HEAVY = (
     *(
         "bide.cli",
         "bide.demo",
-        "bide.broker",
+        "bide.local_broker",
         "bide.admin.management",
         "bide.topology.rendering",
         "bide.topology.routing",

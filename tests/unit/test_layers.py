@@ -29,7 +29,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "testing": ("testing", "pytest_plugin"),
     "observability": ("observability",),
     "client": (*("", "client", "relay", "endpoint", "messaging", "error_queues"),),
-    "admin": ("admin", "broker"),
+    "admin": ("admin", "local_broker"),
     "streams": ("streams",),
     "amqp": ("amqp",),
     "recoverability": ("recoverability",),

@@ -8,7 +8,7 @@ from bide.amqp.url import BrokerUrl
 from bide.errors import LocalBrokerError
 
 if TYPE_CHECKING:
-    from bide.broker import LocalBroker
+    from bide.local_broker import LocalBroker
 
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -18,7 +18,7 @@ def private_broker(url: BrokerUrl) -> LocalBroker | None:
     ports = {port for host, port in url.hosts if host in _LOOPBACK}
     if not ports:
         return None
-    from bide.broker import find_running
+    from bide.local_broker import find_running
 
     try:
         broker = find_running()

@@ -139,7 +139,7 @@ def _broker(settings: Settings, stream_port: int | None, progress: Progress, sta
             stream_port=stream_port or known_stream_port(settings.url, os.environ),
             management_url=settings.management_url,
         )
-    from bide.broker import LocalBroker
+    from bide.local_broker import LocalBroker
 
     with progress.phase("start") as phase:
         broker = stack.enter_context(LocalBroker.start(ephemeral=True))

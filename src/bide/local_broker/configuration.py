@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
 
-from bide.broker.processes import FOLDER_MARK
 from bide.errors import LocalBrokerError
+from bide.local_broker.processes import FOLDER_MARK
 
 LOOPBACK = "127.0.0.1"
 NODE_NAME = "bide@localhost"

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bide.broker import supervisor
-from bide.broker.logs import explain_failed_start
-from bide.broker.processes import FOLDER_MARK, is_marked, marked, send_signal, wait_until_gone
-from bide.broker.state import STATE_FILE, Pids, State
 from bide.errors import LocalBrokerError
+from bide.local_broker import supervisor
+from bide.local_broker.logs import explain_failed_start
+from bide.local_broker.processes import FOLDER_MARK, is_marked, marked, send_signal, wait_until_gone
+from bide.local_broker.state import STATE_FILE, Pids, State
 
 # What SIGKILL leaves to do: closing files and telling the parent.
 _KILL_SECONDS = 10.0

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from bide.broker.configuration import Ports
 from bide.errors import LocalBrokerError
+from bide.local_broker.configuration import Ports
 
 STATE_FILE = "broker.json"
 PASSWORD_FILE = "password"  # noqa: S105 - a file name

@@ -1,8 +1,8 @@
 """Keep the processes of one private broker together: epmd, the node, and whoever started them.
 
-:class:`bide.broker.LocalBroker` runs this file as a script, ``python -I -S supervisor.py STATE OWNER_FD REPORT_FD``,
-so it imports the standard library only. It makes itself a daemon, starts epmd and the node as its children, and writes
-JSON lines to REPORT_FD: their process ids at once, ``{"ready": true}`` when the node says so. Then it waits for
+:class:`bide.local_broker.LocalBroker` runs this file as a script, so it imports the standard library only: ``python -I
+-S supervisor.py STATE OWNER_FD REPORT_FD``. It makes itself a daemon, starts epmd and the node as its children, and
+writes JSON lines to REPORT_FD: their process ids at once, ``{"ready": true}`` when the node says so. Then it waits for
 whatever comes first:
 
 - the node ends: epmd is ended too;

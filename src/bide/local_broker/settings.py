@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bide.broker.configuration import (
+from bide.local_broker.configuration import (
     LOOPBACK,
     Ports,
     advanced_config,
@@ -16,13 +16,13 @@ from bide.broker.configuration import (
     inetrc,
     rabbitmq_conf,
 )
-from bide.broker.installation import Installation
-from bide.broker.state import State, password_of, write_private
+from bide.local_broker.installation import Installation
+from bide.local_broker.state import State, password_of, write_private
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The choices of a caller of :meth:`bide.broker.LocalBroker.start`, which explains them."""
+    """The choices of a caller of :meth:`bide.local_broker.LocalBroker.start`, which explains them."""
 
     installation: Installation
     ephemeral: bool

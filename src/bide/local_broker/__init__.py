@@ -2,7 +2,7 @@
 
 It listens on loopback only, keeps everything in one folder, and never touches a node that it did not start::
 
-    from bide.broker import LocalBroker
+    from bide.local_broker import LocalBroker
 
     with LocalBroker.start(ephemeral=True) as broker:
         print(broker.url)
@@ -10,8 +10,8 @@ It listens on loopback only, keeps everything in one folder, and never touches a
 
 from __future__ import annotations
 
-from bide.broker.installation import Installation
-from bide.broker.local import LocalBroker, find_running
-from bide.broker.state import default_folder
+from bide.local_broker.installation import Installation
+from bide.local_broker.local import LocalBroker, find_running
+from bide.local_broker.state import default_folder
 
 __all__ = ["Installation", "LocalBroker", "default_folder", "find_running"]

@@ -14,14 +14,14 @@ from types import TracebackType
 from typing import Any, Self, final
 from urllib.parse import quote
 
-from bide.broker.configuration import LOOPBACK, MANAGEMENT_PLUGIN, NODE_NAME, PLUGINS, STREAM_PLUGIN, USER, Ports
-from bide.broker.installation import find_installation
-from bide.broker.launch import crash, halt, is_running, kill, launch
-from bide.broker.management import Management
-from bide.broker.processes import marked
-from bide.broker.settings import Settings
-from bide.broker.state import State, create_folder, create_subfolders, default_folder, locked, password_of
 from bide.errors import LocalBrokerError
+from bide.local_broker.configuration import LOOPBACK, MANAGEMENT_PLUGIN, NODE_NAME, PLUGINS, STREAM_PLUGIN, USER, Ports
+from bide.local_broker.installation import find_installation
+from bide.local_broker.launch import crash, halt, is_running, kill, launch
+from bide.local_broker.management import Management
+from bide.local_broker.processes import marked
+from bide.local_broker.settings import Settings
+from bide.local_broker.state import State, create_folder, create_subfolders, default_folder, locked, password_of
 
 _START_TIMEOUT = timedelta(minutes=3)
 _STOP_TIMEOUT = timedelta(seconds=30)
@@ -69,7 +69,7 @@ class LocalBroker:
             ephemeral: remove the folder when the broker stops.
             detached: let it go on when this process ends. Otherwise it is killed then, even after ``kill -9``,
                 unless a fork of this process lives on. By default true, but for an ephemeral one.
-            home: the RabbitMQ to run, see :func:`bide.broker.installation.find_installation`.
+            home: the RabbitMQ to run, see :func:`bide.local_broker.installation.find_installation`.
             chroot: run the RabbitMQ that is installed in this root folder of another system.
             dead_letter_prefetch: messages that the dead-letter worker of a quorum queue has under way.
             plugins: the plugins to enable; rabbitmq_management has to be among them.
