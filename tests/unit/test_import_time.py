@@ -37,7 +37,7 @@ HEAVY = (
         "bide.cli",
         "bide.demo",
         "bide.local_broker",
-        "bide.admin.management",
+        "bide.management.api",
         "bide.topology.rendering",
         "bide.topology.routing",
     ),

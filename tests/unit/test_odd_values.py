@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import bide
-from bide.admin.management_address import parse_management_url
-from bide.admin.stream_port import stream_port
+from bide.admin.locate import stream_port
 from bide.amqp.handshake import release_of
 from bide.amqp.url import BrokerUrl
 from bide.client.message import Message
@@ -23,6 +22,7 @@ from bide.errors import (
     InvalidUrlError,
     UndecodableMessageError,
 )
+from bide.management.endpoint import parse_management_url
 from bide.testing import MemoryBroker
 from bide.topology.rendering import from_definitions
 

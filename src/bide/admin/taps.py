@@ -8,7 +8,6 @@ from typing import Any, Final, Literal
 
 from bide.admin.apply import apply, check_release, check_streams, exists, message_counts
 from bide.admin.declaring import Declaring
-from bide.admin.management import ManagementApi
 from bide.admin.report import Finding, judged, listed, unchecked
 from bide.admin.snapshot import Snapshot
 from bide.amqp.channel import Channel
@@ -21,6 +20,7 @@ from bide.errors import (
     NotAppliedError,
     UnsupportedBrokerError,
 )
+from bide.management.api import ManagementApi
 from bide.topology import Binding, Exchange, Queue, Topology
 
 State = Literal["on", "off", "incomplete", "unknown"]

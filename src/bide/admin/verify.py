@@ -10,10 +10,9 @@ from typing import Any, Final
 from bide.admin.apply import MINIMUM_RELEASE, check_release, check_streams, exists
 from bide.admin.delivery_limit import effective_limit
 from bide.admin.infrastructure import Guarded
-from bide.admin.management import FoundQueue, ManagementApi
+from bide.admin.locate import private_broker
 from bide.admin.nservicebus_targets import nservicebus_targets
 from bide.admin.policies import policy_findings
-from bide.admin.private import private_broker
 from bide.admin.protection import protection_findings
 from bide.admin.replication import replication_findings
 from bide.admin.report import Check, Finding, Report, judged, listed, unchecked
@@ -33,6 +32,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
+from bide.management.api import FoundQueue, ManagementApi
 from bide.recoverability.policy import Retry, poison_limit
 from bide.topology import Binding, Exchange, Queue, Topology
 

@@ -24,11 +24,11 @@ from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from bide.admin.infrastructure import RemovedInfrastructure
-    from bide.admin.management import ManagementApi
     from bide.admin.report import Report
     from bide.amqp.connection import Connection
     from bide.delay.protocol import DelayInfrastructure, Target
     from bide.error_queues.undeliverable import Resent
+    from bide.management.api import ManagementApi
 
 _ANSWERS_WITHIN: Final = 10.0
 """Seconds that applying waits for a management API that it can do without."""

@@ -129,7 +129,7 @@ def _place(into: Path) -> tuple[Place | None, str]:
 
 def _broker(settings: Settings, stream_port: int | None, progress: Progress, stack: ExitStack) -> _Broker:
     """The broker that the settings name, or a new one until the stack ends."""
-    from bide.admin.stream_port import stream_port as known_stream_port
+    from bide.admin.locate import stream_port as known_stream_port
     from bide.amqp.url import BrokerUrl
 
     if settings.url:

@@ -19,8 +19,8 @@ from bide.errors import InvalidInputError
 if TYPE_CHECKING:
     from bide.admin.apply import Removed
     from bide.admin.live_topology import Comparison
-    from bide.admin.management import ManagementApi
     from bide.amqp.connection import Connection
+    from bide.management.api import ManagementApi
     from bide.patterns.catalogue import Pattern
     from bide.topology import Topology
 
@@ -384,8 +384,8 @@ async def _connected(settings: Settings) -> AsyncIterator[Connection]:
 
 @asynccontextmanager
 async def _managed(settings: Settings) -> AsyncIterator[tuple[ManagementApi, str]]:
-    from bide.admin.management import ManagementApi
+    from bide.admin.locate import management_api
 
     url = settings.broker_url()
-    async with ManagementApi.of(url, settings.management_url) as api:
+    async with management_api(url, settings.management_url) as api:
         yield api, url.vhost

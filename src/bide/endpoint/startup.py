@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Final
 
 from bide.admin.delivery_limit import delivery_limit
-from bide.admin.management import ManagementApi
+from bide.admin.locate import management_api
 from bide.client.client import Client
 from bide.delay.nservicebus import NServiceBus
 from bide.delay.protocol import DelayInfrastructure
@@ -96,7 +96,7 @@ def _check_delays(policy: RetryPolicy, infrastructure: DelayInfrastructure) -> N
 async def _check_queue(client: Client, queue: str, least: int, management_url: str | None) -> None:
     try:
         release = await client.release()
-        async with asyncio.timeout(_PATIENCE), ManagementApi.of(client.url, management_url) as api:
+        async with asyncio.timeout(_PATIENCE), management_api(client.url, management_url) as api:
             found = await api.queue(client.url.vhost, queue)
             limit = await delivery_limit(api, client.url.vhost, queue, release=release)
     except (BrokerError, TimeoutError) as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Self
 
 from bide.admin.delivery_limit import DEFAULT_LIMIT, delivery_limit
-from bide.admin.management import ManagementApi
+from bide.admin.locate import management_api
 from bide.client.client import Client
 from bide.error_queues.browsed_message import Held
 from bide.errors import BideError, ManagementApiError
@@ -65,7 +65,7 @@ class Renewal:
         """
         release, url = await client.release(), client.url
         try:
-            async with asyncio.timeout(5), ManagementApi.of(url, management_url) as api:
+            async with asyncio.timeout(5), management_api(url, management_url) as api:
                 found = await api.queue(url.vhost, queue)
                 limit = await delivery_limit(api, url.vhost, queue, release=release)
         except (ManagementApiError, TimeoutError) as error:

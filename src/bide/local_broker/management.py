@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from bide.admin.management_address import Endpoint
+from bide.management.endpoint import ManagementEndpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Management:
         """
         import httpx2
 
-        endpoint = Endpoint(
+        endpoint = ManagementEndpoint(
             base=f"http://{self.host}:{self.port}", user=self.user, password=self.password, timeout=self.timeout
         )
         content = (body or {}) if method in {"PUT", "POST"} else None

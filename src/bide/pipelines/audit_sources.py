@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from bide.admin.stream_port import stream_port
+from bide.admin.locate import stream_port
 from bide.delay.by_name import Layout, make_infrastructure
 from bide.delay.taps import find_taps
 from bide.endpoint.events import EVENTS
@@ -52,7 +52,7 @@ def find_sources(
         url: the broker's, with the password.
         all_tapped: whether each of the infrastructures has to have its taps, since it was named.
         events: names of events streams; the usual one, if empty.
-        port: of the stream protocol; None for that of :func:`bide.admin.stream_port.stream_port`, or the usual one.
+        port: of the stream protocol; None for that of :func:`bide.admin.locate.stream_port`, or the usual one.
 
     Raises:
         NotAppliedError: nothing is there, or the taps of an infrastructure that has to have some are not.

@@ -28,7 +28,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
 import bide.spark
-from bide.admin.management_address import endpoints
+from bide.admin.locate import endpoints
 from bide.amqp.url import BrokerUrl
 from bide.client.sync import SyncClient, connect_sync
 from bide.error_queues import ErrorQueue, Moved

@@ -1,4 +1,4 @@
-"""Where the management API of a broker is, who asks there, and what its refusals mean."""
+"""Address and user of a management API, and its answers as errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from bide.admin.private import private_broker
-from bide.amqp.transport import TCP
 from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidUrlError, ManagementApiError
 
@@ -21,9 +19,7 @@ if TYPE_CHECKING:
 
 MANAGEMENT_VARIABLE: Final = "BIDE_MANAGEMENT_URL"
 
-URL_VARIABLE: Final = "BIDE_URL"
-
-_PORTS: Final = {"http": 15672, "https": 15671}
+PORTS: Final = {"http": 15672, "https": 15671}
 
 _ENABLE: Final = (
     "enable it with 'rabbitmq-plugins enable rabbitmq_management', or name its address with --management-url or "
@@ -32,7 +28,7 @@ _ENABLE: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class ManagementEndpoint:
     """Where a management API is, and who asks. Printing it never shows the password.
 
     Attributes:
@@ -124,49 +120,7 @@ class Endpoint:
         )
 
 
-def endpoints(url: BrokerUrl, management_url: str | None, environment: Mapping[str, str]) -> list[Endpoint]:
-    """Where the management API of the broker of an AMQP URL may be; see :meth:`ManagementApi.of`.
-
-    Raises:
-        InvalidUrlError: the management URL cannot be read.
-        ManagementApiError: it is the URL of a broker in memory, which has none.
-    """
-    if url.transport is not TCP:
-        raise ManagementApiError("a broker in memory has no management API: use a real broker for what needs it")
-    if given := management_url or of_environment(MANAGEMENT_VARIABLE, url, environment):
-        return [parse_management_url(given, url)]
-    if broker := private_broker(url):
-        return [parse_management_url(broker.management_url, url)]
-    scheme = "https" if url.tls else "http"
-    hosts = dict.fromkeys(host for host, _ in url.hosts)
-    return [_endpoint(url, scheme, host, _PORTS[scheme]) for host in hosts]
-
-
-def of_environment(variable: str, url: BrokerUrl, environment: Mapping[str, str]) -> str | None:
-    """A variable of the environment about a broker, where it is about this one.
-
-    They belong together: who names another broker by ``BIDE_URL`` means that one by the others too.
-
-    Raises:
-        InvalidUrlError: it is set, and ``BIDE_URL``, which has to tell whose it is, cannot be read.
-    """
-    found = environment.get(variable)
-    if not found:
-        # Then it is of no matter what BIDE_URL says: this broker was named in another way.
-        return None
-    if other := environment.get(URL_VARIABLE):
-        try:
-            hosts = BrokerUrl.parse(other).hosts
-        except InvalidUrlError as error:
-            raise InvalidUrlError(
-                f"{URL_VARIABLE} tells which broker {variable} is about, and cannot be read: {error}"
-            ) from error
-        if hosts != url.hosts:
-            return None
-    return found
-
-
-def parse_management_url(text: str, url: BrokerUrl) -> Endpoint:
+def parse_management_url(text: str, url: BrokerUrl) -> ManagementEndpoint:
     """Read ``http[s]://user:password@host:port``; what it leaves out is the AMQP URL's.
 
     Raises:
@@ -181,20 +135,20 @@ def parse_management_url(text: str, url: BrokerUrl) -> Endpoint:
         raise InvalidUrlError(
             f"the management URL has a host that is not one, or a port that is not a number from 0 to 65535: {form}"
         ) from None
-    if parts.scheme not in _PORTS or not host:
+    if parts.scheme not in PORTS or not host:
         raise InvalidUrlError(f"the management URL does not start with http:// or https:// and a host: {form}")
     # What people copy from a browser ends in "/#/queues", what they copy from a script in "/api".
     path = parts.path.rstrip("/").removesuffix("/api").rstrip("/")
-    endpoint = _endpoint(url, parts.scheme, host, port or _PORTS[parts.scheme], path)
+    endpoint = endpoint_at(url, parts.scheme, host, port or PORTS[parts.scheme], path)
     if parts.username is None:
         return endpoint
     return replace(endpoint, user=unquote(parts.username), password=unquote(parts.password or ""))
 
 
-def _endpoint(url: BrokerUrl, scheme: str, host: str, port: int, path: str = "") -> Endpoint:
+def endpoint_at(url: BrokerUrl, scheme: str, host: str, port: int, path: str = "") -> ManagementEndpoint:
     name = f"[{host}]" if ":" in host else host
     tls = replace(url, tls=True).ssl_context() if scheme == "https" else None
-    return Endpoint(base=f"{scheme}://{name}:{port}{path}", user=url.user, password=url.password, tls=tls)
+    return ManagementEndpoint(base=f"{scheme}://{name}:{port}{path}", user=url.user, password=url.password, tls=tls)
 
 
 def _bare() -> ssl.SSLContext:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bide.admin.management import ManagementApi
+from bide.admin.locate import management_api
 from bide.amqp.url import BrokerUrl
 
 SHOP = BrokerUrl.parse("amqp://ana:secret@shop.example/orders")
@@ -32,4 +32,4 @@ SHOP = BrokerUrl.parse("amqp://ana:secret@shop.example/orders")
     ],
 )
 def test_where_it_is_looked_for(named: str | None, environment: dict[str, str], address: str) -> None:
-    assert ManagementApi.of(SHOP, named, environment=environment).address == address
+    assert management_api(SHOP, named, environment=environment).address == address

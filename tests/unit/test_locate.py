@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bide.admin.stream_port import stream_port
+from bide.admin.locate import stream_port
 from bide.errors import InvalidUrlError
 
 SHOP = "amqp://ana:secret@shop.example/orders"

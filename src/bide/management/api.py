@@ -8,17 +8,15 @@ seconds by default.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from bide.admin.management_address import Endpoint, endpoints
-from bide.amqp.url import BrokerUrl
 from bide.delay.cascade import Policy
 from bide.errors import ManagementApiError
+from bide.management.endpoint import ManagementEndpoint
 from bide.topology import Argument, Binding, Exchange, Queue
 
 if TYPE_CHECKING:
@@ -82,32 +80,11 @@ class ManagementApi:
         endpoints: the addresses where it may be, tried in this order until one answers.
     """
 
-    def __init__(self, *endpoints: Endpoint) -> None:
+    def __init__(self, *endpoints: ManagementEndpoint) -> None:
         if not endpoints:
             raise ValueError("a management API needs an address")
         self._endpoints = list(endpoints)
         self._client: httpx2.AsyncClient | None = None
-
-    @classmethod
-    def of(
-        cls, url: BrokerUrl, management_url: str | None = None, *, environment: Mapping[str, str] | None = None
-    ) -> Self:
-        """The management API that belongs to an AMQP URL.
-
-        Its address is ``management_url``, or that of ``BIDE_MANAGEMENT_URL`` (unless ``BIDE_URL`` names another broker
-        than this), or that of the private broker which serves the URL, or the URL's own hosts with RabbitMQ's default
-        port. A user that it does not name is the URL's.
-
-        Args:
-            url: of the broker.
-            management_url: ``http[s]://user:password@host:port``.
-            environment: by default that of the process.
-
-        Raises:
-            InvalidUrlError: the management URL cannot be read; the message never shows the password.
-            ManagementApiError: it is the URL of a broker in memory, which has none.
-        """
-        return cls(*endpoints(url, management_url, os.environ if environment is None else environment))
 
     @property
     def address(self) -> str:
