@@ -317,9 +317,9 @@ def test_knows_its_own_names() -> None:
     assert infrastructure.label("shop_celery_delayed_delivery") == "Delivery"
     assert infrastructure.label("celery_delayed_3") is None
     assert infrastructure.owns("shop_celery_delayed_0")
-    assert infrastructure.owns("bide.error_queues.undeliverable.shop_celery")
+    assert infrastructure.owns("bide.undeliverable.shop_celery")
     assert not infrastructure.owns("celery_delayed_0")
-    assert not infrastructure.owns("bide.error_queues.undeliverable.celery")
+    assert not infrastructure.owns("bide.undeliverable.celery")
     assert [one.name for one in infrastructure.probes().queues] == ["shop_celery_delayed_0", "shop_celery_delayed_27"]
     assert [one.name for one in infrastructure.probes().exchanges] == ["shop_celery_delayed_delivery"]
 

@@ -365,14 +365,14 @@ def test_knows_its_own_names(infrastructure: NServiceBus, name: str, label: str 
 def test_the_guard_of_each_version_is_its_own() -> None:
     second, first = NServiceBus().guard_policy(), NServiceBus(version=1).guard_policy()
     assert (second.name, first.name) == ("bide.guard.nsb.v2", "bide.guard.nsb")
-    assert second.definition == {"alternate-exchange": "bide.error_queues.undeliverable.nsb.v2"}
+    assert second.definition == {"alternate-exchange": "bide.undeliverable.nsb.v2"}
     assert (second.apply_to, second.priority) == ("exchanges", 0)
     assert NServiceBus().guard_topology() == Topology(
-        [Exchange("bide.error_queues.undeliverable.nsb.v2", "fanout")],
-        [Queue.quorum("bide.error_queues.undeliverable.nsb.v2", {"x-overflow": "reject-publish"})],
-        [Binding("bide.error_queues.undeliverable.nsb.v2", "bide.error_queues.undeliverable.nsb.v2")],
+        [Exchange("bide.undeliverable.nsb.v2", "fanout")],
+        [Queue.quorum("bide.undeliverable.nsb.v2", {"x-overflow": "reject-publish"})],
+        [Binding("bide.undeliverable.nsb.v2", "bide.undeliverable.nsb.v2")],
     )
-    assert NServiceBus().owns("bide.error_queues.undeliverable.nsb.v2")
+    assert NServiceBus().owns("bide.undeliverable.nsb.v2")
 
 
 def test_headers_for_a_net_receiver() -> None:

@@ -177,7 +177,7 @@ class Cascade:
     @property
     def undeliverable(self) -> str:
         """The exchange, and its queue, that the guard leads undeliverable messages to."""
-        return f"bide.error_queues.undeliverable.{self.family}"
+        return f"bide.undeliverable.{self.family}"
 
     def tap_stream(self, which: str) -> str:
         """The name of a tap's stream, see :mod:`bide.delay.taps`; outside of the owner's own names."""
