@@ -173,6 +173,8 @@ async def run(
                     raise SystemExit(f"{found.message_count} of {len(table)} messages have arrived at {deadline}")
                 await asyncio.sleep(1)
                 found = await channel.declare_queue(Queue.quorum(TARGET), passive=True)
+            # The next table is counted anew.
+            await channel.purge_queue(TARGET)
         await asking.close()
     over.set()
     return await watching, [(at, delay) for at, (_, delay) in zip(sent_at, table, strict=True)]

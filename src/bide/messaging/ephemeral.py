@@ -41,7 +41,7 @@ class EphemeralDelays:
         self,
         client: Client,
         *,
-        prefix: str = "bide.messaging.ephemeral",
+        prefix: str = "bide.ephemeral",
         queue_type: str = "quorum",
         grace: DelayLike | None = None,
     ) -> None:

@@ -110,7 +110,7 @@ async def test_a_quorum_queue_keeps_what_its_target_refuses_and_would_not_with_a
         if time.monotonic() - started < 2:
             # A new declaration is use for a classic queue, and none for a quorum queue.
             await client.declare(expiring, external={"full"})
-    assert any(name.startswith("bide.messaging.ephemeral.") for name in names(vhost))
+    assert any(name.startswith("bide.ephemeral.") for name in names(vhost))
     arrived = []
     async with client.consume("full") as messages, asyncio.timeout(PATIENCE):
         async for message in messages:
