@@ -323,6 +323,9 @@ async def test_a_caller_that_has_gone_is_no_harm_to_the_server(
             await go_on.wait()
         return request.body
 
+    async def answered() -> bool:
+        return await ready(connection, "prices") == 0
+
     async with serving(client, handler):
         async with Caller(client, replies=replies) as leaving:
             call = asyncio.create_task(leaving.call("leaves", to="prices"))
@@ -335,7 +338,7 @@ async def test_a_caller_that_has_gone_is_no_harm_to_the_server(
     # The request of the one that left is done with, though nobody got the reply. RabbitMQ 4.3 may refuse a reply to a
     # queue that it is just deleting: then the request went back, and is answered when it comes again.
     async with serving(client, handler):
-        await eventually(lambda: ready(connection, "prices"), lambda count: count == 0)
+        await eventually(answered)
     assert await ready(connection, "prices") == 0
 
 
