@@ -16,7 +16,7 @@ from bide.error_queues import ErrorQueue, FailedMessage, Selection, read_audit
 from bide.error_queues.operator_log import AUDIT, Audit
 from bide.errors import InvalidInputError, NotFoundError, ReservedHeaderError, TargetNotFoundError
 from bide.local_broker import LocalBroker
-from bide.recoverability.explanation import Explanation
+from bide.recoverability.exception_text import Explanation
 from bide.recoverability.history import History
 from bide.recoverability.report import Report
 from bide.topology import Binding, Exchange, Queue
@@ -45,7 +45,7 @@ def report(error: Exception, queue: str, **changes: Any) -> dict[str, Any]:
 async def park(client: bide.Client, queue: str, number: int, failed_on: str, **options: Any) -> None:
     """Put messages into an error queue, as an endpoint does."""
     from bide.delay.received import SentMessage
-    from bide.recoverability import successor
+    from bide.recoverability import copies
 
     error = options.pop("error", ValueError("no"))
     prefix = options.pop("prefix", "m")
@@ -55,7 +55,7 @@ async def park(client: bide.Client, queue: str, number: int, failed_on: str, **o
     def copy(place: int) -> Any:
         values = {"message_id": f"{prefix}{place}", "type": "Order", "delivery_mode": 2, "headers": {"place": place}}
         sent = SentMessage(exchange="shop", routing_key="order.created", values=values, due=None)
-        return successor.parked(sent, b"body %d" % place, queue=queue, headers=headers, sent_by="shop")
+        return copies.parked(sent, b"body %d" % place, queue=queue, headers=headers, sent_by="shop")
 
     await asyncio.gather(*(client.forward(copy(place)) for place in range(number)))
 

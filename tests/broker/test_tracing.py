@@ -27,7 +27,7 @@ from bide.errors import ReservedHeaderError, TargetNotFoundError, UnroutableErro
 from bide.messages.prepared import Outgoing
 from bide.observability.tracing import NEW_TRACE, SCHEMA, Tracing, trace_headers
 from bide.recoverability.failed import FailedMessage
-from bide.recoverability.restoration import back
+from bide.recoverability.redrive import back
 from bide.topology import Binding, Exchange, Queue
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.endpoints import Recorder, running

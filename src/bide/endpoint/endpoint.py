@@ -16,10 +16,10 @@ from bide.client.consumer import MAX_PREFETCH, Consumer
 from bide.client.message import Message
 from bide.delay.protocol import DelayInfrastructure, check_name
 from bide.durations import DelayLike, parse_delay
-from bide.endpoint.gate import Gate
 from bide.endpoint.handlers import Handlers
+from bide.endpoint.limiter import Gate
 from bide.endpoint.observer import Observer
-from bide.endpoint.rules import Rules
+from bide.endpoint.settings import Rules
 from bide.endpoint.startup import prepare
 from bide.endpoint.worker import Worker
 from bide.errors import ClosedError, InvalidInputError

@@ -12,7 +12,7 @@ from bide.admin.locate import management_api
 from bide.client.client import Client
 from bide.error_queues.browsed_message import Held
 from bide.errors import BideError, ManagementApiError
-from bide.recoverability import restoration
+from bide.recoverability import redrive
 from bide.runtime.logs import logger
 from bide.topology import Argument
 
@@ -117,7 +117,7 @@ class Renewal:
 
     async def _send(self, held: Held, ack: Callable[[Held], None]) -> None:
         try:
-            await self._client.forward(restoration.same(held.message, queue=self.queue))
+            await self._client.forward(redrive.same(held.message, queue=self.queue))
             ack(held)
         except BideError as error:
             if not self._refused:

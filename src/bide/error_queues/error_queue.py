@@ -27,7 +27,7 @@ from bide.errors import (
     TargetNotFoundError,
 )
 from bide.messages.prepared import Outgoing
-from bide.recoverability import restoration
+from bide.recoverability import redrive
 from bide.recoverability.failed import FailedMessage
 from bide.recoverability.selection import Selection
 from bide.runtime.logs import logger
@@ -194,7 +194,7 @@ class ErrorQueue:
         run = _new_run()
 
         def copy(message: FailedMessage, _: int) -> Outgoing:
-            return restoration.back(message, to=to, run=run)
+            return redrive.back(message, to=to, run=run)
 
         def pace(_: FailedMessage, place: int) -> float:
             return period.total_seconds() * place / max(total, 1)
@@ -239,7 +239,7 @@ class ErrorQueue:
         def copy(message: FailedMessage, _: int) -> Outgoing:
             if taken is not None:
                 taken(message)
-            return restoration.back(message, to=to, run=run)
+            return redrive.back(message, to=to, run=run)
 
         def pace(message: FailedMessage, _: int) -> float | None:
             return None if (moment := due(message)) is None else (moment - begin).total_seconds()
@@ -274,7 +274,7 @@ class ErrorQueue:
         """
         await self._renewal(self.queue, sends=True)
         old = await self.get(name)
-        new = restoration.edited(old, body=body, headers=headers or {}, without=without, to=to)
+        new = redrive.edited(old, body=body, headers=headers or {}, without=without, to=to)
         details = {"headers": sorted(headers or {}), "without": sorted(without), "body": body is not None,
                    "to": to, "new_message_id": new.message_id}  # fmt: skip
         first = True
@@ -314,7 +314,7 @@ class ErrorQueue:
         total = await self.count(selection) if progress else 0
 
         def copy(message: FailedMessage, _: int) -> Outgoing:
-            return restoration.archived(message, queue=self.archive_queue, keep=retention, now=now)
+            return redrive.archived(message, queue=self.archive_queue, keep=retention, now=now)
 
         details = {"keep": format_delay(retention)}
         return await self._move("archive", self.queue, selection, copy, details, progress, total)
@@ -331,7 +331,7 @@ class ErrorQueue:
         total = await archive.count(selection) if progress else 0
 
         def copy(message: FailedMessage, _: int) -> Outgoing:
-            return restoration.unarchived(message, queue=self.queue)
+            return redrive.unarchived(message, queue=self.queue)
 
         return await self._move("unarchive", self.archive_queue, selection, copy, {}, progress, total)
 

@@ -19,11 +19,11 @@ from bide.durations import format_delay, to_milliseconds
 from bide.errors import BrokerError, ClosedError, DeliveryLostError, InvalidInputError
 from bide.messages.prepared import Outgoing
 from bide.patterns.event_bus import EventBusQueue
-from bide.recoverability import successor
-from bide.recoverability.departure import Departure
-from bide.recoverability.explanation import Explanation
+from bide.recoverability import copies
+from bide.recoverability.exception_text import Explanation
 from bide.recoverability.history import expiry_of
 from bide.recoverability.report import HEADER_ERROR_MESSAGE, HEADER_FAILED_AT, HEADER_FAILED_QUEUE
+from bide.recoverability.x_death import Departure
 from bide.runtime.cancellation import outcome_apart
 from bide.runtime.logs import logger
 
@@ -207,7 +207,7 @@ class EventBus:
         else:
             history = message.history.with_failures((message.received_at,), attempts=count, expires_at=expires_at)
             why = self._why_not_again(departure, retries, expiration, expires_at, now)
-        history = replace(history, first_due=successor.senders_due(sent, message.history))
+        history = replace(history, first_due=copies.senders_due(sent, message.history))
         if why is None:
             headers = replace(history, retries=retries).headers(places=self._limit + 1)
             headers[HEADER_RETRY_FOR] = self.names.queue
@@ -221,7 +221,7 @@ class EventBus:
                 HEADER_ERROR_MESSAGE: why,
             }
             queue = self.names.parking_queue
-        return successor.copy_of(sent, message.body, queue=queue, headers=headers, sent_by=message.sent_by)
+        return copies.copy_of(sent, message.body, queue=queue, headers=headers, sent_by=message.sent_by)
 
     def _why_not_again(
         self,

@@ -14,7 +14,7 @@ from bide.delay.protocol import QueueTarget
 from bide.errors import AccessRefusedError, BideError, DeliveryLostError, InvalidInputError, UnroutableError
 from bide.messaging.rpc_caller import ERROR_HEADER
 from bide.patterns.rpc import DIRECT_REPLY_TO
-from bide.recoverability.explanation import Explanation
+from bide.recoverability.exception_text import Explanation
 from bide.runtime.cancellation import outcome_apart
 from bide.runtime.logs import logger
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bide.delay.protocol import ExchangeTarget, Target
 from bide.endpoint.observer import Observer
-from bide.recoverability.explanation import Explanation
+from bide.recoverability.exception_text import Explanation
 from bide.recoverability.history import HEADER_RETRIED_BY
 
 try:

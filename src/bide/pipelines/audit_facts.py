@@ -264,7 +264,7 @@ def _mark_of(messages: DataFrame) -> tuple[str, ...]:
 
 
 def _first_due() -> Column:
-    """The due time that the sender gave, by the rules of ``bide.recoverability.successor.senders_due``."""
+    """The due time that the sender gave, by the rules of ``bide.recoverability.copies.senders_due``."""
     is_first = (F.col("retries") == 0) & (F.col("returned") == 0)
     return F.coalesce("promised", F.when(is_first, F.col("due")).otherwise(F.col("net_due")))
 

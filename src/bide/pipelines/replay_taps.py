@@ -19,7 +19,7 @@ from bide.error_queues.stream_browser import HEADER_OFFSET, answer, end_of, next
 from bide.errors import ConnectionLostError, NotFoundError, TargetNotFoundError
 from bide.messages.prepared import Outgoing
 from bide.pipelines.waiting import wait_for
-from bide.recoverability import restoration
+from bide.recoverability import redrive
 from bide.recoverability.failed import FailedMessage
 
 _NEAR: Final = 20_000
@@ -192,7 +192,7 @@ def read_copy(delivery: Delivery) -> FailedMessage:
 
 
 def _back(message: FailedMessage, row: Wanted, way: Way) -> Outgoing:
-    return restoration.back(message, to=row.queue, run=way.run)
+    return redrive.back(message, to=row.queue, run=way.run)
 
 
 async def copies(connection: Connection, stream: str, offsets: Sequence[int]) -> AsyncIterator[tuple[int, Delivery]]:

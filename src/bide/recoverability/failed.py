@@ -13,8 +13,8 @@ from bide.delay.protocol import HEADER_EXCHANGE, HEADER_TO
 from bide.delay.received import OWN_PREFIX, restore
 from bide.durations import from_milliseconds
 from bide.recoverability import report as names
-from bide.recoverability.departure import Departure
 from bide.recoverability.history import HEADER_SENT_BY, History, read_nservicebus_time
+from bide.recoverability.x_death import Departure
 
 HEADER_ARCHIVED_AT: Final = "bide-archived-at"
 

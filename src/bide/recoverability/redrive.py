@@ -19,6 +19,7 @@ from bide.delay.received import OWN_PREFIX, SentMessage
 from bide.durations import from_milliseconds, to_milliseconds
 from bide.errors import InvalidInputError, ReservedHeaderError
 from bide.messages.prepared import Outgoing, new_message_id
+from bide.recoverability.copies import copy_of, senders_due
 from bide.recoverability.failed import HEADER_ARCHIVED_AT, FailedMessage
 from bide.recoverability.history import (
     HEADER_ATTEMPT_TIMES,
@@ -27,7 +28,6 @@ from bide.recoverability.history import (
     HEADER_SENT_BY,
     nservicebus_due,
 )
-from bide.recoverability.successor import copy_of, senders_due
 
 _NOT_COPIED: Final = frozenset({"x-delivery-count", "x-acquired-count", "CC", "BCC"})
 """What the broker counts anew, and other addresses: it would send the copy there too."""
