@@ -33,8 +33,8 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.clock_digits import LEVELS
 from bide.local_broker import LocalBroker
-from bide.pipelines.plan.ladder import Ladder
-from bide.pipelines.plan.stays import Timeline
+from bide.pipelines.plan.levels import Ladder
+from bide.pipelines.plan.occupancy import Timeline
 from bide.pipelines.plan.workload import Columns, of_table
 from bide.topology import Queue
 

@@ -19,7 +19,7 @@ from bide.delay.protocol import QueueTarget
 from bide.errors import InvalidDelayError, InvalidInputError
 from bide.pipelines.plan.capacity import HOPS, RELEASES, Capacity, judge
 from bide.pipelines.plan.flows import POINTS, Flow, delay_range, flows_of, parse_rate
-from bide.pipelines.plan.ladder import Ladder
+from bide.pipelines.plan.levels import Ladder
 
 ROOT = Path(__file__).parents[2]
 DAY = 86_400_000

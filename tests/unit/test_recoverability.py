@@ -432,14 +432,14 @@ def test_every_copy_tells_when_its_sender_wanted_it(headers: dict[str, Any], due
     message = received(first)
     own: dict[str, Any] = {"queue": "orders", "history": message.history, "places": 3, "sent_by": None}
     later: dict[str, Any] = {"delay": timedelta(days=2), "now": NOW, "nservicebus": True}
-    copies = [copies.counted(message.as_sent(), b"", **own), copies.later(message.as_sent(), b"", **own, **later)]
-    for values in (first, *(one.values for one in copies)):
+    made = [copies.counted(message.as_sent(), b"", **own), copies.later(message.as_sent(), b"", **own, **later)]
+    for values in (first, *(one.values for one in made)):
         dead = {**values, "headers": {**values["headers"], "bide-to": "q:orders"}}
         back = redrive.back(FailedMessage.read("", "error", dead, b""))
-        copies += [back, redrive.back(FailedMessage.read("", "error", back.values, b""), to="orders")]
-    assert [due_of(copy.values) for copy in copies] == [due] * 8
+        made += [back, redrive.back(FailedMessage.read("", "error", back.values, b""), to="orders")]
+    assert [due_of(copy.values) for copy in made] == [due] * 8
     another = {"bide-due": to_milliseconds(NOW + timedelta(days=3))}
-    for copy in copies[1:]:
+    for copy in made[1:]:
         assert due_of({**copy.values, "headers": copy.values["headers"] | another}) == due, "its own is the copy's"
 
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from bide.delay.protocol import DelayInfrastructure
     from bide.pipelines.ledger import Ledger
-    from bide.pipelines.schedule import Survey
-    from bide.pipelines.schedule_plan import Plan
+    from bide.pipelines.schedule.plan import Plan
+    from bide.pipelines.schedule.run import Survey
     from bide.spark.overdue import Past
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
@@ -144,7 +144,7 @@ def schedule(
     the parts that are not in there. A part that was being sent is sent again as a whole, with the same message ids.
     Without --ledger it lies in ~/.local/state/bide/schedule, under a name made of the broker, SOURCE and these options.
     """
-    from bide.pipelines.schedule import survey
+    from bide.pipelines.schedule.run import survey
     from bide.pipelines.session import read, spark_errors
 
     plan = _plan(settings, **rest)
@@ -189,7 +189,7 @@ def _plan(
     declare: bool,
     infrastructure: DelayInfrastructure,
 ) -> Plan:
-    from bide.pipelines.schedule_plan import WINDOW, Plan
+    from bide.pipelines.schedule.plan import WINDOW, Plan
     from bide.spark.sink_settings import SinkSettings
 
     if (to is None) == (exchange is None):
@@ -229,8 +229,8 @@ def _plan(
 
 def _show(rows: DataFrame, plan: Plan, found: Survey, *, as_json: bool) -> None:
     """What a run would do."""
-    from bide.pipelines.schedule import due_times, refuse_overdue
-    from bide.pipelines.schedule_rows import messages
+    from bide.pipelines.schedule.rows import messages
+    from bide.pipelines.schedule.run import due_times, refuse_overdue
 
     every = span_for(found.first, found.last)
     with progress("counting due times"):
@@ -250,7 +250,7 @@ def _show(rows: DataFrame, plan: Plan, found: Survey, *, as_json: bool) -> None:
 def _send(
     rows: DataFrame, plan: Plan, found: Survey, ledger: Ledger, begun: datetime, *, part_rows: int, as_json: bool
 ) -> None:
-    from bide.pipelines.schedule import head_for, send
+    from bide.pipelines.schedule.run import head_for, send
     from bide.pipelines.session import spark_errors
 
     for line in summary_lines(found, plan):
@@ -312,7 +312,7 @@ def _bad(found: Survey, plan: Plan) -> InvalidRowError:
 def _ledger(folder: str, plan: Plan, *, is_here: bool) -> Ledger:
     """The ledger, if it is one for this."""
     from bide.pipelines.ledger import Ledger
-    from bide.pipelines.schedule import begun
+    from bide.pipelines.schedule.run import begun
 
     ledger = Ledger(folder)
     for option, place in (("--ledger", folder), ("--rejects", plan.settings.rejects)):

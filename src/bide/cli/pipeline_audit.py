@@ -20,7 +20,7 @@ from bide.errors import BrokerUnreachableError, ConnectionLostError, InvalidOpti
 from bide.foreign_text import visible
 
 if TYPE_CHECKING:
-    from bide.pipelines.audit import Round
+    from bide.pipelines.audit.run import Round
 
 _LAYOUTS: Final = ("clock", "nservicebus", "nservicebus-v1", "celery")
 _GO_ON: Final = "with --allow-gaps, or audit into another folder (--into)"
@@ -76,9 +76,9 @@ def audit(
     endpoints write events by bide.EventStream().
     """
     from bide.amqp.url import DEFAULT_URL
-    from bide.pipelines.audit import run
-    from bide.pipelines.audit_folder import Folder
-    from bide.pipelines.audit_sources import candidates, find_sources
+    from bide.pipelines.audit.folder import Folder
+    from bide.pipelines.audit.run import run
+    from bide.pipelines.audit.sources import candidates, find_sources
     from bide.pipelines.session import spark_errors
 
     pause = duration_of("--every", every).total_seconds()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from bide.delay.protocol import DelayInfrastructure
     from bide.pipelines.plan.flows import Flow
-    from bide.pipelines.plan.ladder import Ladder
+    from bide.pipelines.plan.levels import Ladder
     from bide.pipelines.plan.workload import Workload
 
 _BROKERS: Final = ("3.10", "4.3")
@@ -98,8 +98,8 @@ def plan(
     with four cores, or what you give.
     """
     from bide.pipelines.plan.capacity import Capacity
+    from bide.pipelines.plan.occupancy import Timeline, check_spans
     from bide.pipelines.plan.report import clear, report
-    from bide.pipelines.plan.stays import Timeline, check_spans
     from bide.pipelines.session import spark_errors
 
     # What is wrong with the options is said before Spark starts.
@@ -187,7 +187,7 @@ def _prepared(
     **rest: Any,
 ) -> Callable[[SparkSession], Workload]:
     """What makes the workload, as soon as there is a Spark."""
-    from bide.pipelines.plan.stays import check_delays
+    from bide.pipelines.plan.occupancy import check_delays
     from bide.pipelines.plan.workload import Columns, check_grain, of_flows, of_table
     from bide.pipelines.session import read
 
@@ -241,7 +241,7 @@ def _weighted(delays: tuple[str, ...]) -> Mapping[str, float]:
 
 def _ladder(layout: str, lanes: int) -> Ladder:
     from bide.delay.by_name import make_infrastructure
-    from bide.pipelines.plan.ladder import Ladder
+    from bide.pipelines.plan.levels import Ladder
 
     infrastructure: DelayInfrastructure = make_infrastructure(layout, lanes=lanes if layout == "clock" else None)
     return Ladder.of(infrastructure)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from bide.error_queues import Moved
-    from bide.pipelines.replay import FailedIn
+    from bide.pipelines.replay.run import FailedIn
 
 
 @click.command()
@@ -136,7 +136,7 @@ def _of_audit(
 ) -> _Job:
     from bide.cli.replay_audit import OfAudit
     from bide.cli.replay_audit import replay as replay_audit
-    from bide.pipelines.audit_folder import Folder
+    from bide.pipelines.audit.folder import Folder
 
     folder = Folder(place)
     folder.check()
@@ -153,7 +153,7 @@ def _of_audit(
 def _of_queue(
     settings: Settings, queue: Any, over: timedelta, given: Mapping[str, Any], *, dry_run: bool, as_json: bool
 ) -> _Job:
-    from bide.pipelines.replay import FailedIn
+    from bide.pipelines.replay.run import FailedIn
 
     source = FailedIn(
         url=given["url"],
@@ -193,7 +193,7 @@ def _replay_queue(
     stopped: list[Stopped],
 ) -> int:
     from bide.cli.replay_view import preview, show
-    from bide.pipelines.replay import choose, failed, keep, spread
+    from bide.pipelines.replay.run import choose, failed, keep, spread
 
     chosen = choose(failed(spark, source), where=where, limit=limit)
     with progress("looking through the queue"):
@@ -209,7 +209,7 @@ def _replay_queue(
 def _send(
     messages: DataFrame, source: FailedIn, details: dict[str, Any], *, as_json: bool, stopped: list[Stopped]
 ) -> int:
-    from bide.pipelines.replay import send
+    from bide.pipelines.replay.run import send
     from bide.pipelines.session import spark_errors
 
     given = {name: value for name, value in details.items() if value is not None}

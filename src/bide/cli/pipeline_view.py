@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from bide.pipelines.schedule import Survey
-    from bide.pipelines.schedule_plan import Plan
+    from bide.pipelines.schedule.plan import Plan
+    from bide.pipelines.schedule.run import Survey
 
 log = logging.getLogger(__name__)
 

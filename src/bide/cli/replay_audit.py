@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from bide.pipelines.audit_folder import Folder
+    from bide.pipelines.audit.folder import Folder
     from bide.pipelines.ledger import Ledger
-    from bide.pipelines.replay_audit import Choices, Found
+    from bide.pipelines.replay.from_audit import Choices, Found
 
 # Nobody can see on a copy what it has lost.
 _LISTS: Final = (
@@ -72,14 +72,14 @@ class OfAudit:
         Raises:
             BrokerError: it is not, or does not let us in.
         """
-        from bide.pipelines.replay import missing_queues
+        from bide.pipelines.replay.run import missing_queues
 
         missing_queues(self.url, [])
 
     def choices(self) -> Choices:
         """Where it is written down what was chosen and sent."""
         from bide.pipelines.ledger import digest_of
-        from bide.pipelines.replay_audit import Choices
+        from bide.pipelines.replay.from_audit import Choices
 
         if self.ledger is not None:
             return Choices(folder=self.ledger)
@@ -120,8 +120,8 @@ def replay(spark: SparkSession, given: OfAudit, *, dry_run: bool, as_json: bool)
         NotFoundError: bodies are not there, and this was not to be skipped.
         TargetNotFoundError: queues are not there.
     """
-    from bide.pipelines.replay import missing_queues, spread
-    from bide.pipelines.replay_audit import find, left_of
+    from bide.pipelines.replay.from_audit import find, left_of
+    from bide.pipelines.replay.run import missing_queues, spread
 
     choices = given.choices()
     ledger = choices.unfinished(given.plan, given.broker)
@@ -187,8 +187,8 @@ def _tell_missing(found: Found | None, *, skip: bool) -> int:
 def _send(
     spark: SparkSession, given: OfAudit, ledger: Ledger | None, counts: Mapping[str, int], *, as_json: bool
 ) -> None:
-    from bide.pipelines.replay_audit import run_of, send
-    from bide.pipelines.replay_taps import Way
+    from bide.pipelines.replay.from_audit import run_of, send
+    from bide.pipelines.replay.tap_reader import Way
     from bide.pipelines.session import spark_errors
 
     sent = rejected = before = 0

@@ -102,8 +102,8 @@ def preview(messages: DataFrame, *, url: str, source: str, to: str | None, more:
     Raises:
         BrokerError: the broker cannot be asked.
     """
-    from bide.pipelines.replay import missing_queues, totals
-    from bide.pipelines.schedule import due_times
+    from bide.pipelines.replay.run import missing_queues, totals
+    from bide.pipelines.schedule.run import due_times
 
     found = totals(messages).collect()
     queues: dict[str, int] = {}

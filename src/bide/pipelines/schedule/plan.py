@@ -12,7 +12,7 @@ from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidInputError, TargetNotFoundError
 from bide.messages.outgoing import Letter, Letters
 from bide.pipelines.ledger import digest_of
-from bide.pipelines.waiting import wait_for
+from bide.pipelines.run_sync import wait_for
 from bide.spark.sink_settings import SinkSettings
 from bide.topology import Exchange, Queue, Topology
 

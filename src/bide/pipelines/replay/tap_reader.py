@@ -18,7 +18,7 @@ from bide.error_queues.operation import WINDOW
 from bide.error_queues.stream_browser import HEADER_OFFSET, answer, end_of, next_of, no_answer, offset_of, subscribe
 from bide.errors import ConnectionLostError, NotFoundError, TargetNotFoundError
 from bide.messages.prepared import Outgoing
-from bide.pipelines.waiting import wait_for
+from bide.pipelines.run_sync import wait_for
 from bide.recoverability import redrive
 from bide.recoverability.failed import FailedMessage
 

@@ -18,7 +18,7 @@ from bide.spark.sink_columns import COLUMNS
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
-    from bide.pipelines.schedule_plan import Plan
+    from bide.pipelines.schedule.plan import Plan
 
 DIGEST: Final = "_bide_digest"
 """The column with the digest of all that is in a message."""

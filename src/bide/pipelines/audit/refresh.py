@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
-from bide.pipelines import audit_facts as facts
-from bide.pipelines import audit_tables as tables
-from bide.pipelines.audit_folder import Batch, Folder, Note
+from bide.pipelines.audit import facts, tables
+from bide.pipelines.audit.folder import Batch, Folder, Note
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.types import ArrayType, StructField, StructType
 
-from bide.pipelines.audit_facts import schema_of
+from bide.pipelines.audit.facts import schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -11,7 +11,7 @@ from bide.delay.by_name import Layout, make_infrastructure
 from bide.delay.taps import find_taps
 from bide.endpoint.events import EVENTS
 from bide.errors import NotAppliedError, TargetNotFoundError
-from bide.pipelines.audit import BATCH_ROWS, Sources
+from bide.pipelines.audit.run import BATCH_ROWS, Sources
 from bide.streams.log import Address, StreamLogs
 
 if TYPE_CHECKING:

@@ -119,7 +119,7 @@ class Ladder:
         return -(-delay // self.resolution) * self.resolution
 
     def stays(self, sent: int, delay: int) -> Iterator[Stay]:
-        """Where a message waits, in order, one message at a time; :mod:`bide.pipelines.plan.stays` does many."""
+        """Where a message waits, in order, one message at a time; :mod:`bide.pipelines.plan.occupancy` does many."""
         wait = self.wait(delay)
         for level, rung in enumerate(self.rungs):
             digit = wait // rung.unit % (rung.highest + 1)

@@ -24,7 +24,7 @@ from bide.errors import InvalidInputError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from bide.pipelines.plan.ladder import Ladder
+    from bide.pipelines.plan.levels import Ladder
     from bide.pipelines.plan.workload import Workload
 
 ALL: Final = "all"

@@ -27,13 +27,13 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from bide.errors import InvalidInputError, NotFoundError
-from bide.pipelines import audit_facts as facts
-from bide.pipelines.audit_folder import Folder
+from bide.pipelines.audit import facts
+from bide.pipelines.audit.folder import Folder
 from bide.pipelines.formats import for_spark, to_read
 from bide.pipelines.ledger import Head, Ledger, Part
-from bide.pipelines.replay import choose, keep, spread
-from bide.pipelines.replay_taps import Wanted, Way, held_offsets, send_back
-from bide.pipelines.writing import write
+from bide.pipelines.replay.run import choose, keep, spread
+from bide.pipelines.replay.tap_reader import Wanted, Way, held_offsets, send_back
+from bide.pipelines.spark_task_writer import write
 from bide.spark.sink import Sent
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Taps and the events stream as Parquet tables, which grow with what is new.
 
 A round (:func:`run`) reads each source from where the last one ended, with a streaming query whose checkpoint is the
-only truth, and appends its facts (:mod:`bide.pipelines.audit_facts`). Then it works out what follows from them
-(:mod:`bide.pipelines.audit_tables`), for the messages that they are about (:mod:`bide.pipelines.audit_refresh`).
+only truth, and appends its facts (:mod:`bide.pipelines.audit.facts`). Then it works out what follows from them
+(:mod:`bide.pipelines.audit.tables`), for the messages that they are about (:mod:`bide.pipelines.audit.refresh`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
 import bide.spark
-from bide.pipelines import audit_facts as facts
-from bide.pipelines import audit_tables as tables
-from bide.pipelines.audit_folder import Folder, Note
-from bide.pipelines.audit_refresh import FACTS, UNDECODABLE, compact, refresh
+from bide.pipelines.audit import facts, tables
+from bide.pipelines.audit.folder import Folder, Note
+from bide.pipelines.audit.refresh import FACTS, UNDECODABLE, compact, refresh
 from bide.pipelines.session import NO_WORKER, parallelism
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Schedule a message for every row of a table.
 
-Rows become messages (:mod:`bide.pipelines.schedule_rows`), which are looked over as a whole (:func:`survey`,
+Rows become messages (:mod:`bide.pipelines.schedule.rows`), which are looked over as a whole (:func:`survey`,
 :func:`due_times`) and sent in parts (:func:`send`). What is in a row decides its message id and its part: a run that
 was killed goes on with the parts that its ledger does not have.
 """
@@ -20,10 +20,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from bide.client.sync import connect_sync
 from bide.errors import BideError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Head, Ledger, Part
-from bide.pipelines.schedule_plan import Plan
-from bide.pipelines.schedule_rows import DIGEST, columns_of, digested_rows, identified, refuse_repeated_ids
-from bide.pipelines.schedule_times import EARLIEST, LATEST, due_of, literal
-from bide.pipelines.writing import write
+from bide.pipelines.schedule.plan import Plan
+from bide.pipelines.schedule.rows import DIGEST, columns_of, digested_rows, identified, refuse_repeated_ids
+from bide.pipelines.schedule.times import EARLIEST, LATEST, due_of, literal
+from bide.pipelines.spark_task_writer import write
 from bide.spark.overdue import GRACE, Past, refusal
 from bide.spark.rows import Rows
 from bide.spark.sink import Place, Sent
@@ -82,7 +82,7 @@ def survey(rows: DataFrame, plan: Plan, *, now: datetime, begun: datetime | None
         begun: when the first run began, for one that goes on. What was due since then is not overdue.
 
     Raises:
-        InvalidColumnError: see :func:`bide.pipelines.schedule_rows.messages`.
+        InvalidColumnError: see :func:`bide.pipelines.schedule.rows.messages`.
         InvalidRowError: values of the id column are there more than once, or cannot be message ids.
     """
     # Infrastructures that go round hold longer delays than there are years.
