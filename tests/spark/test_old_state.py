@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 import bide
-from bide.cli.replay_audit import OfAudit
+from bide.cli.pipeline.replay_audit import OfAudit
 from bide.delay.protocol import DelayInfrastructure
 from bide.pipelines.audit import facts
 from bide.pipelines.audit.folder import Folder

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bide.cli.pipeline import _send
+from bide.cli.pipeline.group import _send
 from bide.errors import BideError, InvalidColumnError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Ledger, Part
 from bide.pipelines.schedule.rows import messages

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import bide
 from benchmarks.suite import burst
 from benchmarks.suite.results import Results
-from bide.cli.pipeline_plan import size_of
-from bide.cli.plan_view import in_bytes
+from bide.cli.pipeline.plan import size_of
+from bide.cli.pipeline.plan_view import in_bytes
 from bide.delay.protocol import QueueTarget
 from bide.errors import InvalidDelayError, InvalidInputError
 from bide.pipelines.plan.capacity import HOPS, RELEASES, Capacity, judge

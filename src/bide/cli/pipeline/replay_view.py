@@ -12,7 +12,7 @@ import click
 from bide.cli.continuation import command, rest_of
 from bide.cli.errors_view import counted
 from bide.cli.output import print_json
-from bide.cli.pipeline_view import histogram, span_for
+from bide.cli.pipeline.view import histogram, span_for
 from bide.foreign_text import visible
 
 if TYPE_CHECKING:

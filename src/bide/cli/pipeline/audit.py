@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from bide.cli.output import json_line, print_json
-from bide.cli.pipeline import spark_options
-from bide.cli.pipeline_view import progress
+from bide.cli.pipeline.group import spark_options
+from bide.cli.pipeline.view import progress
 from bide.cli.settings import Settings, broker_options, duration_of, json_option, pass_settings
 from bide.errors import BrokerUnreachableError, ConnectionLostError, InvalidOptionError, OffsetsLostError
 from bide.foreign_text import visible

@@ -13,9 +13,9 @@ import click
 
 from bide.cli.errors_view import counted
 from bide.cli.output import print_json
-from bide.cli.pipeline import spark_options
-from bide.cli.pipeline_view import progress
-from bide.cli.replay_view import Stopped
+from bide.cli.pipeline.group import spark_options
+from bide.cli.pipeline.replay_view import Stopped
+from bide.cli.pipeline.view import progress
 from bide.cli.running import ended_by_signals
 from bide.cli.settings import Settings, duration_of, json_option, management_options, pass_settings
 from bide.foreign_text import visible
@@ -134,8 +134,8 @@ def _refuse_others(given: Mapping[str, Any], is_queue: bool) -> None:
 def _of_audit(
     settings: Settings, place: Any, over: timedelta, given: Mapping[str, Any], *, dry_run: bool, as_json: bool
 ) -> _Job:
-    from bide.cli.replay_audit import OfAudit
-    from bide.cli.replay_audit import replay as replay_audit
+    from bide.cli.pipeline.replay_audit import OfAudit
+    from bide.cli.pipeline.replay_audit import replay as replay_audit
     from bide.pipelines.audit.folder import Folder
 
     folder = Folder(place)
@@ -192,7 +192,7 @@ def _replay_queue(
     as_json: bool,
     stopped: list[Stopped],
 ) -> int:
-    from bide.cli.replay_view import preview, show
+    from bide.cli.pipeline.replay_view import preview, show
     from bide.pipelines.replay.run import choose, failed, keep, spread
 
     chosen = choose(failed(spark, source), where=where, limit=limit)

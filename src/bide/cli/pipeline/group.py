@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bide.cli.output import print_json
-from bide.cli.pipeline_view import progress, span_for, summary, summary_lines, survey_text
+from bide.cli.pipeline.view import progress, span_for, summary, summary_lines, survey_text
 from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
 from bide.errors import InvalidInputError, InvalidRowError
 from bide.foreign_text import visible

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from bide.cli.output import print_json
-from bide.cli.pipeline import pairs_of, spark_options
-from bide.cli.pipeline_view import progress
-from bide.cli.plan_view import plan_text
+from bide.cli.pipeline.group import pairs_of, spark_options
+from bide.cli.pipeline.plan_view import plan_text
+from bide.cli.pipeline.view import progress
 from bide.cli.settings import Settings, duration_of, json_option, pass_settings, verbose_option
 from bide.errors import InvalidInputError
 from bide.pipelines.formats import FORMATS, refuse_missing, refuse_unwritable

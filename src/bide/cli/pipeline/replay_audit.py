@@ -14,8 +14,8 @@ import click
 
 from bide.cli.errors_view import counted
 from bide.cli.output import print_json
-from bide.cli.pipeline_view import progress
-from bide.cli.replay_view import Stopped, preview, show
+from bide.cli.pipeline.replay_view import Stopped, preview, show
+from bide.cli.pipeline.view import progress
 from bide.errors import NotFoundError, TargetNotFoundError
 from bide.foreign_text import visible
 
