@@ -50,6 +50,7 @@ async def twice(channel: Channel) -> None:
 
 async def by_another(channel: Channel) -> None:
     await channel.declare_queue(Queue("own", exclusive=True))
+    assert isinstance(channel.connection, Connection)
     other = await Connection.open(channel.connection.url)
     try:
         await (await other.channel()).declare_queue(Queue("own"), passive=True)

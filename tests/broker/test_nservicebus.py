@@ -141,6 +141,7 @@ async def test_bide_receives_what_a_dotnet_endpoint_delays(vhost: Vhost, dotnet:
             "NServiceBus.MessageId": "m1",
             "NServiceBus.EnclosedMessageTypes": "Sales.PlaceOrder",
         }
+        assert isinstance(channel.connection, Connection)
         await channel.connection.close()
 
 

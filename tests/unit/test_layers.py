@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import sys
 import tomllib
@@ -16,73 +17,88 @@ import pytest
 import bide
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 PACKAGE = Path(bide.__file__).parent
-MAX_LINES = 450
+CONTRIBUTING = PACKAGE.parents[1] / "CONTRIBUTING.md"
 
-LAYERS: dict[str, tuple[str, ...]] = {
-    "cli": ("__main__", "cli"),
-    "demo": ("demo",),
-    "pipelines": ("pipelines",),
-    "spark": ("spark",),
-    "testing": ("testing", "pytest_plugin"),
-    "observability": ("observability",),
-    "client": (*("", "client", "relay", "endpoint", "messaging", "error_queues"),),
-    "admin": ("admin",),
-    "local broker": ("local_broker",),
-    "management": ("management",),
-    "streams": ("streams",),
-    "amqp": ("amqp",),
-    "recoverability": ("recoverability",),
-    "testing rules": ("testing.rules",),
-    "patterns": ("patterns",),
-    "messages": ("messages",),
-    "delay": ("delay",),
-    "topology": ("topology",),
-    "runtime": ("runtime",),
-    "values": ("arguments", "durations", "foreign_text"),
-    "errors": ("errors",),
-}
-"""Layers from the top down, each with its modules and packages. The empty name is the package itself."""
+LAYERS: tuple[dict[str, str], ...] = (
+    {"__main__": "`python -m bide`"},
+    {"cli": "the command line: arguments, output, exit codes"},
+    {"demo": "`bide demo`"},
+    {"pipelines": "jobs on Spark: schedule, replay, audit, plan, report"},
+    {"pytest_plugin": "fixtures for pytest"},
+    {"spark": "the Spark data source and sink `rabbitmq`"},
+    {
+        "testing": "a RabbitMQ in memory, and its fixtures for pytest",
+        "observability": "metrics for Prometheus, tracing for OpenTelemetry",
+    },
+    {"": "the public names"},
+    {
+        "endpoint": "handlers, retries, parking",
+        "error_queues": "look at failed messages, retry, edit, archive or discard them",
+        "messaging": "ready-made conversations: RPC, event bus, partitions, wire tap",
+    },
+    {"relay": "the process that a waiting hall needs"},
+    {"client": "connections that come and go, confirmed publishing, deliveries"},
+    {"admin": "topologies onto a broker, `verify`, policies, taps"},
+    {"local_broker": "a private RabbitMQ on this machine"},
+    {"management": "RabbitMQ's management HTTP API"},
+    {
+        "streams": "RabbitMQ's stream protocol, read only",
+        "recoverability": "retry policies, and what is written on failed messages",
+        "testing.rules": "RabbitMQ's rules, for the broker in memory",
+    },
+    {
+        "amqp": "AMQP 0-9-1: URLs, frames, channels, connections",
+        "messages": "messages to be sent, as values, and their checks",
+    },
+    {"patterns": "topologies as functions, one for each messaging pattern"},
+    {"delay": "delay infrastructures: a delay and a target -> a route"},
+    {"topology": "exchanges, queues and bindings as data, and where a message would go"},
+    {"runtime": "tasks, cancellation, logs"},
+    {"arguments": "range checks of callers' values", "durations": "delays and due times"},
+    {"errors": "the tree of errors", "foreign_text": "text from strangers, made safe to print"},
+)
+"""Layers from the top down. Modules and packages import from lower layers and from themselves, and those that share a
+layer do not import each other. The empty name is the package itself."""
 
-PURE = ("recoverability", "testing rules", "patterns", "messages", "delay", "topology", "values", "errors")
-"""Layers of plain data and arithmetic."""
+PURE = frozenset(
+    {
+        *("recoverability", "testing.rules", "patterns", "messages", "delay", "topology"),
+        *("arguments", "durations", "errors", "foreign_text"),
+    }
+)
+"""Plain data and arithmetic."""
 
 INPUT_OUTPUT = frozenset(
-    [
-        "asyncio",
-        "concurrent",
-        "http",
-        "logging",
-        "multiprocessing",
-        "pathlib",
-        "selectors",
-        "shutil",
-        "signal",
-        "socket",
-        "socketserver",
-        "ssl",
-        "subprocess",
-        "tempfile",
-        "threading",
-        "urllib",
-    ]
+    {
+        *("asyncio", "concurrent", "http", "logging", "multiprocessing", "os", "pathlib", "random", "secrets"),
+        *("selectors", "shutil", "signal", "socket", "socketserver", "ssl", "subprocess", "tempfile", "threading"),
+        *("time", "urllib"),
+    }
 )
 PURE_BUILTINS_REFUSED = frozenset({"open", "print", "input"})
 
+MESSAGE_IDS = ("messages.prepared", "os")
+"""The one exception: message ids are made of random bits, and made anew in a forked process."""
+
+TOP_MODULES = 6
+"""Most modules beside the packages, without ``__main__``."""
+
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "cli": frozenset({"click", "pyspark", "rich"}),
+    "pytest_plugin": frozenset({"pytest"}),
     "demo": frozenset({"rich"}),
     "pipelines": frozenset({"PIL", "pyarrow", "pyspark"}),
     "spark": frozenset({"pyarrow", "pyspark"}),
     "observability": frozenset({"prometheus_client", "opentelemetry"}),
-    "local broker": frozenset({"httpx2"}),
+    "local_broker": frozenset({"httpx2"}),
     "management": frozenset({"httpx2"}),
     "amqp": frozenset({"pamqp"}),
     "testing": frozenset({"pytest"}),
 }
-"""What a layer may import from elsewhere."""
+"""What a package may import from elsewhere."""
 
 IMPORTED_AS = {
     "prometheus-client": "prometheus_client",
@@ -99,12 +115,10 @@ class Import:
     Attributes:
         target: the module imported, of bide without the ``bide.`` in front.
         own: whether it is a module of bide.
-        at_once: whether it is imported together with its importer, not later and not for the type checker alone.
     """
 
     target: str
     own: bool
-    at_once: bool
 
 
 def name_of(path: Path) -> str:
@@ -115,64 +129,111 @@ def name_of(path: Path) -> str:
 MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def layer_of(module: str) -> str:
+PLACES = {member: number for number, layer in enumerate(LAYERS) for member in layer}
+
+
+def member_of(module: str) -> str:
+    """The entry of LAYERS that a module belongs to."""
     parts = module.split(".")
     for length in range(len(parts), 0, -1):
-        for layer, members in LAYERS.items():
-            if ".".join(parts[:length]) in members:
-                return layer
+        if (member := ".".join(parts[:length])) in PLACES:
+            return member
     raise AssertionError(f"bide.{module} is in no layer: add it to LAYERS")
 
 
+def refusal(importer: str, imported: str) -> str | None:
+    """What is wrong with an import between two modules of bide; None if nothing is."""
+    if not imported:
+        return f"bide.{importer} imports the whole of bide"
+    above, below = member_of(importer), member_of(imported)
+    if above == below or PLACES[above] < PLACES[below]:
+        return None
+    where = "beside it" if PLACES[above] == PLACES[below] else "above it"
+    return f"bide.{importer} ({above}) imports bide.{imported} ({below}), which is {where}"
+
+
+def circle(graph: dict[str, set[str]]) -> str | None:
+    """A circle of imports, if there is one."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return " <- ".join(f"bide.{name}" for name in error.args[1])
+    return None
+
+
 def imports_of(module: str) -> list[Import]:
-    return list(_imports(ast.parse(MODULES[module].read_text()), at_once=True))
+    return list(_imports(ast.parse(MODULES[module].read_text())))
 
 
-def _imports(node: ast.AST, *, at_once: bool) -> Iterator[Import]:
-    for child in ast.iter_child_nodes(node):
+def _imports(node: ast.AST) -> Iterator[Import]:
+    for child in ast.walk(node):
         match child:
             case ast.Import(names=names):
                 for one in names:
-                    yield _import(one.name, at_once)
+                    yield _import(one.name)
             case ast.ImportFrom(module=source, names=names, level=level):
                 assert level == 0, "imports are absolute"
                 assert source is not None
                 for one in names:
                     inner = f"{source}.{one.name}".removeprefix("bide.")
-                    yield _import(
-                        f"bide.{inner}" if source.startswith("bide") and inner in MODULES else source, at_once
-                    )
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
-                yield from _imports(child, at_once=False)
-            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
-                yield from _imports(child, at_once=False)
+                    yield _import(f"bide.{inner}" if source.startswith("bide") and inner in MODULES else source)
             case _:
-                yield from _imports(child, at_once=at_once)
+                continue
 
 
-def _import(name: str, at_once: bool) -> Import:
+def _import(name: str) -> Import:
     own = name == "bide" or name.startswith("bide.")
-    return Import(target=name.removeprefix("bide").removeprefix(".") if own else name, own=own, at_once=at_once)
+    return Import(target=name.removeprefix("bide").removeprefix(".") if own else name, own=own)
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_down(module: str) -> None:
-    order = list(LAYERS)
-    own = layer_of(module)
-    for one in imports_of(module):
-        if one.own:
-            assert one.target, f"bide.{module} imports the whole of bide"
-            other = layer_of(one.target)
-            assert order.index(other) >= order.index(own), (
-                f"bide.{module} ({own}) imports bide.{one.target} ({other}), which is above it"
-            )
+    """Those inside functions and for the type checker too."""
+    assert not [why for one in imports_of(module) if one.own and (why := refusal(module, one.target))]
+
+
+class TestAForbiddenImport:
+    """The rules find what they are there for."""
+
+    @pytest.mark.parametrize(
+        ("importer", "imported", "why"),
+        [
+            ("client.client", "endpoint.endpoint", "above it"),
+            ("delay.clock", "client", "above it"),
+            ("endpoint.worker", "error_queues", "beside it"),
+            ("streams.log", "recoverability.policy", "beside it"),
+            ("errors", "durations", "above it"),
+            ("client.client", "", "the whole of bide"),
+        ],
+    )
+    def test_is_named(self, importer: str, imported: str, why: str) -> None:
+        found = refusal(importer, imported)
+        assert found is not None
+        assert why in found
+
+    def test_is_found_inside_a_function_and_for_the_type_checker(self) -> None:
+        tree = ast.parse(
+            "from typing import TYPE_CHECKING\n"
+            "if TYPE_CHECKING:\n    from bide.endpoint import Endpoint\n"
+            "class Client:\n    def endpoint(self):\n        from bide.endpoint.worker import Worker\n"
+        )
+        found = [one.target for one in _imports(tree) if one.own]
+        assert found == ["endpoint", "endpoint.worker"]
+        assert all(refusal("client.client", one) for one in found)
+
+    def test_a_module_in_no_layer_fails(self) -> None:
+        with pytest.raises(AssertionError, match="in no layer"):
+            member_of("somewhere.new")
+
+    def test_a_circle_is_named(self) -> None:
+        assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) is None
+        assert circle({"a": {"b"}, "b": {"a"}}) is not None
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_third_party_packages_stay_in_their_layers(module: str) -> None:
-    layer = layer_of(module)
     others = {one.target.partition(".")[0] for one in imports_of(module) if not one.own} - sys.stdlib_module_names
-    assert others <= THIRD_PARTY.get(layer, frozenset())
+    assert others <= THIRD_PARTY.get(member_of(module), frozenset())
 
 
 def test_what_is_imported_is_what_is_installed() -> None:
@@ -187,9 +248,10 @@ def test_what_is_imported_is_what_is_installed() -> None:
     assert imported == declared
 
 
-@pytest.mark.parametrize("module", [one for one in MODULES if one and layer_of(one) in PURE])
+@pytest.mark.parametrize("module", [one for one in MODULES if member_of(one) in PURE])
 def test_pure_modules_do_no_input_or_output(module: str) -> None:
-    assert not {one.target.partition(".")[0] for one in imports_of(module)} & INPUT_OUTPUT
+    imported = {one.target.partition(".")[0] for one in imports_of(module)} & INPUT_OUTPUT
+    assert not {name for name in imported if (module, name) != MESSAGE_IDS}
     called = {
         node.func.id
         for node in ast.walk(ast.parse(MODULES[module].read_text()))
@@ -198,20 +260,54 @@ def test_pure_modules_do_no_input_or_output(module: str) -> None:
     assert not called & PURE_BUILTINS_REFUSED
 
 
-def test_no_two_modules_need_each_other_to_be_imported() -> None:
-    graph = {module: {one.target for one in imports_of(module) if one.own and one.at_once} for module in MODULES}
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        pytest.fail(f"an import cycle: {' <- '.join(f'bide.{name}' for name in error.args[1])}")
+def test_no_modules_need_each_other() -> None:
+    """Not even inside functions or for the type checker. Packages import what they offer, so they are left out."""
+    graph = {
+        module: {one.target for one in imports_of(module) if one.own}
+        for module, path in MODULES.items()
+        if path.name != "__init__.py"
+    }
+    found = circle(graph)
+    assert found is None, f"a circle of imports: {found}"
 
 
 def test_the_table_names_only_what_exists() -> None:
-    packages = {module.rpartition(".")[0] for module in MODULES} | set(MODULES)
-    assert {member for members in LAYERS.values() for member in members} <= packages
+    assert set(PLACES) <= set(MODULES)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_files_stay_short(module: str) -> None:
-    lines = len(MODULES[module].read_text().splitlines())
-    assert lines <= MAX_LINES, f"bide.{module} has {lines} lines: split it by its nouns"
+def test_few_modules_stand_beside_the_packages() -> None:
+    beside = [path.name for path in PACKAGE.glob("*.py") if path.name != "__main__.py"]
+    assert len(beside) <= TOP_MODULES, beside
+
+
+def table() -> str:
+    """The layers for CONTRIBUTING.md."""
+    lines = ["| layer | what it does |", "|---|---|"]
+    for layer in LAYERS:
+        names = ", ".join(f"`{name or 'bide'}`" for name in layer)
+        lines.append(f"| {names} | {'; '.join(layer.values())} |")
+    return "\n".join(lines) + "\n"
+
+
+def picture() -> str:
+    """The layers from ``cli`` down to ``delay`` for CONTRIBUTING.md: each stands on those below it."""
+    lines = ["```mermaid", "flowchart TB"]
+    shown = [layer for layer in LAYERS if not {"__main__", ""} & set(layer)]
+    for number, layer in enumerate(shown):
+        label = " | ".join(name.rpartition("bide.")[2] for name in layer)
+        lines.append(f'  l{number}["{label}"]')
+    lines += [f"  l{number} --> l{number + 1}" for number in range(len(shown) - 1)]
+    return "\n".join([*lines, "```"]) + "\n"
+
+
+@pytest.mark.parametrize(("mark", "made"), [("layers", table), ("picture", picture)])
+def test_contributing_shows_the_layers(mark: str, made: Callable[[], str]) -> None:
+    """BIDE_WRITE_SNAPSHOT=1 writes them."""
+    start, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->\n"
+    page = CONTRIBUTING.read_text()
+    before, _, rest = page.partition(start)
+    shown, _, after = rest.partition(end)
+    if "BIDE_WRITE_SNAPSHOT" in os.environ:
+        CONTRIBUTING.write_text(f"{before}{start}{made()}{end}{after}")
+        shown = made()
+    assert shown == made()

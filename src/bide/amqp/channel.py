@@ -21,7 +21,7 @@ from bide.runtime.logs import logger
 from bide.topology import Binding, Exchange, Queue
 
 if TYPE_CHECKING:
-    from bide.amqp.connection import Connection
+    from bide.amqp.frame_sink import FrameSink
 
 log = logger(__name__)
 
@@ -58,7 +58,7 @@ class Channel:
         close_text: the broker's own words, where it was the broker that closed it.
     """
 
-    def __init__(self, connection: Connection, number: int) -> None:
+    def __init__(self, connection: FrameSink, number: int) -> None:
         self.connection = connection
         self.number = number
         self.closed_with: BideError | None = None
@@ -447,4 +447,4 @@ class Channel:
     def _end(self) -> None:
         if not self._gone.done():
             self._gone.set_result(None)
-        self.connection.forget(self)
+            self.connection.forget(self.number)

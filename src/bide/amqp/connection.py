@@ -242,10 +242,9 @@ class Connection(asyncio.Protocol):
         """Give the connection up because the peer broke the rules."""
         self.give_up(ProtocolError(f"the connection to {self.address} was given up: {reason}"))
 
-    def forget(self, channel: Channel) -> None:
-        """A closed channel's number is free again."""
-        if self._channels.get(channel.number) is channel:
-            del self._channels[channel.number]
+    def forget(self, number: int) -> None:
+        """The number of a closed channel is free again."""
+        self._channels.pop(number, None)
 
     # -- output
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
+from bide.amqp.frame_sink import FrameSink
 from bide.client.subscription import Subscription
 from bide.errors import ConnectionLostError, TargetNotFoundError, UnsupportedBrokerError
 
@@ -66,7 +67,7 @@ async def answer(subscription: Subscription, patience: float) -> None:
         raise no_answer(subscription.channel.connection, patience) from error
 
 
-def no_answer(connection: Connection, patience: float) -> ConnectionLostError:
+def no_answer(connection: FrameSink, patience: float) -> ConnectionLostError:
     """The error for a broker that stands still."""
     return ConnectionLostError(f"the broker at {connection.address} has not answered for {patience:g} s")
 

@@ -25,6 +25,7 @@ from typing import Any, Final, Literal, Self
 from bide.admin.apply import exists
 from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
+from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
 from bide.client.broker_state import too_large
 from bide.client.client import Client
@@ -63,7 +64,8 @@ _TEMPORARY: Final = Queue("", durable=False, exclusive=True, auto_delete=True)
 class _ReplyChannel:
     """A channel that requests go out by and replies come back by, and the calls that wait for these."""
 
-    def __init__(self, channel: Channel, *, single: bool) -> None:
+    def __init__(self, connection: Connection, channel: Channel, *, single: bool) -> None:
+        self.connection = connection
         self.channel = channel
         self.reply_to = DIRECT_REPLY_TO
         self.late = 0
@@ -73,8 +75,9 @@ class _ReplyChannel:
 
     @classmethod
     async def open(cls, link: Link, replies: Replies) -> Self:
-        channel = await (await link.connection()).channel(confirms=True)
-        self = cls(channel, single=replies == "ephemeral")
+        connection = await link.connection()
+        channel = await connection.channel(confirms=True)
+        self = cls(connection, channel, single=replies == "ephemeral")
         try:
             if replies != "direct":
                 self.reply_to = (await channel.declare_queue(_TEMPORARY)).queue
@@ -86,7 +89,7 @@ class _ReplyChannel:
 
     def expect(self, correlation_id: str) -> asyncio.Future[Delivery]:
         """A future of the reply with this correlation id."""
-        future: asyncio.Future[Delivery] = self.channel.connection.loop.create_future()
+        future: asyncio.Future[Delivery] = self.connection.loop.create_future()
         self._waiting[correlation_id] = future
         return future
 
@@ -239,7 +242,7 @@ class Caller:
             try:
                 if isinstance(request.target, ExchangeTarget):
                     await _check_exchange(way, request.target.exchange)
-                await way.channel.connection.writable()
+                await way.connection.writable()
                 if not way.channel.is_open:
                     # The broker closed it for another request meanwhile, and this one was not sent.
                     continue
@@ -305,7 +308,7 @@ class Caller:
 async def _check_exchange(way: _ReplyChannel, exchange: str) -> None:
     # A publish to a missing exchange closes the channel, and with it the way back of all other calls.
     if exchange not in way.exchanges:
-        if not await exists(way.channel.connection, Topology([Exchange(exchange)])):
+        if not await exists(way.connection, Topology([Exchange(exchange)])):
             raise TargetNotFoundError(
                 f"the exchange {exchange!r} does not exist: declare it, and bind the servers' queue"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 
+from pyspark.sql import datasource
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -73,6 +74,11 @@ class RabbitMQDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 (Spark's name)
         """What writes a stream; see docs/spark-sink.md."""
-        from bide.spark.sink import stream_writer
+        # From 4.1 on Spark has streams of record batches.
+        if hasattr(datasource, "DataSourceStreamArrowWriter"):
+            from bide.spark.sink_stream import StreamWriter
 
-        return stream_writer(self.options, self.environment, schema, overwrite=overwrite)
+            return StreamWriter(self.options, self.environment, schema, overwrite=overwrite)
+        from bide.spark.sink import RowStreamWriter
+
+        return RowStreamWriter(self.options, self.environment, schema, overwrite=overwrite)

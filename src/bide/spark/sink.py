@@ -17,7 +17,6 @@ from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
-import pyspark.sql.datasource as api
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -323,17 +322,6 @@ class RowStreamWriter(Sink, DataSourceStreamWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
         """All tasks of a micro-batch are done."""
         self._say_overdue(messages)
-
-
-def stream_writer(
-    options: Mapping[str, str], environment: Mapping[str, str], schema: StructType, *, overwrite: bool
-) -> DataSourceStreamWriter:
-    """The writer of a stream, by record batches where this Spark has them."""
-    if hasattr(api, "DataSourceStreamArrowWriter"):
-        from bide.spark.sink_stream import StreamWriter
-
-        return StreamWriter(options, environment, schema, overwrite=overwrite)
-    return RowStreamWriter(options, environment, schema, overwrite=overwrite)
 
 
 def batches_of(rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBatch]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from bide.amqp.confirms import Unconfirmed
 from bide.client.broker_state import Session
 from bide.client.publish_result import Outcome
 from bide.errors import BideError, InvalidInputError
 from bide.messages.prepared import Moment, Outgoing
-
-if TYPE_CHECKING:
-    from bide.client.bulk.sender import Run
 
 
 class Parcel(Unconfirmed):
@@ -26,15 +24,33 @@ class Parcel(Unconfirmed):
         prepared_in: the session in which everything was found to be there that it needs.
         prepared_at: when; see :meth:`bide.client.broker_state.Session.prepare`.
         elsewhere: whether another host confirmed it.
+        on_settled: called with it and the error, or None, when its fate is known.
     """
 
     __slots__ = (
-        *("attempts", "elsewhere", "error", "hops", "letter", "message", "position", "prepared_at", "prepared_in"),
-        *("refusals", "run", "was_lost"),
+        *(
+            "attempts",
+            "elsewhere",
+            "error",
+            "hops",
+            "letter",
+            "message",
+            "on_settled",
+            "position",
+            "prepared_at",
+            "prepared_in",
+        ),
+        *("refusals", "was_lost"),
     )
 
-    def __init__(self, run: Run, letter: Any, position: int, message: Outgoing | None) -> None:
-        self.run = run
+    def __init__(
+        self,
+        letter: Any,
+        position: int,
+        message: Outgoing | None,
+        on_settled: Callable[[Parcel, BideError | None], None],
+    ) -> None:
+        self.on_settled = on_settled
         self.letter = letter
         self.position = position
         self.message = message
@@ -59,8 +75,8 @@ class Parcel(Unconfirmed):
         return self.attempts > self.refusals
 
     def settle(self, error: BideError | None) -> None:
-        """Tell the run what became of it."""
-        self.run.settled(self, None if self.elsewhere else error)
+        """Its fate is known."""
+        self.on_settled(self, None if self.elsewhere else error)
 
     def outcome(self) -> Outcome:
         """What became of it, for the caller."""

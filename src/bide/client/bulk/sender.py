@@ -321,9 +321,9 @@ class Run:
         try:
             if not isinstance(letter, Letter):
                 raise InvalidInputError(f"the item {position} is of type {type(letter).__name__}: give a bide.Letter")
-            return Parcel(self, letter, position, self._publisher.letters.check(letter))
+            return Parcel(letter, position, self._publisher.letters.check(letter), self.settled)
         except Exception as error:  # noqa: BLE001 (whatever is wrong with one letter is no harm to the others)
-            parcel = Parcel(self, letter, position, None)
+            parcel = Parcel(letter, position, None, self.settled)
             self._failed(parcel, unsendable(position, error))
             return parcel
 

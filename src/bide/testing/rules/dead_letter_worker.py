@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -12,8 +12,7 @@ from bide.testing.rules.entry import Entry
 from bide.testing.rules.message import Reason, StoredMessage
 
 if TYPE_CHECKING:
-    from bide.testing.rules.queue import Surroundings
-    from bide.testing.rules.quorum import QuorumQueue
+    from bide.testing.rules.queue import BrokerQueue, Surroundings
 
 PATIENCE: Final = 180_000_000
 """Microseconds after which what was not taken is sent again; RabbitMQ's default."""
@@ -39,14 +38,20 @@ class DeadLetterWorker:
     It has at most ``prefetch`` of them in hand. What no queue takes stays there, and is tried again every three
     minutes; so as many of those hold up all others.
 
+    Args:
+        on_taken: called when one of them has been taken, which may make room in the queue.
+
     Attributes:
         size: bytes of all that it keeps.
     """
 
-    def __init__(self, queue: QuorumQueue, surroundings: Surroundings, *, prefetch: int) -> None:
+    def __init__(
+        self, queue: BrokerQueue, surroundings: Surroundings, *, prefetch: int, on_taken: Callable[[], None]
+    ) -> None:
         self._queue = queue
         self._surroundings = surroundings
         self._prefetch = prefetch
+        self._on_taken = on_taken
         self._waiting: deque[_Pending] = deque()
         self._in_hand: list[_Pending] = []
         self._timer: Timer | None = None
@@ -109,4 +114,4 @@ class DeadLetterWorker:
         if pending.taken_by and {one.name for one in queues} <= pending.taken_by:
             self._in_hand.remove(pending)
             self.size -= pending.entry.size
-            self._queue.released()
+            self._on_taken()

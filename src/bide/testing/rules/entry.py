@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from bide.testing.rules.message import StoredMessage
 
-if TYPE_CHECKING:
-    from bide.testing.rules.consumers import BrokerConsumer
+
+class Holder(Protocol):
+    """What an entry was sent to."""
+
+    def grow(self) -> None:
+        """It has room for one more from now on."""
 
 
 class Entry:
@@ -39,7 +43,7 @@ class Entry:
         self.redelivered = False
         self.acquired: int | None = None
         self.failed: int | None = None
-        self.holder: BrokerConsumer | None = None
+        self.holder: Holder | None = None
 
     def is_expired(self, now: int) -> bool:
         """Whether its time is up."""

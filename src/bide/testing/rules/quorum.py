@@ -57,7 +57,11 @@ class QuorumQueue(BrokerQueue):
             and self._overflow == "reject-publish"
             and self.dead_letter_exchange is not None
         )
-        self._worker = DeadLetterWorker(self, surroundings, prefetch=prefetch) if at_least_once else None
+        self._worker = (
+            DeadLetterWorker(self, surroundings, prefetch=prefetch, on_taken=self._keep_limit)
+            if at_least_once
+            else None
+        )
 
     @property
     def message_count(self) -> int:
@@ -211,10 +215,6 @@ class QuorumQueue(BrokerQueue):
             self._dead_letter(self._take_expired(), "expired")
         self._keep_limit()
         self._watch()
-
-    def released(self) -> None:
-        """A dead letter that was kept has arrived, which may make room."""
-        self._keep_limit()
 
     def _keep_limit(self) -> None:
         if self._overflow != "reject-publish":
