@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.suite import lateness, sustained
-from benchmarks.suite.job import Answer, Job
 from benchmarks.suite.machine import describe, source
 from benchmarks.suite.percentiles import percentile
 from benchmarks.suite.processor import processor_seconds, processor_times
-from benchmarks.suite.stage import prepare
+from benchmarks.suite.setup import prepare
+from benchmarks.suite.task import Answer, Job
 from bide.local_broker import LocalBroker
 
 LAYOUTS: Final = {

@@ -24,7 +24,7 @@ from pamqp import body, commands, frame, header
 
 from benchmarks.suite.percentiles import percentile
 from benchmarks.suite.raw import FRAME_MAX
-from benchmarks.suite.stage import TARGET, prepare, random_minutes
+from benchmarks.suite.setup import TARGET, prepare, random_minutes
 from bide.amqp import codec, decoding
 from bide.client.client import Client, connect
 from bide.client.encoding import Encoder

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.suite.burst import PATIENCE, PREFETCH, infrastructure_of, send
-from benchmarks.suite.job import Job
 from benchmarks.suite.machine import busy_cores, describe, source, stolen_seconds
 from benchmarks.suite.processor import processor_seconds
-from benchmarks.suite.stage import TARGET, prepare
+from benchmarks.suite.setup import TARGET, prepare
+from benchmarks.suite.task import Job
 from bide.admin.apply import message_counts
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl

@@ -25,10 +25,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.suite.job import Job
 from benchmarks.suite.lateness import infrastructure_of, publish_steadily
 from benchmarks.suite.percentiles import percentile
-from benchmarks.suite.stage import TARGET, prepare
+from benchmarks.suite.setup import TARGET, prepare
+from benchmarks.suite.task import Job
 from bide.client.client import connect
 from bide.local_broker import LocalBroker
 

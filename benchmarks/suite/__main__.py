@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 
-from benchmarks.suite.job import Answer, Job
+from benchmarks.suite.task import Answer, Job
 
 
 def main() -> None:

@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from benchmarks.suite.errors import BenchmarkError
-from benchmarks.suite.job import Answer, Job
 from benchmarks.suite.measurement import DEFAULT_PREFETCH, Case, Measurement, Plan
-from benchmarks.suite.stage import TARGET, WINDOW, prepare
+from benchmarks.suite.setup import TARGET, WINDOW, prepare
+from benchmarks.suite.task import Answer, Job
 from bide.client.client import Client, connect
 from bide.delay.clock import Clock
 from bide.delay.clock_digits import RESOLUTION

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from benchmarks.suite.job import Answer, Job
 from benchmarks.suite.measurement import Case, Measurement, Plan
 from benchmarks.suite.processor import Meter
 from benchmarks.suite.raw import RawConnection
-from benchmarks.suite.stage import TARGET, fill
+from benchmarks.suite.setup import TARGET, fill
+from benchmarks.suite.task import Answer, Job
 from bide.amqp.url import BrokerUrl
 from bide.client.client import connect
 
@@ -21,8 +21,8 @@ _BODY: Final = 200
 _CONTESTANTS: Final = (
     ("raw limit", "benchmarks.suite.consume:raw", None),
     ("bide", "benchmarks.suite.consume:bide", None),
-    ("aio-pika", "benchmarks.suite.rivals.aio_pika:consume", "aio-pika"),
-    ("pika", "benchmarks.suite.rivals.pika:consume", "pika"),
+    ("aio-pika", "benchmarks.suite.clients.aio_pika:consume", "aio-pika"),
+    ("pika", "benchmarks.suite.clients.pika:consume", "pika"),
 )
 
 

@@ -13,12 +13,12 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, Final
 
-from benchmarks.suite.job import Answer, Job
 from benchmarks.suite.measurement import SMALLEST, Case, Measurement, Plan
 from benchmarks.suite.pace import paced_async
 from benchmarks.suite.percentiles import lateness
 from benchmarks.suite.processor import Meter
-from benchmarks.suite.stage import TARGET, prepare
+from benchmarks.suite.setup import TARGET, prepare
+from benchmarks.suite.task import Answer, Job
 from bide.client.client import Client, connect
 from bide.client.message import Message
 from bide.delay.clock import Clock
@@ -66,8 +66,8 @@ def _cases(plan: Plan) -> Sequence[Case]:
             own = {"layout": layout, "step": step, "longest": longest if step else 0}
             cases.append(Case(name=name, setting=setting, work=work, options={**options, **own}))
         for name, work, package in (
-            (CELERY, "benchmarks.suite.rivals.celery:lateness", "celery"),
-            (DRAMATIQ, "benchmarks.suite.rivals.dramatiq:lateness", "dramatiq"),
+            (CELERY, "benchmarks.suite.clients.celery:lateness", "celery"),
+            (DRAMATIQ, "benchmarks.suite.clients.dramatiq:lateness", "dramatiq"),
         ):
             cases.append(
                 Case(name=name, setting=setting, work=work, options=options, rival=package, unless_failed=lower)

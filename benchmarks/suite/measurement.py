@@ -52,7 +52,7 @@ class Case:
     Attributes:
         name: the contestant, such as ``aio-pika``.
         setting: what several contestants are compared in, such as ``200 B``; empty where there is one alone.
-        work: the function that measures it, see :class:`benchmarks.suite.job.Job`.
+        work: the function that measures it, see :class:`benchmarks.suite.task.Job`.
         options: its arguments.
         rival: the package that it needs, where that is not bide's own.
         dead_letter_prefetch: of the broker, where every run has a fresh one.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from benchmarks.suite.job import Answer, Job
 from benchmarks.suite.measurement import Case, Measurement, Plan
 from benchmarks.suite.processor import Meter, resident_bytes
-from benchmarks.suite.stage import TARGET, WINDOW
+from benchmarks.suite.setup import TARGET, WINDOW
+from benchmarks.suite.task import Answer, Job
 from bide.client.client import connect
 from bide.messages.outgoing import Letter
 from bide.topology import Queue, Topology

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.suite.bars import verdicts
 from benchmarks.suite.chart import Chart
 from benchmarks.suite.measurement import Measurement
 from benchmarks.suite.plots import plots
 from benchmarks.suite.results import Results, Row, newest
 from benchmarks.suite.table import cell, columns
+from benchmarks.suite.targets import verdicts
 
 PAGE: Final = "benchmarks.md"
 PLOTS: Final = "benchmarks"

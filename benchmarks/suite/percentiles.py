@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Final
 
-from benchmarks.suite.job import Values
+from benchmarks.suite.task import Values
 
 KEEPS_PACE: Final = 0.97
 """Part of the rate asked for that a sender has to reach."""

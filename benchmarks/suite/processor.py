@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from benchmarks.suite.job import Values
+from benchmarks.suite.task import Values
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _MICROSECONDS: Final = 1e6

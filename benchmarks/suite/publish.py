@@ -9,11 +9,11 @@ from datetime import timedelta
 from itertools import cycle
 from typing import Final
 
-from benchmarks.suite.job import Answer, Job
 from benchmarks.suite.measurement import Case, Measurement, Plan
 from benchmarks.suite.processor import Meter
 from benchmarks.suite.raw import RawConnection
-from benchmarks.suite.stage import IN_FLIGHT, TARGET, WINDOW, delayed_frames, minutes_clock, prepare, random_minutes
+from benchmarks.suite.setup import IN_FLIGHT, TARGET, WINDOW, delayed_frames, minutes_clock, prepare, random_minutes
+from benchmarks.suite.task import Answer, Job
 from bide.amqp.url import BrokerUrl
 from bide.client.client import connect
 from bide.messages.outgoing import Letter
@@ -34,12 +34,12 @@ _CONTESTANTS: Final = (
     (RAW, "benchmarks.suite.publish:raw", None),
     (BULK, "benchmarks.suite.publish:bulk", None),
     (ASYNC, "benchmarks.suite.publish:tasks", None),
-    (AIO_PIKA, "benchmarks.suite.rivals.aio_pika:publish", "aio-pika"),
-    ("pika, pipelined", "benchmarks.suite.rivals.pika:publish_pipelined", "pika"),
-    ("pika, blocking", "benchmarks.suite.rivals.pika:publish_blocking", "pika"),
-    ("kombu", "benchmarks.suite.rivals.kombu:publish", "kombu"),
-    (CELERY, "benchmarks.suite.rivals.celery:publish", "celery"),
-    ("dramatiq", "benchmarks.suite.rivals.dramatiq:publish", "dramatiq"),
+    (AIO_PIKA, "benchmarks.suite.clients.aio_pika:publish", "aio-pika"),
+    ("pika, pipelined", "benchmarks.suite.clients.pika:publish_pipelined", "pika"),
+    ("pika, blocking", "benchmarks.suite.clients.pika:publish_blocking", "pika"),
+    ("kombu", "benchmarks.suite.clients.kombu:publish", "kombu"),
+    (CELERY, "benchmarks.suite.clients.celery:publish", "celery"),
+    ("dramatiq", "benchmarks.suite.clients.dramatiq:publish", "dramatiq"),
 )
 
 

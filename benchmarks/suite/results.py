@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
-from benchmarks.suite import shape
-from benchmarks.suite.job import Answer
+from benchmarks.suite import schema
+from benchmarks.suite.task import Answer
 from bide.errors import InvalidInputError
 from bide.local_broker.installation import numbers
 
@@ -224,7 +224,7 @@ class Results:
             raise InvalidInputError(
                 f"these are no results of the benchmark in format {FORMAT}, but {data.get('format')!r}: run it anew"
             )
-        shape.check(data)
+        schema.check(data)
         kept = {name: value for name, value in data.items() if name not in ("format", "rows")}
         return cls(**kept, rows=[Row.from_dict(row) for row in data["rows"]])
 

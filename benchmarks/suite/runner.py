@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.suite import machine
+from benchmarks.suite.broker import Host
 from benchmarks.suite.errors import BenchmarkError
-from benchmarks.suite.host import Host
-from benchmarks.suite.job import Answer
 from benchmarks.suite.measurement import Case, Measurement, Plan
 from benchmarks.suite.quantities import QUANTITIES
 from benchmarks.suite.results import Results, Row, Run
+from benchmarks.suite.task import Answer
 from bide.errors import InvalidInputError
 from bide.local_broker.installation import find_installation
 

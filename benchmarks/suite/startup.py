@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from benchmarks.suite.job import Answer, Job
 from benchmarks.suite.measurement import Case, Measurement, Plan
+from benchmarks.suite.task import Answer, Job
 from bide.admin.infrastructure import install
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl

@@ -12,12 +12,12 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from benchmarks.suite.errors import BenchmarkError
-from benchmarks.suite.job import Answer, Job
 from benchmarks.suite.lateness import CASCADE, CLOCK, Receiver, infrastructure_of, publish_steadily
 from benchmarks.suite.measurement import Case, Measurement, Plan
 from benchmarks.suite.percentiles import lateness
 from benchmarks.suite.processor import resident_bytes
-from benchmarks.suite.stage import TARGET, WINDOW, prepare
+from benchmarks.suite.setup import TARGET, WINDOW, prepare
+from benchmarks.suite.task import Answer, Job
 from bide.client.client import Client, connect
 from bide.delay.protocol import DelayInfrastructure
 from bide.local_broker import LocalBroker

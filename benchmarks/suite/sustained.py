@@ -14,11 +14,11 @@ from math import log2
 from typing import Final
 
 from benchmarks.suite.fine_cascade import FineCascade
-from benchmarks.suite.job import Answer, Job
 from benchmarks.suite.measurement import SMALLEST, Case, Measurement, Plan
 from benchmarks.suite.percentiles import percentile
 from benchmarks.suite.processor import Meter
-from benchmarks.suite.stage import TARGET, WINDOW, prepare
+from benchmarks.suite.setup import TARGET, WINDOW, prepare
+from benchmarks.suite.task import Answer, Job
 from bide.client.client import Client, connect
 from bide.client.consumer import Consumer
 from bide.delay.clock import Clock

@@ -8,10 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.suite.bars import verdicts
 from benchmarks.suite.measurement import Measurement
 from benchmarks.suite.quantities import QUANTITIES, Quantity
 from benchmarks.suite.results import Results, Row, Spread
+from benchmarks.suite.targets import verdicts
 
 
 def columns(rows: Iterable[Row]) -> list[Quantity]:

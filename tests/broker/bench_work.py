@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from benchmarks.suite.errors import BenchmarkError
-from benchmarks.suite.job import Answer, Job
+from benchmarks.suite.task import Answer, Job
 from bide.local_broker import LocalBroker
 from bide.local_broker.processes import FOLDER_MARK
 

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from benchmarks.suite.catalogue import chosen
-from benchmarks.suite.job import Answer, Job, Values
 from benchmarks.suite.measurement import Case, Plan
 from benchmarks.suite.quantities import QUANTITIES
+from benchmarks.suite.task import Answer, Job, Values
 from bide.local_broker import LocalBroker
 from bide.local_broker.installation import HOME_VARIABLE
 from tests.patience import PATIENCE

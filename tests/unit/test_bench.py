@@ -16,18 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks.suite import bars, page, table
+from benchmarks.suite import page, table, targets
 from benchmarks.suite.catalogue import MEASUREMENTS, NAMES, chosen
 from benchmarks.suite.chart import Chart, Group
 from benchmarks.suite.confirmed import Confirmed
 from benchmarks.suite.fine_cascade import FineCascade
-from benchmarks.suite.job import Answer, Job
 from benchmarks.suite.lateness import UNDELAYED
 from benchmarks.suite.measurement import Measurement, Plan
 from benchmarks.suite.percentiles import lateness, percentile
 from benchmarks.suite.plots import highest_rates, plots
 from benchmarks.suite.quantities import QUANTITIES
 from benchmarks.suite.results import Results, Row, Run, Spread, newest
+from benchmarks.suite.task import Answer, Job
 from bide.delay.protocol import ExchangeTarget, QueueTarget
 from bide.errors import InvalidInputError, UnsupportedTargetError
 
@@ -257,7 +257,7 @@ class TestResults:
 
 class TestBars:
     def test_ratios_of_medians_decide(self) -> None:
-        found = {one.bar.title: one for one in bars.verdicts(EXAMPLE)}
+        found = {one.bar.title: one for one in targets.verdicts(EXAMPLE)}
         bulk = found["publish 200 B: bide bulk / raw limit"]
         assert (bulk.reached, bulk.bar.wanted, bulk.word) == ("0.96 (0.87–1.05)", "at least 0.8", "met")
         tasks = found["publish 200 B: bide / aio-pika"]
@@ -267,24 +267,24 @@ class TestBars:
 
     def test_rounds_are_compared_with_the_same_rounds(self) -> None:
         clock, cascade = row("sustained", "Clock", rate=[4, 8]), row("sustained", "binary cascade", rate=[2, 2.5])
-        (verdict,) = bars.verdicts(results(clock, cascade))
+        (verdict,) = targets.verdicts(results(clock, cascade))
         assert (verdict.rounds, verdict.reached) == ([2, 3.2], "2.67 (2.00–3.20)")
         cascade.values["rate"].append(2.5)
-        (verdict,) = bars.verdicts(results(clock, cascade))
+        (verdict,) = targets.verdicts(results(clock, cascade))
         assert verdict.reached == "2.40", "rounds that are not the same are no pairs"
 
     def test_a_number_by_itself_has_its_own_rounds(self) -> None:
-        (verdict,) = bars.verdicts(results(row("memory", "bide bulk", growth=[1, 3, 9])))
+        (verdict,) = targets.verdicts(results(row("memory", "bide bulk", growth=[1, 3, 9])))
         assert (verdict.reached, verdict.word) == ("3.00 (1.00–9.00)", "met")
 
     def test_what_was_not_measured_has_no_verdict(self) -> None:
-        titles = [one.bar.title for one in bars.verdicts(EXAMPLE)]
+        titles = [one.bar.title for one in targets.verdicts(EXAMPLE)]
         assert not [one for one in titles if "Celery" in one or one.startswith(("burst", "sustained", "store"))]
 
     @pytest.mark.parametrize(("release", "word"), [("3.10.8", "not met"), ("4.3.6", "met")])
     def test_old_releases_have_another_limit(self, release: str, word: str) -> None:
         rows = (row("sustained", "Clock", rate=[1_800]), row("sustained", "binary cascade", rate=[1_000]))
-        (verdict,) = bars.verdicts(results(*rows, release=release))
+        (verdict,) = targets.verdicts(results(*rows, release=release))
         assert verdict.word == word
 
     def test_every_bar_names_cases_that_are_measured(self) -> None:
@@ -293,7 +293,7 @@ class TestBars:
             for measurement in MEASUREMENTS
             for case in measurement.cases(Plan())
         }
-        for bar in bars.bars("4.3.6"):
+        for bar in targets.bars("4.3.6"):
             for place in [one for one in (bar.of, bar.to) if one is not None]:
                 assert (place.measurement, place.case, place.setting) in measured
                 assert place.quantity in QUANTITIES
@@ -319,7 +319,7 @@ class TestTable:
 
 class TestChart:
     def drawn(self, chart: Chart) -> list[float]:
-        """The widths of the bars."""
+        """The widths of the targets."""
         rectangles = ElementTree.fromstring(chart.svg()).iter(f"{SVG}rect")
         return [float(one.attrib["width"]) for one in rectangles if one.attrib["height"] == "13"]
 

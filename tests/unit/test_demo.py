@@ -12,9 +12,9 @@ from rich.console import Console
 
 from bide.demo.figures import Figures, Histogram, Sold
 from bide.demo.plan import make_plan
-from bide.demo.shop import RETRY, make_shop
-from bide.demo.telling import Place, Told
+from bide.demo.report import Place, Told
 from bide.demo.view import outcome
+from bide.demo.workload import RETRY, make_shop
 from bide.errors import InvalidInputError
 from bide.pipelines.requirements import java_release, missing
 

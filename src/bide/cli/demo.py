@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from bide.amqp.url import BrokerUrl
     from bide.demo.figures import Figures
     from bide.demo.progress import Progress
-    from bide.demo.shop import Shop
-    from bide.demo.telling import Place, Told
+    from bide.demo.report import Place, Told
+    from bide.demo.workload import Shop
 
 _STDERR: Final = 2
 
@@ -80,8 +80,8 @@ def demo(
 
     from bide.demo.plan import make_plan
     from bide.demo.progress import Progress
-    from bide.demo.shop import make_shop
     from bide.demo.view import outcome, showing
+    from bide.demo.workload import make_shop
     from bide.durations import parse_delay
 
     # On a broker of its own, nothing has to be told apart.
@@ -120,7 +120,7 @@ def _place(into: Path) -> tuple[Place | None, str]:
 
     if why_not := missing():
         return None, why_not
-    from bide.demo.telling import Place
+    from bide.demo.report import Place
 
     place = Place(into)
     place.begin()
@@ -197,7 +197,7 @@ class _Run:
         return figures
 
     def _tell(self, shop: Shop, place: Place) -> None:
-        from bide.demo.telling import tell
+        from bide.demo.report import tell
 
         broker = self._broker
         try:

@@ -22,10 +22,10 @@ from bide.delay.clock import Clock
 from bide.delay.protocol import ExchangeTarget
 from bide.delay.taps import Retention, taps_of
 from bide.demo.figures import Figures, Lateness
+from bide.demo.orders import sell
 from bide.demo.plan import Plan, Planned
 from bide.demo.progress import Progress
-from bide.demo.selling import sell
-from bide.demo.shop import Shop
+from bide.demo.workload import Shop
 from bide.topology import Queue, Topology
 
 PATIENCE: Final = timedelta(seconds=20)

@@ -18,7 +18,7 @@ from bide.demo.progress import Phase, PhaseName, Progress
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bide.demo.telling import Told
+    from bide.demo.report import Told
 
 _TITLES: Final[Mapping[PhaseName, str]] = {
     "start": "start a private RabbitMQ",

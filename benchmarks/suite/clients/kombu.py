@@ -8,9 +8,9 @@ from typing import Any
 
 from kombu import connection as kombu_connection
 
-from benchmarks.suite.job import Answer, Job
 from benchmarks.suite.processor import Meter
-from benchmarks.suite.stage import TARGET, PlainMessages, minutes_clock, prepare
+from benchmarks.suite.setup import TARGET, PlainMessages, minutes_clock, prepare
+from benchmarks.suite.task import Answer, Job
 
 # Only part of kombu has type annotations.
 Connection: Any = kombu_connection.Connection

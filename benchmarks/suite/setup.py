@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any, Final
 
-from benchmarks.suite.job import Job
 from benchmarks.suite.raw import FRAME_MAX, RawConnection
+from benchmarks.suite.task import Job
 from bide.admin.infrastructure import install
 from bide.amqp import codec
 from bide.amqp.connection import Connection

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final, Self
 
 from benchmarks.suite.errors import BenchmarkError
-from benchmarks.suite.job import Answer, Job, environment
 from benchmarks.suite.machine import busy_cores
 from benchmarks.suite.measurement import DEFAULT_PREFETCH, Case
 from benchmarks.suite.processor import processor_seconds
+from benchmarks.suite.task import Answer, Job, environment
 from bide.errors import LocalBrokerError
 from bide.local_broker import LocalBroker
 

@@ -7,9 +7,9 @@ import time
 
 import aio_pika
 
-from benchmarks.suite.job import Answer, Job
 from benchmarks.suite.processor import Meter
-from benchmarks.suite.stage import IN_FLIGHT, TARGET, PlainMessages, fill, minutes_clock, prepare
+from benchmarks.suite.setup import IN_FLIGHT, TARGET, PlainMessages, fill, minutes_clock, prepare
+from benchmarks.suite.task import Answer, Job
 
 
 async def publish(job: Job) -> Answer:

@@ -10,9 +10,9 @@ import pika
 
 from benchmarks.suite.confirmed import Confirmed
 from benchmarks.suite.errors import BenchmarkError
-from benchmarks.suite.job import Answer, Job
 from benchmarks.suite.processor import Meter
-from benchmarks.suite.stage import TARGET, WINDOW, Plain, PlainMessages, fill, minutes_clock, prepare
+from benchmarks.suite.setup import TARGET, WINDOW, Plain, PlainMessages, fill, minutes_clock, prepare
+from benchmarks.suite.task import Answer, Job
 
 _TURN: Final = 100
 

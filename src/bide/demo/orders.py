@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from bide.demo.figures import Sold
-from bide.demo.shop import RETRY, Order, Shop
+from bide.demo.workload import RETRY, Order, Shop
 from bide.endpoint import Endpoint, EventStream, Observer
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What dramatiq's worker runs: ``python -m dramatiq benchmarks.suite.rivals.dramatiq_worker``."""
+"""What dramatiq's worker runs: ``python -m dramatiq benchmarks.suite.clients.dramatiq_worker``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.middleware import Middleware
 
 from benchmarks.suite.arrivals import URL_VARIABLE, Arrivals
-from benchmarks.suite.rivals.dramatiq import ACTOR
-from benchmarks.suite.stage import TARGET
+from benchmarks.suite.clients.dramatiq import ACTOR
+from benchmarks.suite.setup import TARGET
 
 _arrivals = Arrivals.of_environment()
 

@@ -1,4 +1,4 @@
-"""What Celery's worker runs: ``celery -A benchmarks.suite.rivals.celery_worker worker``."""
+"""What Celery's worker runs: ``celery -A benchmarks.suite.clients.celery_worker worker``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from celery import signals
 
 from benchmarks.suite.arrivals import URL_VARIABLE, Arrivals
-from benchmarks.suite.rivals.celery import TASK, application
+from benchmarks.suite.clients.celery import TASK, application
 
 app = application(os.environ[URL_VARIABLE])
 _arrivals = Arrivals.of_environment()

@@ -13,7 +13,7 @@ from bide.errors import InvalidInputError
 if TYPE_CHECKING:
     from bide.delay.clock import Clock
     from bide.demo.progress import Progress
-    from bide.demo.shop import Shop
+    from bide.demo.workload import Shop
 
 TITLE: Final = "bide demo"
 

@@ -11,10 +11,10 @@ from typing import Final
 import dramatiq
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 
-from benchmarks.suite.job import Answer, Job
+from benchmarks.suite.clients import end_to_end
 from benchmarks.suite.processor import Meter
-from benchmarks.suite.rivals import end_to_end
-from benchmarks.suite.stage import TARGET, random_minutes
+from benchmarks.suite.setup import TARGET, random_minutes
+from benchmarks.suite.task import Answer, Job
 
 ACTOR: Final = "begin"
 _BODY: Final = "x" * 200
@@ -44,7 +44,7 @@ def lateness(job: Job) -> Answer:
     """A worker on all cores, and senders."""
     return end_to_end.measure(
         job,
-        worker=["dramatiq", "benchmarks.suite.rivals.dramatiq_worker", "--processes", str(os.cpu_count())],
+        worker=["dramatiq", "benchmarks.suite.clients.dramatiq_worker", "--processes", str(os.cpu_count())],
         variables={"dramatiq_delay_queue_prefetch": str(_DELAY_PREFETCH)},
         sender=f"{__name__}:send",
     )

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from benchmarks.suite.arrivals import FOLDER_VARIABLE, URL_VARIABLE, Arrivals
 from benchmarks.suite.errors import BenchmarkError
-from benchmarks.suite.job import Answer, Job, environment
 from benchmarks.suite.pace import paced
 from benchmarks.suite.percentiles import lateness
 from benchmarks.suite.processor import Meter
+from benchmarks.suite.task import Answer, Job, environment
 
 RATE_OF_A_SENDER: Final = 250
 _START_SECONDS: Final = 60.0

@@ -10,10 +10,10 @@ from typing import Any, Final
 import celery
 from kombu import entity
 
-from benchmarks.suite.job import Answer, Job
+from benchmarks.suite.clients import end_to_end
 from benchmarks.suite.processor import Meter
-from benchmarks.suite.rivals import end_to_end
-from benchmarks.suite.stage import TARGET, prepare, random_minutes
+from benchmarks.suite.setup import TARGET, prepare, random_minutes
+from benchmarks.suite.task import Answer, Job
 from bide.delay.celery import Celery
 
 # Only part of kombu has type annotations.
@@ -61,7 +61,7 @@ def lateness(job: Job) -> Answer:
     """A worker on all cores, and senders."""
     return end_to_end.measure(
         job,
-        worker=["celery", "-A", "benchmarks.suite.rivals.celery_worker", "worker", "--loglevel", "warning"],
+        worker=["celery", "-A", "benchmarks.suite.clients.celery_worker", "worker", "--loglevel", "warning"],
         variables={},
         sender=f"{__name__}:send",
     )
