@@ -38,6 +38,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "shared_tasks",
             "subscription",
             "sync",
+            "trials",
             "outcome",
             "undeliverable",
         ),
