@@ -14,18 +14,19 @@ CONSUME = (60, 20)
 QUEUE_DECLARE = (50, 10)
 QUEUE_BIND = (50, 20)
 ACK = (60, 80)
+NACK = (60, 120)
 
 _HEAD = struct.Struct(">BHI")
 _METHOD = struct.Struct(">HH")
 
 
 def without_confirms(data: bytes) -> bytes:
-    """What a broker says, but its confirms; for ``Proxy.rewrite``, where frames come whole."""
+    """What a broker says, without its confirms and refusals; for ``Proxy.rewrite``, where frames come whole."""
     kept = b""
     while len(data) >= _HEAD.size:
         end = _HEAD.size + _HEAD.unpack_from(data)[2] + 1
         frame, data = data[:end], data[end:]
-        if not (frame[0] == 1 and _METHOD.unpack_from(frame, 7) == ACK):
+        if not (frame[0] == 1 and _METHOD.unpack_from(frame, 7) in (ACK, NACK)):
             kept += frame
     return kept + data
 

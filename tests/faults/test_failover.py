@@ -13,7 +13,7 @@ import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.client.failover import moves
-from bide.errors import BulkInDoubtError, PublishInDoubtError
+from bide.errors import BrokerError, BulkInDoubtError, PublishInDoubtError, PublishRefusedError
 from bide.messages.outgoing import Letter
 from bide.observability.metrics import Metrics
 from tests.broker.receiving import eventually, fresh, receive
@@ -39,6 +39,11 @@ async def prepared(client: bide.Client) -> str:
 
 async def address(client: bide.Client) -> str:
     return (await client._publisher.connection()).address
+
+
+async def fill(client: bide.Client, queue: str) -> None:
+    while True:
+        await client.publish(b"", to=queue)
 
 
 async def test_hosts_are_not_always_tried_in_the_order_of_the_url(hosts: tuple[Proxy, Proxy]) -> None:
@@ -113,6 +118,49 @@ async def test_a_node_that_confirms_nothing_does_not_keep_its_client_while_anoth
         # The first ones did reach the broker here, and only their confirms were lost.
         assert len(await receive(client, queue, 21)) == 21
     assert moves - before == {"unconfirmed": 1}
+
+
+async def test_a_target_that_refuses_messages_does_not_keep_the_client_on_a_broken_node(
+    hosts: tuple[Proxy, Proxy],
+) -> None:
+    first, second = hosts
+    before = moves.copy()
+    async with bide.connect(f"{url_of(first, second)}&heartbeat=1", infrastructure=CLOCK) as client:
+        queue, full = await prepared(client), fresh("q")
+        limited = bide.Queue.quorum(full, {"x-max-length": 1, "x-overflow": "reject-publish"})
+        await client.declare(bide.Topology(queues=[limited]))
+        with pytest.raises(PublishRefusedError):
+            await fill(client, full)
+        first.rewrite = without_confirms
+        refused = asyncio.create_task(client.publish(b"", to=full))
+        await asyncio.sleep(0.1)
+        begun = asyncio.get_running_loop().time()
+        await client.publish(b"", to=queue)
+        assert asyncio.get_running_loop().time() - begun < 10
+        # Whether the first host took it is not known.
+        with pytest.raises(PublishInDoubtError):
+            await refused
+    assert moves - before == {"unconfirmed": 1}
+
+
+async def test_a_target_without_a_leader_does_not_keep_the_client_on_a_broken_node(
+    hosts: tuple[Proxy, Proxy], vhost: Vhost
+) -> None:
+    first, second = hosts
+    before = moves.copy()
+    async with bide.connect(f"{url_of(first, second)}&heartbeat=1", infrastructure=CLOCK, timeout="25s") as client:
+        queue, lost = await prepared(client), await prepared(client)
+        leader = f'list_to_existing_atom("{vhost.name}_{lost}")'
+        await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", f"sys:suspend({leader}).")
+        try:
+            first.rewrite = without_confirms
+            waiting = asyncio.create_task(client.publish(b"", to=lost))
+            await asyncio.sleep(0.1)
+            await client.publish(b"", to=queue)
+            assert moves - before == {"unconfirmed": 1}
+        finally:
+            await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", f"sys:resume({leader}).")
+        await waiting
 
 
 async def test_a_bulk_publish_does_not_stay_on_a_node_that_confirms_nothing(hosts: tuple[Proxy, Proxy]) -> None:
@@ -193,9 +241,27 @@ async def test_a_single_host_is_not_left(vhost: Vhost, proxy: Proxy) -> None:
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="10s") as client:
         queue = await prepared(client)
         proxy.rewrite = without_confirms
-        with pytest.raises(PublishInDoubtError, match="answers, but confirms and declares nothing: most likely"):
+        # It may be a broker of one node, which has no majority to lose.
+        with pytest.raises(PublishInDoubtError, match="confirms and declares nothing: it is overloaded, or it is one"):
             await client.publish(b"", to=queue)
         assert proxy.accepted == 1
+    assert moves == before
+
+
+@pytest.mark.slow
+async def test_a_node_is_not_taken_for_silent_because_all_channels_are_in_use(hosts: tuple[Proxy, Proxy]) -> None:
+    first, second = hosts
+    before = moves.copy()
+    url = f"{url_of(first, second)}&heartbeat=60"
+    async with bide.connect(url, infrastructure=CLOCK, timeout="12s") as client:
+        queue = await prepared(client)
+        connection = await client._publisher.connection()
+        connection.channel_max = 5
+        opening = await asyncio.gather(*(connection.channel() for _ in range(5)), return_exceptions=True)
+        assert any(isinstance(one, BrokerError) for one in opening)
+        first.rewrite = second.rewrite = without_confirms
+        with pytest.raises(PublishInDoubtError, match="answers, but confirms and declares nothing"):
+            await client.publish(b"", to=queue)
     assert moves == before
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from bide.amqp.delivery import Return
@@ -83,9 +84,9 @@ class Confirms:
         return len(self._waiting)
 
     @property
-    def oldest(self) -> Unconfirmed | None:
-        """The message that waits longest."""
-        return next(iter(self._waiting.values()), None)
+    def waiting(self) -> Iterable[Unconfirmed]:
+        """The messages that wait, in the order of sending."""
+        return self._waiting.values()
 
     def add(self, message: Unconfirmed) -> None:
         """Count a message that is being sent."""

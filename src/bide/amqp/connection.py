@@ -186,14 +186,17 @@ class Connection(asyncio.Protocol):
         Raises:
             BideError: the connection is closed, or has no channel number left.
         """
-        while len(self._channels) >= self.channel_max and not self.lost.done():
-            closing = next((one for one in self._channels.values() if not one.is_open), None)
+        # The last number is kept for probes.
+        numbers = range(1, self.channel_max)
+        while (number := next((one for one in numbers if one not in self._channels), None)) is None:
+            if self.lost.done():
+                break
+            closing = next((one for one in self._channels.values() if not one.is_open and one.number in numbers), None)
             if closing is None:
-                raise BrokerError(f"all {self.channel_max} channels of the connection to {self.address} are in use")
+                raise BrokerError(f"all {len(numbers)} channels of the connection to {self.address} are in use")
             await closing.gone()
         if self.lost.done():
             raise self.lost.result()
-        number = self._free_number()
         assert number is not None
         channel = Channel(self, number)
         self._channels[number] = channel
@@ -214,13 +217,11 @@ class Connection(asyncio.Protocol):
 
     def probe(self) -> None:
         """Ask the node for a sign of life: what it answers shows in ``heartbeat.received_at``."""
-        number = self._free_number()
-        if number is not None:
+        number = self.channel_max
+        # An earlier probe that is not answered yet serves as well.
+        if number not in self._channels:
             channel = self._channels[number] = Channel(self, number)
             channel.probe()
-
-    def _free_number(self) -> int | None:
-        return next((one for one in range(1, self.channel_max + 1) if one not in self._channels), None)
 
     async def close(self) -> None:
         """Close it, with the handshake that lets the broker see a clean end, and wait until the socket is closed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -28,7 +28,7 @@ LEAVE_AFTER: Final = 6.0
 JITTER: Final = 1.3
 """Both times are up to this factor longer, at random: the clients of a node must not all leave it at once."""
 TRIAL: Final = 10.0
-"""Seconds that another host has to confirm a message. Electing new leaders of quorum queues takes about five."""
+"""Seconds that another host has to confirm messages. Electing a new leader of a quorum queue takes 5 to 11 s."""
 
 FIRST_PAUSE: Final = 5.0
 LONGEST_PAUSE: Final = 60.0
@@ -41,25 +41,30 @@ moves: Final = Counter[Reason]()
 """How often connections of this process left a node."""
 
 Trial = Callable[[Connection], Awaitable[bool]]
-"""Sends a message that waits for its confirm over another connection, and tells whether that was confirmed."""
+"""Sends a message that waits for its confirm over another connection, and returns whether that was confirmed."""
 
 
 class Failover:
     """Watches a connection on which something waits for an answer.
 
-    A node that was stopped or cut off from its clients sends nothing, not even an answer to a probe. It is left as soon
-    as another host lets us in. A node that was cut off from the majority of its cluster answers probes and sends
+    A node that was stopped or cut off from its clients sends nothing, not even an answer to a probe. It is left if
+    another host lets us in. A node that was cut off from the majority of its cluster answers probes and sends
     heartbeats, but confirms nothing for quorum queues: it is left if another host confirms a message that waits here.
     A node that confirms anything meanwhile is slow and not broken, and one that blocks publishers says so: neither is
     left.
 
+    Messages to several targets are tried, because the target itself may be the reason why a message is not confirmed.
+    No node is left before all of them are confirmed or refused, or ``TRIAL`` is over: the first message of a channel to
+    a queue holds up the whole channel for as long as the queue has no leader (``rabbit_fifo_client:enqueue``, RabbitMQ
+    3.10 to 4.3).
+
     Args:
-        trial: see ``Trial``; None where no messages are published, or none may be repeated.
+        trials: returns one ``Trial`` for each target to try; none where no messages wait, or none may be repeated.
         on_move: called with the connection to go on with, before the other one is given up.
     """
 
-    def __init__(self, trial: Trial | None, on_move: Callable[[Connection], None]) -> None:
-        self._trial = trial
+    def __init__(self, trials: Callable[[], Sequence[Trial]], on_move: Callable[[Connection], None]) -> None:
+        self._trials = trials
         self._on_move = on_move
         self._handle: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -146,9 +151,8 @@ class Failover:
         self, connection: Connection, other: Connection | None, *, begun: float, failure: str
     ) -> Reason | None:
         """Why to leave the node, or None for staying there."""
-        trying = None
-        if other is not None and self._trial is not None:
-            trying = connection.loop.create_task(_succeeds(self._trial, other))
+        create_task = connection.loop.create_task
+        trying = [] if other is None else [create_task(_succeeds(one, other)) for one in self._trials()]
         patience = _jittered(LEAVE_AFTER)
         try:
             while connection.is_open and not self._is_well(connection):
@@ -158,31 +162,35 @@ class Failover:
                     connection.trouble = _described(connection, is_silent=is_silent, failure=failure)
                     if other is None or not other.is_open:
                         return None
-                    if is_silent:
-                        return "silent"
-                    if trying is not None and trying.done() and trying.result():
+                    if seconds >= TRIAL or all(one.done() for one in trying):
+                        if is_silent:
+                            return "silent"
+                        if not any(one.done() and one.result() for one in trying):
+                            return None
                         connection.trouble = (
                             f"the node at {connection.address} confirms nothing, and the one at {other.address} does"
                         )
                         return "unconfirmed"
-                    if trying is None or trying.done() or seconds >= TRIAL:
-                        return None
                 await asyncio.sleep(TICK)
             return None
         finally:
-            if trying is not None:
-                trying.cancel()
-                await asyncio.wait({trying})
+            for one in trying:
+                one.cancel()
+            if trying:
+                await asyncio.wait(trying)
 
 
 def _described(connection: Connection, *, is_silent: bool, failure: str) -> str:
     if is_silent:
         return f"the node at {connection.address} answers nothing at all: see whether it is up and can be reached"
     others = f", and no other host of the URL lets us in ({failure})" if failure else ""
+    cause = "most likely the majority of the cluster's nodes is lost"
+    if len(connection.url.hosts) == 1:
+        # Nothing in AMQP says whether the node is one of a cluster.
+        cause = "it is overloaded, or it is one node of a cluster and the majority of the cluster's nodes is lost"
     return (
-        f"the node at {connection.address} answers, but confirms and declares nothing{others}: most likely the "
-        "majority of the cluster's nodes is lost; start the nodes that are down, or repair the network between them "
-        "('rabbitmqctl cluster_status' lists those that run)"
+        f"the node at {connection.address} answers, but confirms and declares nothing{others}: {cause}; start the "
+        "nodes that are down, or repair the network between them ('rabbitmqctl cluster_status' lists those that run)"
     )
 
 
@@ -191,7 +199,7 @@ def _jittered(seconds: float) -> float:
 
 
 async def _succeeds(trial: Trial, other: Connection) -> bool:
-    """Whether the trial succeeds. It is repeated: a channel that still takes a lost node for the leader waits 10 s."""
+    """Whether the trial succeeds. It is repeated: a channel that took a lost node for the leader waits for it."""
     try:
         while True:
             with suppress(TimeoutError):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 from bide.admin.apply import check_release
 from bide.admin.neighbours import uses_nservicebus
@@ -18,6 +18,7 @@ from bide.amqp.url import BrokerUrl
 from bide.client.broker_state import Session, too_large
 from bide.client.publish_result import denied, in_doubt
 from bide.client.reconnecting import Link
+from bide.client.trials import Trials
 from bide.delay.clock import Clock, carrier_for
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import (
@@ -68,20 +69,6 @@ class Receipt:
     due: datetime | None
     hops: int
     attempts: int
-
-
-class Waiting(Protocol):
-    """A message that is not confirmed yet. If another host confirms it, ``elsewhere`` is set."""
-
-    # Outgoing, or None for a letter that cannot be read.
-    message: Any
-    attempts: int
-    elsewhere: bool
-    hops: int
-
-    @property
-    def mandatory(self) -> bool:
-        """Whether it is returned where no queue takes it."""
 
 
 @dataclass(slots=True)
@@ -152,7 +139,7 @@ class Publisher:
     Attributes:
         letters: checks what is to be sent.
         link: the publishing connection, as it comes and goes.
-        oldest: asked for a message that waits longest and may be sent again, or None; see ``Waiting``.
+        trials: send messages that wait to another host, where this one confirms nothing.
         timeout, on_lost, max_in_flight: as given.
     """
 
@@ -167,13 +154,14 @@ class Publisher:
         max_in_flight: int = 10_000,
     ) -> None:
         self.letters = Letters()
-        self.link = Link(url, trial=self._is_confirmed_by)
+        self.trials = Trials(self._session_on)
+        self.trials.sources.add(self._unconfirmed)
+        self.link = Link(url, trials=self.trials.of_targets)
         self._infrastructure = infrastructure
         self._declare = declare
         self.timeout = timeout
         self.on_lost = on_lost
         self.max_in_flight = max_in_flight
-        self.oldest: set[Callable[[], Waiting | None]] = {self._oldest}
         self._waiting: dict[int, _Sending] = {}
         self._window = asyncio.Semaphore(max_in_flight)
         self._session: Session | None = None
@@ -306,31 +294,8 @@ class Publisher:
                 sending.was_lost = sending.was_lost or not session.connection.is_open
             return False
 
-    def _oldest(self) -> _Sending | None:
-        return next(iter(self._waiting.values()), None) if self.on_lost == "repeat" else None
-
-    async def _is_confirmed_by(self, other: Connection) -> bool:
-        """Send a message that waits over another connection, and tell whether that host confirms it."""
-        waiting = next(filter(None, (oldest() for oldest in self.oldest)), None)
-        if waiting is None or waiting.message is None:
-            return False
-        session = await self._session_on(other)
-        prepared_at = await session.prepare(waiting.message)
-        async with await other.channel(confirms=True) as channel:
-            made = session.encode(
-                waiting.message, channel=channel.number, mandatory=waiting.mandatory, prepared_at=prepared_at
-            )
-            if made is None:
-                return False
-            message, encoded = made
-            waiting.message = message
-            confirm = Awaited(encoded.exchange, encoded.routing_key, message.message_id, message.body, loop=other.loop)
-            channel.post(encoded.frames, confirm)
-            waiting.attempts += 1
-            waiting.hops = encoded.hops
-            await confirm.future
-            waiting.elsewhere = True
-        return True
+    def _unconfirmed(self) -> Iterable[_Sending]:
+        return self._waiting.values() if self.on_lost == "repeat" else ()
 
     async def _send(self, session: Session, channel: Channel, sending: _Sending, prepared_at: Moment | None) -> bool:
         """Send it and wait for the confirm; False if nothing was sent, because digits of its delay are not ready."""

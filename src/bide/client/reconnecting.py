@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Final
@@ -41,17 +41,17 @@ class Link:
     """Keeps one connection. Several tasks may ask for it at once: it is opened once.
 
     Args:
-        trial: how to find out that another host confirms what this one does not;
-            see :class:`bide.client.failover.Failover`.
+        trials: how to find out that another host confirms what this one does not; see
+            :class:`bide.client.failover.Failover`.
 
     Attributes:
         on_leave: called with the address of a host that was left as broken, for other links to the same hosts.
     """
 
-    def __init__(self, url: BrokerUrl, *, trial: Trial | None = None) -> None:
+    def __init__(self, url: BrokerUrl, *, trials: Callable[[], Sequence[Trial]] = list) -> None:
         self.url = url
         self.on_leave: Callable[[str], None] | None = None
-        self._failover = Failover(trial, self._move)
+        self._failover = Failover(trials, self._move)
         self._left = ""
         self._connection: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -104,7 +104,7 @@ class Run:
         everything before it is known.
         """
         source = source_of(self._letters, self._news.set)
-        self._publisher.oldest.add(self._oldest)
+        self._publisher.trials.sources.add(self._unconfirmed)
         failure: Exception | None = None
         try:
             while True:
@@ -125,16 +125,16 @@ class Run:
                     left = [] if cause is source.error else source.left()
                     raise with_unsent(cause, left, first=self._taken) if isinstance(cause, BideError) else cause
         finally:
-            self._publisher.oldest.discard(self._oldest)
+            self._publisher.trials.sources.discard(self._unconfirmed)
             if self._channel is not None:
                 self._channel.abandon()
             await source.close()
 
-    def _oldest(self) -> Parcel | None:
-        """The letter that waits longest for its confirm or its first sending, if it may be sent again."""
-        oldest = self._channel.confirms.oldest if self._channel is not None else None
-        waiting = oldest if isinstance(oldest, Parcel) else next(iter(self._again), None)
-        return waiting if self._on_lost == "repeat" else None
+    def _unconfirmed(self) -> Iterable[Parcel]:
+        """The letters that wait for their confirm or their first sending, if they may be sent again."""
+        sent = self._channel.confirms.waiting if self._channel is not None else ()
+        waiting = (*(one for one in sent if isinstance(one, Parcel)), *self._again)
+        return waiting if self._on_lost == "repeat" else ()
 
     def _is_done(self, source: Source) -> bool:
         return (source.ended or self._end is not None) and not self._is_waiting()

@@ -1,0 +1,85 @@
+"""Unconfirmed messages sent to another host, to find out whether that host confirms them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from itertools import chain
+from typing import Any, Final, Protocol
+
+from bide.amqp.confirms import Awaited
+from bide.amqp.connection import Connection
+from bide.client.broker_state import Session
+from bide.client.failover import Trial
+from bide.delay.protocol import Target
+
+_TARGETS: Final = 5
+"""Targets of which a message is sent to another host. One target alone may be the reason why nothing is confirmed."""
+
+
+class Waiting(Protocol):
+    """A message that is not confirmed yet. If another host confirms it, ``elsewhere`` is set."""
+
+    # Outgoing, or None for a letter that cannot be read.
+    message: Any
+    attempts: int
+    elsewhere: bool
+    hops: int
+
+    @property
+    def mandatory(self) -> bool:
+        """Whether it is returned where no queue takes it."""
+
+
+class Trials:
+    """Chooses messages that wait for their confirms and sends them over a connection to another host.
+
+    Args:
+        session_on: returns what is known of the broker on that connection.
+
+    Attributes:
+        sources: asked for the messages that wait and may be sent again.
+    """
+
+    def __init__(self, session_on: Callable[[Connection], Awaitable[Session]]) -> None:
+        self.sources = set[Callable[[], Iterable[Waiting]]]()
+        self._session_on = session_on
+
+    def of_targets(self) -> list[Trial]:
+        """One trial for each of some targets of the messages that wait."""
+        targets = list(self._by_target())
+        return [partial(self._is_confirmed, one) for one in random.sample(targets, min(len(targets), _TARGETS))]
+
+    def _by_target(self) -> dict[tuple[Target, bool], list[Waiting]]:
+        """The messages that wait, by target and by whether they are delayed."""
+        found: dict[tuple[Target, bool], list[Waiting]] = {}
+        for one in chain.from_iterable(source() for source in self.sources):
+            message = one.message
+            if message is not None and not one.elsewhere:
+                found.setdefault((message.target, message.delay is not None or message.due is not None), []).append(one)
+        return found
+
+    async def _is_confirmed(self, target: tuple[Target, bool], other: Connection) -> bool:
+        """Send a message that waits over another connection, and return whether that host confirms it."""
+        candidates = self._by_target().get(target)
+        if candidates is None:
+            return False
+        waiting = random.choice(candidates)  # noqa: S311 (no secret)
+        session = await self._session_on(other)
+        prepared_at = await session.prepare(waiting.message)
+        async with await other.channel(confirms=True) as channel:
+            made = session.encode(
+                waiting.message, channel=channel.number, mandatory=waiting.mandatory, prepared_at=prepared_at
+            )
+            if made is None:
+                return False
+            message, encoded = made
+            waiting.message = message
+            confirm = Awaited(encoded.exchange, encoded.routing_key, message.message_id, message.body, loop=other.loop)
+            channel.post(encoded.frames, confirm)
+            waiting.attempts += 1
+            waiting.hops = encoded.hops
+            await confirm.future
+            waiting.elsewhere = True
+        return True
