@@ -1,0 +1,53 @@
+"""docs/delays.md shows what ``bide delay verify`` and ``bide delay apply`` print."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.patience import PATIENCE
+
+if TYPE_CHECKING:
+    from tests.support import Vhost
+
+PAGE = (Path(__file__).parents[2] / "docs" / "delays.md").read_text(encoding="utf-8")
+COUNTED = ("exchanges", "queues", "bindings", "policies", "targets")
+
+
+def run(vhost: Vhost, *arguments: str) -> list[str]:
+    """The lines that a command prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bide", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "BIDE_URL": vhost.url, "BIDE_MANAGEMENT_URL": vhost.broker.management_url},
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_page_shows_what_verify_prints_of_three_delays(vhost: Vhost) -> None:
+    """But for the addresses, and what depends on the release."""
+    run(vhost, "topology", "apply", "point-to-point", "--queue", "orders")
+    for delay in ("5m", "1h", "1d"):
+        run(vhost, "send", "x", "--to", "orders", "--in", delay)
+    printed = run(vhost, "delay", "verify")[1:]
+    found = re.search(r"^\$ bide delay verify\nclock on .*\n((?:.+\n)+?)```", PAGE, re.MULTILINE)
+    assert found is not None
+    shown = found[1].splitlines()
+    assert [line[2:26].strip() for line in printed] == [line[2:26].strip() for line in shown]
+    counted = [line for line in printed if line[2:].startswith(COUNTED)]
+    assert len(counted) == len(COUNTED)
+    assert set(counted) <= set(shown)
+
+
+def test_the_page_shows_what_apply_prints(vhost: Vhost) -> None:
+    """But for the address."""
+    (line,) = run(vhost, "delay", "apply")
+    assert f"\n{line.partition(' on ')[0]} on " in PAGE
