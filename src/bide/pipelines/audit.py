@@ -7,7 +7,6 @@ only truth, and appends its facts (:mod:`bide.pipelines.audit_facts`). Then it w
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
 import bide.spark
+from bide.logs import logger
 from bide.pipelines import audit_facts as facts
 from bide.pipelines import audit_tables as tables
 from bide.pipelines.audit_folder import Folder, Note
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 BATCH_ROWS: Final = 1_000_000
 """Messages of a batch, at most: what is read again after a kill."""

@@ -9,7 +9,6 @@ drain writes them once more: the column ``id`` is the same then.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +26,7 @@ from bide.errors import BideError, BrokerError, DeliveryLostError
 from bide.lifecycle.held import Held
 from bide.lifecycle.renewal import Renewal
 from bide.lifecycle.streams import is_stream, stream_error
+from bide.logs import logger
 from bide.spark.columns import QUEUE_COLUMNS, arrow_schema, table_schema
 from bide.spark.queue_source import rows_of
 from bide.subscription import Subscription
@@ -36,7 +36,7 @@ from bide.topology import Queue
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _PATIENCE: Final = 5.0
 """Seconds to wait for messages that the broker counts."""
