@@ -179,7 +179,7 @@ STRANGERS_HEADERS: tuple[dict[str, Any], ...] = (
 
 def _naming(headers: dict[str, Any], queue: str) -> dict[str, Any]:
     """The headers of a failed message, with the name of a queue filled in."""
-    (name, value), = headers.items()
+    ((name, value),) = headers.items()
     return {name: queue} if isinstance(value, str) else {name: [{**value[0], "queue": queue}]}
 
 
