@@ -4,7 +4,7 @@ Exit codes:
 
 ==== ==================================================================================================
 0    done
-1    a check or an operation failed; one line on standard error says what, and what to do
+1    a check or an operation failed, or a question was answered with no; one line on standard error says what
 2    bad usage: the options or values given cannot be used; nothing was done
 130  interrupted by Ctrl-C (143 by SIGTERM, 129 by a closed terminal), after everything was closed
 ==== ==================================================================================================
