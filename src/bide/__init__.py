@@ -5,43 +5,58 @@ from __future__ import annotations
 import importlib
 import typing
 
-from bide.amqp.url import BrokerUrl
-from bide.client import Client, connect
-from bide.consumer import Consumer
-from bide.delay.celery import Celery
-from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, ExchangeTarget, QueueTarget
-from bide.delay.nservicebus import NServiceBus
-from bide.delay.waiting_hall import WaitingHall
-from bide.errors import BideError
-from bide.message import Message
-from bide.publisher import Receipt
-from bide.sync import SyncClient, connect_sync
-from bide.topology import Binding, Exchange, Queue, Topology
-
 if typing.TYPE_CHECKING:
+    from bide import errors as errors
+    from bide.amqp.url import BrokerUrl
     from bide.bulk.publish import BulkPublish
     from bide.bulk.sync import BulkPublisher
+    from bide.client import Client, connect
+    from bide.consumer import Consumer
+    from bide.delay.celery import Celery
+    from bide.delay.clock import Clock
+    from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, ExchangeTarget, QueueTarget
+    from bide.delay.nservicebus import NServiceBus
+    from bide.delay.waiting_hall import WaitingHall
     from bide.endpoint import Endpoint, EventStream, Observer
+    from bide.errors import BideError
     from bide.letter import Letter
+    from bide.message import Message
     from bide.outcome import Outcome, Report
+    from bide.publisher import Receipt
     from bide.recoverability.decision import Discard, Park, RetryLater, RetryNow
     from bide.recoverability.failure import Failure
     from bide.recoverability.policy import BrokerRetry, Retry
     from bide.recoverability.schedule import exponential, linear
     from bide.relay import Relay
+    from bide.sync import SyncClient, connect_sync
+    from bide.topology import Binding, Exchange, Queue, Topology
 
-# What a script that only sends has no use for is imported when it is asked for.
-_LATER: typing.Final = {
+# Imported when it is first used. So the command line can handle Ctrl-C before the bulk of the imports begins, and a
+# script that only sends does not import endpoints.
+_MODULES: typing.Final = {
+    "BrokerUrl": "bide.amqp.url",
     "BulkPublish": "bide.bulk.publish",
     "BulkPublisher": "bide.bulk.sync",
+    "Client": "bide.client",
+    "connect": "bide.client",
+    "Consumer": "bide.consumer",
+    "Celery": "bide.delay.celery",
+    "Clock": "bide.delay.clock",
+    "DelayInfrastructure": "bide.delay.infrastructure",
+    "DelayRoute": "bide.delay.infrastructure",
+    "ExchangeTarget": "bide.delay.infrastructure",
+    "QueueTarget": "bide.delay.infrastructure",
+    "NServiceBus": "bide.delay.nservicebus",
+    "WaitingHall": "bide.delay.waiting_hall",
     "Endpoint": "bide.endpoint",
     "EventStream": "bide.endpoint",
     "Observer": "bide.endpoint",
+    "BideError": "bide.errors",
     "Letter": "bide.letter",
-    "Relay": "bide.relay",
+    "Message": "bide.message",
     "Outcome": "bide.outcome",
     "Report": "bide.outcome",
+    "Receipt": "bide.publisher",
     "Discard": "bide.recoverability.decision",
     "Park": "bide.recoverability.decision",
     "RetryLater": "bide.recoverability.decision",
@@ -51,6 +66,13 @@ _LATER: typing.Final = {
     "Retry": "bide.recoverability.policy",
     "exponential": "bide.recoverability.schedule",
     "linear": "bide.recoverability.schedule",
+    "Relay": "bide.relay",
+    "SyncClient": "bide.sync",
+    "connect_sync": "bide.sync",
+    "Binding": "bide.topology",
+    "Exchange": "bide.topology",
+    "Queue": "bide.topology",
+    "Topology": "bide.topology",
 }
 
 __all__ = [
@@ -97,7 +119,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> typing.Any:
-    if (module := _LATER.get(name)) is None:
+    if name == "errors":
+        return importlib.import_module("bide.errors")
+    if (module := _MODULES.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(module), name)
     return value
