@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import typing
+# Not imported from typing: the command line handles Ctrl-C only after this module.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Final
 
-if typing.TYPE_CHECKING:
     from bide import errors as errors
     from bide.amqp.url import BrokerUrl
     from bide.bulk.publish import BulkPublish
@@ -33,7 +34,7 @@ if typing.TYPE_CHECKING:
 
 # Imported when it is first used. So the command line can handle Ctrl-C before the bulk of the imports begins, and a
 # script that only sends does not import endpoints.
-_MODULES: typing.Final = {
+_MODULES: Final = {
     "BrokerUrl": "bide.amqp.url",
     "BulkPublish": "bide.bulk.publish",
     "BulkPublisher": "bide.bulk.sync",
@@ -118,7 +119,9 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> typing.Any:
+def __getattr__(name: str) -> Any:
+    import importlib
+
     if name == "errors":
         return importlib.import_module("bide.errors")
     if (module := _MODULES.get(name)) is None:

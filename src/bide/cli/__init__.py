@@ -15,9 +15,8 @@ Commands import click only; what they need beyond that is imported when they run
 from __future__ import annotations
 
 import sys
-from typing import Final
 
-_INTERRUPTED: Final = 130
+_INTERRUPTED = 130
 
 
 def main() -> None:
