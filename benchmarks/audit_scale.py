@@ -37,7 +37,7 @@ from bide.admin.apply import apply
 from bide.admin.taps import turn_on
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.broker import LocalBroker
+from bide.local_broker import LocalBroker
 from bide.topology import Queue, Topology
 
 if TYPE_CHECKING:

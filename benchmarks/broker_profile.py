@@ -25,7 +25,7 @@ from benchmarks.suite.machine import describe, source
 from benchmarks.suite.percentiles import percentile
 from benchmarks.suite.processor import processor_seconds, processor_times
 from benchmarks.suite.stage import prepare
-from bide.broker import LocalBroker
+from bide.local_broker import LocalBroker
 
 LAYOUTS: Final = {
     "no delay": ("clock", 0),

@@ -26,13 +26,13 @@ from benchmarks.suite.percentiles import percentile
 from benchmarks.suite.raw import FRAME_MAX
 from benchmarks.suite.stage import TARGET, prepare, random_minutes
 from bide.amqp import codec, decoding
-from bide.broker import LocalBroker
-from bide.client import Client, connect
-from bide.delay.arrival import restore
+from bide.client.client import Client, connect
+from bide.client.encoding import Encoder
 from bide.delay.clock import Clock
-from bide.encoder import Encoder
-from bide.letter import Letter, Letters
-from bide.outgoing import Outgoing
+from bide.delay.received import restore
+from bide.local_broker import LocalBroker
+from bide.messages.outgoing import Letter, Letters
+from bide.messages.prepared import Outgoing
 
 _Any = TypeVar("_Any")
 
@@ -91,7 +91,7 @@ def ways(now: datetime) -> dict[str, tuple[Sequence[Outgoing], Callable[[Outgoin
         "encoding with pamqp": (single, by_pamqp),
         "encoding value by value, our codec": (single, by_codec),
         "the route of a delayed message, and our codec": (single, whole),
-        "both by a stencil": (alike, whole),
+        "both by a template": (alike, whole),
     }
 
 

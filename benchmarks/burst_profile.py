@@ -31,8 +31,8 @@ from benchmarks.suite.stage import TARGET, prepare
 from bide.admin.apply import message_counts
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.broker import LocalBroker
-from bide.client import Client, connect
+from bide.client.client import Client, connect
+from bide.local_broker import LocalBroker
 from bide.topology import Queue
 
 MEMORY: Final = Path("/dev/shm")

@@ -31,10 +31,10 @@ import bide
 from bide.admin.apply import apply, message_counts
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.broker import LocalBroker
-from bide.delay.units import LEVELS
-from bide.pipelines.plan.ladder import Ladder
-from bide.pipelines.plan.stays import Timeline
+from bide.delay.clock_digits import LEVELS
+from bide.local_broker import LocalBroker
+from bide.pipelines.plan.levels import Ladder
+from bide.pipelines.plan.occupancy import Timeline
 from bide.pipelines.plan.workload import Columns, of_table
 from bide.topology import Queue
 
@@ -173,6 +173,8 @@ async def run(
                     raise SystemExit(f"{found.message_count} of {len(table)} messages have arrived at {deadline}")
                 await asyncio.sleep(1)
                 found = await channel.declare_queue(Queue.quorum(TARGET), passive=True)
+            # The next table is counted anew.
+            await channel.purge_queue(TARGET)
         await asking.close()
     over.set()
     return await watching, [(at, delay) for at, (_, delay) in zip(sent_at, table, strict=True)]

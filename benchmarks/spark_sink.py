@@ -21,8 +21,8 @@ from pathlib import Path
 import bide
 import bide.spark
 from benchmarks.suite.machine import busy_cores, describe, source
-from bide.broker import LocalBroker
-from bide.bulk.sync import BulkPublisher
+from bide.client.bulk.sync import BulkPublisher
+from bide.local_broker import LocalBroker
 
 BODY = "x" * 200
 

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 import bide
 import bide.spark
 from benchmarks.suite.machine import busy_cores, describe, source
-from bide.broker import LocalBroker
+from bide.local_broker import LocalBroker
 from bide.spark.batches import Batches
 from bide.spark.columns import STREAM_COLUMNS, arrow_schema, table_schema
-from bide.stream.log import Address, OffsetRange, StreamLogs, read_range
+from bide.streams.log import Address, OffsetRange, StreamLogs, read_range
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

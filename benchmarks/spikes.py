@@ -29,8 +29,8 @@ from benchmarks.suite.job import Job
 from benchmarks.suite.lateness import infrastructure_of, publish_steadily
 from benchmarks.suite.percentiles import percentile
 from benchmarks.suite.stage import TARGET, prepare
-from bide.broker import LocalBroker
-from bide.client import connect
+from bide.client.client import connect
+from bide.local_broker import LocalBroker
 
 PAUSE: Final = 0.010
 """Seconds that are worth being told, of anything that should take two milliseconds."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 
 import bide
+from bide.messaging.wire_tap import tap
 from bide.patterns.conventions import private_consumer_exchanges
-from bide.wire_tap import tap
 
 
 async def main() -> None:

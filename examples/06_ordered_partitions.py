@@ -12,7 +12,7 @@ import asyncio
 from collections import defaultdict
 
 import bide
-from bide.partitions import consume_partitions
+from bide.messaging.partitions import consume_partitions
 from bide.patterns.partitions import ordered_partitions, partition_queues
 
 STEPS = ("created", "paid", "changed", "cancelled")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 
 import bide
-from bide.partitions import consume_partitions
+from bide.messaging.partitions import consume_partitions
 from bide.patterns.partitions import data_locality, partition_queues
 
 USERS = [f"user-{number}" for number in range(40)]

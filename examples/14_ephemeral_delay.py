@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 
 import bide
-from bide.ephemeral import EphemeralDelays, retries_of
+from bide.messaging.ephemeral import EphemeralDelays, retries_of
 
 
 async def main() -> None:

@@ -12,8 +12,8 @@ import asyncio
 from datetime import timedelta
 
 import bide
-from bide.delayed_message import DelayedMessagePublisher
 from bide.errors import UnsupportedBrokerError
+from bide.messaging.delayed_message import DelayedMessagePublisher
 from bide.patterns.delays import delayed_message_exchange
 
 # Small, for this example: up to 10 seconds in steps of a tenth. The default holds eight years, in steps of 10 ms.

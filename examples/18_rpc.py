@@ -15,8 +15,8 @@ import asyncio
 
 import bide
 from bide.errors import ReplyTimeoutError
+from bide.messaging.rpc import Caller, Replies, serve
 from bide.patterns.rpc import rpc
-from bide.rpc import Caller, Replies, serve
 
 WAYS: tuple[Replies, ...] = ("direct", "instance", "ephemeral")
 

@@ -8,7 +8,7 @@ what=rabbitmq
 otherwise='or set BIDE_RABBITMQ_HOME to the folder of an unpacked one, or, for the demo, BIDE_URL to a broker elsewhere'
 . "$(dirname "$0")/packages.sh"
 
-# The same places as bide.broker.installation looks at.
+# The same places as bide.local_broker.installation looks at.
 found() {
     for home in "${BIDE_RABBITMQ_HOME:-/nonexistent}" /usr/lib/rabbitmq/lib/rabbitmq_server-* \
         /opt/homebrew/opt/rabbitmq /usr/local/opt/rabbitmq; do

@@ -20,8 +20,8 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
-from bide.broker import LocalBroker
-from bide.broker.installation import HOME_VARIABLE, numbers
+from bide.local_broker import LocalBroker
+from bide.local_broker.installation import HOME_VARIABLE, numbers
 from tests.support import Rabbitmq, Vhost
 
 _ROOT_VARIABLE = "BIDE_TEST_BROKER_ROOT"

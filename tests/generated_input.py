@@ -17,7 +17,7 @@ from zlib import crc32
 import click
 
 from bide.cli.app import cli, run
-from bide.layouts import LAYOUTS
+from bide.delay.by_name import LAYOUTS
 
 DEAD: Final = "amqp://guest:guest@127.0.0.1:9/?timeout=1"
 """A broker that does not answer."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from bide.broker.installation import HOME_VARIABLE
+from bide.local_broker.installation import HOME_VARIABLE
 from tests.patience import PATIENCE
 from tests.support import Rabbitmq
 

@@ -6,10 +6,10 @@ import gzip
 import struct
 import time
 
-from bide.stream import frames
-from bide.stream.connection import StreamConnection
-from bide.stream.frames import Fields
-from bide.stream.log import Address
+from bide.streams import frames
+from bide.streams.connection import StreamConnection
+from bide.streams.frames import Fields
+from bide.streams.log import Address
 from tests.patience import PATIENCE
 
 _DECLARE_PUBLISHER = 0x01

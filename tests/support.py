@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from bide.broker import LocalBroker
-from bide.broker.configuration import PLUGINS
+from bide.local_broker import LocalBroker
+from bide.local_broker.configuration import PLUGINS
 from tests.patience import PATIENCE
 
 SOAK = os.environ.get("BIDE_SOAK", "") not in ("", "0")

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from benchmarks.doc_pictures.pages import write
 from benchmarks.doc_pictures.running import Options, run
-from bide.broker import LocalBroker
+from bide.local_broker import LocalBroker
 
 ROOT: Final = Path(__file__).parents[2]
 RESULT: Final = ROOT / "benchmarks/doc_pictures.json"

@@ -24,7 +24,7 @@ from bide.admin.apply import apply
 from bide.admin.taps import turn_on
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.broker import LocalBroker
+from bide.local_broker import LocalBroker
 
 QUEUE: Final = "reminders"
 ERRORS: Final = "error"

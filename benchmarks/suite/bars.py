@@ -8,7 +8,7 @@ from typing import Final
 
 from benchmarks.suite import burst, lateness, memory, publish, store, sustained
 from benchmarks.suite.results import Results
-from bide.broker.installation import numbers
+from bide.local_broker.installation import numbers
 
 _AT: Final = "1,500/s"
 _FLAT_MB: Final = 5.0

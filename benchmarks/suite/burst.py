@@ -12,12 +12,12 @@ from benchmarks.suite.errors import BenchmarkError
 from benchmarks.suite.job import Answer, Job
 from benchmarks.suite.measurement import DEFAULT_PREFETCH, Case, Measurement, Plan
 from benchmarks.suite.stage import TARGET, WINDOW, prepare
-from bide.client import Client, connect
+from bide.client.client import Client, connect
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.clock_digits import RESOLUTION
 from bide.delay.nservicebus import NServiceBus
-from bide.delay.units import RESOLUTION
-from bide.letter import Letter
+from bide.delay.protocol import DelayInfrastructure
+from bide.messages.outgoing import Letter
 
 ONE_MOMENT: Final = "Clock, to one moment"
 ONE_LANE: Final = "Clock, 1 lane"

@@ -12,7 +12,7 @@ from benchmarks.suite.processor import Meter
 from benchmarks.suite.raw import RawConnection
 from benchmarks.suite.stage import TARGET, fill
 from bide.amqp.url import BrokerUrl
-from bide.client import connect
+from bide.client.client import connect
 
 _MESSAGES: Final = 100_000
 _PREFETCH: Final = 1_000

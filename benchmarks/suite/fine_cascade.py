@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from bide.delay.cascade import RESOLUTION, BoundTarget, Cascade
-from bide.delay.infrastructure import HEADER_TO, DelayRoute, QueueTarget, Step, Target, round_up
+from bide.delay.protocol import HEADER_TO, DelayRoute, QueueTarget, Step, Target, round_up
 from bide.errors import UnsupportedTargetError
 from bide.topology import Argument, Binding, Queue, Topology
 

@@ -18,8 +18,8 @@ from benchmarks.suite.job import Answer, Job, environment
 from benchmarks.suite.machine import busy_cores
 from benchmarks.suite.measurement import DEFAULT_PREFETCH, Case
 from benchmarks.suite.processor import processor_seconds
-from bide.broker import LocalBroker
 from bide.errors import LocalBrokerError
+from bide.local_broker import LocalBroker
 
 _PLUGINS: Final = ("rabbitmq_management",)
 _IDLE: Final = 0.15

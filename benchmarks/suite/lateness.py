@@ -19,11 +19,11 @@ from benchmarks.suite.pace import paced_async
 from benchmarks.suite.percentiles import lateness
 from benchmarks.suite.processor import Meter
 from benchmarks.suite.stage import TARGET, prepare
-from bide.client import Client, connect
+from bide.client.client import Client, connect
+from bide.client.message import Message
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure
 from bide.delay.nservicebus import NServiceBus
-from bide.message import Message
+from bide.delay.protocol import DelayInfrastructure
 
 CLOCK: Final = "Clock"
 CASCADE: Final = "binary cascade"

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from bide.checks import whole_number
+from bide.arguments import whole_number
 from bide.errors import InvalidInputError
 
 DEFAULT_PREFETCH: Final = 1000
-"""Dead-letter prefetch of the private broker, see :func:`bide.broker.configuration.advanced_config`."""
+"""Dead-letter prefetch of the private broker, see :func:`bide.local_broker.configuration.advanced_config`."""
 
 SMALLEST: Final = 0.1
 """The smallest scale whose ratios mean something: below it delays are shortened too, which favours cascades."""

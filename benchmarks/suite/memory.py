@@ -9,8 +9,8 @@ from benchmarks.suite.job import Answer, Job
 from benchmarks.suite.measurement import Case, Measurement, Plan
 from benchmarks.suite.processor import Meter, resident_bytes
 from benchmarks.suite.stage import TARGET, WINDOW
-from bide.client import connect
-from bide.letter import Letter
+from bide.client.client import connect
+from bide.messages.outgoing import Letter
 from bide.topology import Queue, Topology
 
 BULK: Final = "bide bulk"

@@ -15,8 +15,8 @@ from benchmarks.suite.processor import Meter
 from benchmarks.suite.raw import RawConnection
 from benchmarks.suite.stage import IN_FLIGHT, TARGET, WINDOW, delayed_frames, minutes_clock, prepare, random_minutes
 from bide.amqp.url import BrokerUrl
-from bide.client import connect
-from bide.letter import Letter
+from bide.client.client import connect
+from bide.messages.outgoing import Letter
 
 RAW: Final = "raw limit"
 ASYNC: Final = "bide"

@@ -11,8 +11,8 @@ from typing import Any, Final, Self
 
 from benchmarks.suite import shape
 from benchmarks.suite.job import Answer
-from bide.broker.installation import numbers
 from bide.errors import InvalidInputError
+from bide.local_broker.installation import numbers
 
 FORMAT: Final = 1
 

@@ -18,8 +18,8 @@ from benchmarks.suite.job import Answer
 from benchmarks.suite.measurement import Case, Measurement, Plan
 from benchmarks.suite.quantities import QUANTITIES
 from benchmarks.suite.results import Results, Row, Run
-from bide.broker.installation import find_installation
 from bide.errors import InvalidInputError
+from bide.local_broker.installation import find_installation
 
 Listener = Callable[[Row, str], None]
 """Told of every run of a case: its row so far, and what there is to say about the run."""

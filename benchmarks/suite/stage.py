@@ -14,11 +14,11 @@ from bide.admin.infrastructure import install
 from bide.amqp import codec
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.client import connect
+from bide.client.client import connect
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import HEADER_DUE, HEADER_TO, DelayInfrastructure, QueueTarget
-from bide.duration import to_milliseconds
-from bide.outgoing import Outgoing
+from bide.delay.protocol import HEADER_DUE, HEADER_TO, DelayInfrastructure, QueueTarget
+from bide.durations import to_milliseconds
+from bide.messages.prepared import Outgoing
 from bide.topology import Queue, Topology
 
 TARGET: Final = "target"

@@ -15,7 +15,7 @@ from benchmarks.suite.measurement import Case, Measurement, Plan
 from bide.admin.infrastructure import install
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.layouts import make_infrastructure
+from bide.delay.by_name import make_infrastructure
 
 _IMPORTS: Final = (
     ("import bide", None),

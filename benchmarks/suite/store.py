@@ -18,10 +18,10 @@ from benchmarks.suite.measurement import Case, Measurement, Plan
 from benchmarks.suite.percentiles import lateness
 from benchmarks.suite.processor import resident_bytes
 from benchmarks.suite.stage import TARGET, WINDOW, prepare
-from bide.broker import LocalBroker
-from bide.client import Client, connect
-from bide.delay.infrastructure import DelayInfrastructure
-from bide.letter import Letter
+from bide.client.client import Client, connect
+from bide.delay.protocol import DelayInfrastructure
+from bide.local_broker import LocalBroker
+from bide.messages.outgoing import Letter
 from bide.topology import Queue, Topology
 
 _MESSAGES: Final = 1_000_000

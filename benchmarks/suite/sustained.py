@@ -19,11 +19,11 @@ from benchmarks.suite.measurement import SMALLEST, Case, Measurement, Plan
 from benchmarks.suite.percentiles import percentile
 from benchmarks.suite.processor import Meter
 from benchmarks.suite.stage import TARGET, WINDOW, prepare
-from bide.client import Client, connect
-from bide.consumer import Consumer
+from bide.client.client import Client, connect
+from bide.client.consumer import Consumer
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure
-from bide.letter import Letter
+from bide.delay.protocol import DelayInfrastructure
+from bide.messages.outgoing import Letter
 
 CLOCK: Final = "Clock"
 CASCADE: Final = "binary cascade"

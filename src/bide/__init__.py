@@ -9,55 +9,57 @@ if TYPE_CHECKING:
 
     from bide import errors as errors
     from bide.amqp.url import BrokerUrl
-    from bide.bulk.publish import BulkPublish
-    from bide.bulk.sync import BulkPublisher
-    from bide.client import Client, connect
-    from bide.consumer import Consumer
+    from bide.client.bulk.publish import BulkPublish
+    from bide.client.bulk.sync import BulkPublisher
+    from bide.client.client import Client, connect
+    from bide.client.consumer import Consumer
+    from bide.client.message import Message
+    from bide.client.publish_result import Outcome, Report
+    from bide.client.publisher import Receipt
+    from bide.client.sync import SyncClient, connect_sync
     from bide.delay.celery import Celery
     from bide.delay.clock import Clock
-    from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, ExchangeTarget, QueueTarget
     from bide.delay.nservicebus import NServiceBus
+    from bide.delay.protocol import DelayInfrastructure, DelayRoute, ExchangeTarget, QueueTarget
     from bide.delay.waiting_hall import WaitingHall
     from bide.endpoint import Endpoint, EventStream, Observer
     from bide.errors import BideError
-    from bide.letter import Letter
-    from bide.message import Message
-    from bide.outcome import Outcome, Report
-    from bide.publisher import Receipt
+    from bide.messages.outgoing import Letter
     from bide.recoverability.decision import Discard, Park, RetryLater, RetryNow
     from bide.recoverability.failure import Failure
     from bide.recoverability.policy import BrokerRetry, Retry
     from bide.recoverability.schedule import exponential, linear
     from bide.relay import Relay
-    from bide.sync import SyncClient, connect_sync
     from bide.topology import Binding, Exchange, Queue, Topology
 
 # Imported when it is first used. So the command line can handle Ctrl-C before the bulk of the imports begins, and a
 # script that only sends does not import endpoints.
 _MODULES: Final = {
     "BrokerUrl": "bide.amqp.url",
-    "BulkPublish": "bide.bulk.publish",
-    "BulkPublisher": "bide.bulk.sync",
-    "Client": "bide.client",
-    "connect": "bide.client",
-    "Consumer": "bide.consumer",
+    "BulkPublish": "bide.client.bulk.publish",
+    "BulkPublisher": "bide.client.bulk.sync",
+    "Client": "bide.client.client",
+    "connect": "bide.client.client",
+    "Consumer": "bide.client.consumer",
+    "Message": "bide.client.message",
+    "Outcome": "bide.client.publish_result",
+    "Report": "bide.client.publish_result",
+    "Receipt": "bide.client.publisher",
+    "SyncClient": "bide.client.sync",
+    "connect_sync": "bide.client.sync",
     "Celery": "bide.delay.celery",
     "Clock": "bide.delay.clock",
-    "DelayInfrastructure": "bide.delay.infrastructure",
-    "DelayRoute": "bide.delay.infrastructure",
-    "ExchangeTarget": "bide.delay.infrastructure",
-    "QueueTarget": "bide.delay.infrastructure",
     "NServiceBus": "bide.delay.nservicebus",
+    "DelayInfrastructure": "bide.delay.protocol",
+    "DelayRoute": "bide.delay.protocol",
+    "ExchangeTarget": "bide.delay.protocol",
+    "QueueTarget": "bide.delay.protocol",
     "WaitingHall": "bide.delay.waiting_hall",
     "Endpoint": "bide.endpoint",
     "EventStream": "bide.endpoint",
     "Observer": "bide.endpoint",
     "BideError": "bide.errors",
-    "Letter": "bide.letter",
-    "Message": "bide.message",
-    "Outcome": "bide.outcome",
-    "Report": "bide.outcome",
-    "Receipt": "bide.publisher",
+    "Letter": "bide.messages.outgoing",
     "Discard": "bide.recoverability.decision",
     "Park": "bide.recoverability.decision",
     "RetryLater": "bide.recoverability.decision",
@@ -68,8 +70,6 @@ _MODULES: Final = {
     "exponential": "bide.recoverability.schedule",
     "linear": "bide.recoverability.schedule",
     "Relay": "bide.relay",
-    "SyncClient": "bide.sync",
-    "connect_sync": "bide.sync",
     "Binding": "bide.topology",
     "Exchange": "bide.topology",
     "Queue": "bide.topology",

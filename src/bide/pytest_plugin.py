@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from bide.memory.clock import VirtualClock
     from bide.testing import MemoryBroker
+    from bide.testing.rules.clock import VirtualClock
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from bide.broker.installation import HOME_VARIABLE
+from bide.local_broker.installation import HOME_VARIABLE
 from tests.patience import PATIENCE
 from tests.support import Rabbitmq
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import bide
-from bide.broker import LocalBroker
+from bide.local_broker import LocalBroker
 from tests.patience import PATIENCE
 from tests.support import Rabbitmq
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import bide
-from bide.broker.installation import HOME_VARIABLE
+from bide.local_broker.installation import HOME_VARIABLE
 from tests.generated_input import Case, cases, fault, report, run_in_process
 from tests.patience import PATIENCE
 from tests.support import Vhost

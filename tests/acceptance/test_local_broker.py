@@ -21,10 +21,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bide.broker import LocalBroker, find_running
-from bide.broker.processes import marked
-from bide.broker.state import Pids, State
 from bide.errors import LocalBrokerError, ManagementApiError
+from bide.local_broker import LocalBroker, find_running
+from bide.local_broker.processes import marked
+from bide.local_broker.state import Pids, State
 from tests.patience import PATIENCE
 from tests.support import Rabbitmq, flush_declarations
 
@@ -87,7 +87,7 @@ def take_messages(broker: LocalBroker, queue: str) -> list[str]:
 def run_python(source: str, **environment: str) -> subprocess.Popen[str]:
     """Run a program that starts a broker, in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-c", "from pathlib import Path\nfrom bide.broker import LocalBroker\n" + source],
+        [sys.executable, "-c", "from pathlib import Path\nfrom bide.local_broker import LocalBroker\n" + source],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, **environment},

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import bide
-from bide.broker import LocalBroker
+from bide.local_broker import LocalBroker
 from tests.acceptance.test_cli import Program
 from tests.patience import PATIENCE
 from tests.readme import INSTALL, README, ROOT, Shell, blocks, shape

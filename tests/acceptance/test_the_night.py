@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import bide
-from bide.lifecycle import ErrorQueue
+from bide.error_queues import ErrorQueue
 from bide.topology import Queue
 from tests.acceptance.night_worker import CLOCK, ERROR, POISON_AFTER, QUEUE
 from tests.support import Rabbitmq, flush_declarations

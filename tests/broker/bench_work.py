@@ -10,8 +10,8 @@ from pathlib import Path
 
 from benchmarks.suite.errors import BenchmarkError
 from benchmarks.suite.job import Answer, Job
-from bide.broker import LocalBroker
-from bide.broker.processes import FOLDER_MARK
+from bide.local_broker import LocalBroker
+from bide.local_broker.processes import FOLDER_MARK
 
 
 def answer(job: Job) -> Answer:

@@ -11,10 +11,11 @@ import pytest
 
 import bide
 from bide.admin.infrastructure import install
-from bide.admin.management import ManagementApi
+from bide.admin.locate import management_api
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.broker import LocalBroker
+from bide.local_broker import LocalBroker
+from bide.management.api import ManagementApi
 from tests.support import Vhost
 
 SMALL_CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(milliseconds=50))
@@ -72,7 +73,7 @@ async def connection(clock_url: str) -> AsyncIterator[Connection]:
 @pytest.fixture
 async def api(vhost: Vhost) -> AsyncIterator[ManagementApi]:
     """The management API of a virtual host of its own."""
-    async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+    async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
         yield api
 
 

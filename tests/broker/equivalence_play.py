@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
-from bide.amqp.content import Delivery
+from bide.amqp.delivery import Delivery
 from bide.errors import BideError, PublishRefusedError, UnroutableError
 from bide.topology import Argument, Binding
 from tests.broker.equivalence_cases import (

@@ -15,11 +15,11 @@ from unittest.mock import patch
 
 import bide.testing
 from bide.amqp.connection import Connection
-from bide.memory.classic import ClassicQueue
-from bide.memory.clock import Timer
-from bide.memory.message import X_DEATH, StoredMessage
-from bide.memory.queue import BrokerQueue
-from bide.memory.quorum import QuorumQueue
+from bide.testing.rules.classic import ClassicQueue
+from bide.testing.rules.clock import Timer
+from bide.testing.rules.message import X_DEATH, StoredMessage
+from bide.testing.rules.queue import BrokerQueue
+from bide.testing.rules.quorum import QuorumQueue
 from tests.broker.equivalence_cases import Case
 from tests.broker.equivalence_pace import VirtualTime
 from tests.broker.equivalence_play import Player

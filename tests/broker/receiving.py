@@ -15,7 +15,7 @@ import pytest
 
 import bide
 from bide.amqp.connection import Connection
-from bide.amqp.network import Tcp
+from bide.amqp.transport import Tcp
 from bide.topology import Queue
 from tests.patience import PATIENCE
 

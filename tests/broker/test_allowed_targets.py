@@ -14,13 +14,13 @@ import pytest
 import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.delay.infrastructure import HEADER_SET_ASIDE
+from bide.delay.protocol import HEADER_SET_ASIDE
+from bide.error_queues import ErrorQueue, Selection, read_audit
+from bide.error_queues.undeliverable import resend
 from bide.errors import InvalidInputError, TargetNotAllowedError
-from bide.lifecycle import ErrorQueue, Selection, read_audit
+from bide.messaging.rpc import Caller, serve
 from bide.relay import Relay
-from bide.rpc import Caller, serve
 from bide.topology import Binding, Exchange, Queue, Topology
-from bide.undeliverable import resend
 from tests.broker.receiving import eventually, fresh, ready, receive
 from tests.broker.test_lifecycle import park
 from tests.patience import PATIENCE

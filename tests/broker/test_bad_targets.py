@@ -11,8 +11,8 @@ import pytest
 import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.delay.infrastructure import HEADER_DUE, HEADER_TO
-from bide.undeliverable import resend
+from bide.delay.protocol import HEADER_DUE, HEADER_TO
+from bide.error_queues.undeliverable import resend
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, fresh, ready, receive
 from tests.patience import ON_TIME

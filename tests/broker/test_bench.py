@@ -14,8 +14,8 @@ from benchmarks.suite.catalogue import chosen
 from benchmarks.suite.job import Answer, Job, Values
 from benchmarks.suite.measurement import Case, Plan
 from benchmarks.suite.quantities import QUANTITIES
-from bide.broker import LocalBroker
-from bide.broker.installation import HOME_VARIABLE
+from bide.local_broker import LocalBroker
+from bide.local_broker.installation import HOME_VARIABLE
 from tests.patience import PATIENCE
 from tests.support import Rabbitmq, Vhost
 

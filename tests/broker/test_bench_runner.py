@@ -15,8 +15,8 @@ from benchmarks.suite import machine
 from benchmarks.suite.measurement import Case, Measurement, Plan
 from benchmarks.suite.results import Results
 from benchmarks.suite.runner import run
-from bide.broker.installation import HOME_VARIABLE
 from bide.errors import InvalidInputError
+from bide.local_broker.installation import HOME_VARIABLE
 from tests.patience import PATIENCE
 from tests.support import Rabbitmq
 

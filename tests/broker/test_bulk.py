@@ -18,9 +18,10 @@ import bide
 from bide.admin.apply import destroy
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.bulk.publish import BulkPublish
-from bide.bulk.source import source_of
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.client.bulk.input import source_of
+from bide.client.bulk.publish import BulkPublish
+from bide.client.publish_result import Outcome, Report
+from bide.delay.protocol import DelayInfrastructure
 from bide.errors import (
     BulkPublishError,
     ClosedError,
@@ -31,8 +32,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnroutableError,
 )
-from bide.letter import Letter
-from bide.outcome import Outcome, Report
+from bide.messages.outgoing import Letter
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, fresh, receive
 from tests.patience import ON_TIME
@@ -417,7 +417,7 @@ async def test_memory_stays_flat(client: bide.Client, queue: str) -> None:
 async def test_bytes_in_flight_are_limited_too(
     client: bide.Client, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bide.bulk.run.MAX_BYTES", 100_000)
+    monkeypatch.setattr("bide.client.bulk.sender.MAX_BYTES", 100_000)
     taken = known = most = 0
 
     def letters() -> Iterator[Letter]:

@@ -10,9 +10,9 @@ from concurrent.futures import Future
 import pytest
 
 import bide
-from bide.bulk.sync import BulkPublisher
+from bide.client.bulk.sync import BulkPublisher
 from bide.errors import BulkInDoubtError, BulkPublishError, ClosedError, InvalidInputError, NotAppliedError
-from bide.letter import Letter
+from bide.messages.outgoing import Letter
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import fresh
 from tests.patience import PATIENCE
@@ -42,7 +42,7 @@ def received(url: str, queue: str, number: int) -> list[bide.Message]:
 
 def test_everything_arrives_in_order(clock_url: str, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several batches, and the end of the block sends the rest."""
-    monkeypatch.setattr("bide.bulk.sync._BATCH", 300)
+    monkeypatch.setattr("bide.client.bulk.sync._BATCH", 300)
     with BulkPublisher(clock_url) as publisher:
         for number in range(1_000):
             publisher.put(Letter(str(number), to=queue))
@@ -104,7 +104,7 @@ def test_an_end_that_leaves_nothing_unnamed_has_its_report(vhost: Vhost) -> None
 
 def test_an_early_end_is_noticed_whoever_is_faster(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that sends ends while the other one waits for room, or just before, or just after."""
-    monkeypatch.setattr("bide.bulk.sync._BATCH", 1)
+    monkeypatch.setattr("bide.client.bulk.sync._BATCH", 1)
     queue = fresh("q")
     with bide.connect_sync(vhost.url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))

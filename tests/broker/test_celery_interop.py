@@ -20,13 +20,13 @@ from kombu import serialization
 from kombu.transport import native_delayed_delivery
 
 import bide
-from bide import session
 from bide.admin.apply import apply
 from bide.admin.infrastructure import install_guard, remove
-from bide.admin.management import ManagementApi
+from bide.admin.locate import management_api
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
+from bide.client import broker_state
 from bide.delay.celery import Celery
 from bide.errors import DeclarationMismatchError, NotEmptyError, UnsupportedTargetError
 from bide.topology import Binding, Exchange, Queue, Topology
@@ -368,7 +368,7 @@ async def test_messages_for_bad_targets_do_not_stop_what_celery_delays(
 async def test_many_routing_keys_do_not_fill_the_broker_with_queues(
     client: bide.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "MAX_RELEASE_QUEUES", 3)
+    monkeypatch.setattr(broker_state, "MAX_RELEASE_QUEUES", 3)
     await client.declare(on_exchange("topic", "plain", "orders", "#"))
     for number in range(3):
         await client.publish(b"", exchange="plain", routing_key=f"order.{number}", delay="1s")
@@ -387,7 +387,7 @@ async def test_what_waits_for_a_bad_target_is_found_and_removed(
     await client.declare(on_exchange("direct", "plain", "orders", "order.created"))
     await client.publish(b"", exchange="plain", routing_key="order.deleted", delay="1s")
     name = "bide.release.celery:plain~order/deleted"
-    async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+    async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
 
         async def is_stuck() -> bool:
             return any(name in one.text for one in (await verify(connection, layout, api)).findings)
@@ -433,7 +433,7 @@ async def test_kombu_declares_under_the_guard_and_what_celery_delays_is_guarded(
     """The guard is a policy: kombu's own declare is not refused, and what matches nothing is set aside."""
     layout = Celery()
     await apply(connection, layout.topology())
-    async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+    async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
         await install_guard(connection, api, layout)
     await asyncio.to_thread(declare_by_kombu, vhost.url)
     await asyncio.to_thread(app.tasks[TASK].apply_async, ("for nobody",), queue=WORK, countdown=1)

@@ -13,11 +13,11 @@ import pytest
 import bide
 from bide.admin.apply import apply, exists
 from bide.admin.infrastructure import install, remove
-from bide.admin.management import ManagementApi
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.errors import DeclarationMismatchError, NotAppliedError, NotEmptyError
+from bide.management.api import ManagementApi
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, ready, receive
 from tests.support import Vhost

@@ -16,11 +16,11 @@ import pika.exceptions
 import pytest
 
 import bide
-from bide.admin.management import ManagementApi
+from bide.admin.locate import management_api
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.lifecycle import ErrorQueue, Selection
+from bide.error_queues import ErrorQueue, Selection
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import receive
 from tests.patience import PATIENCE
@@ -194,7 +194,7 @@ async def test_a_dotnet_target_of_a_clock_that_hides_nothing_does_not_pass_verif
         await client.publish(b"", to="Sales", delay="10ms")
         await client.publish(b"", exchange="Shop:OrderPlaced", delay="10ms")
     connection = await Connection.open(BrokerUrl.parse(vhost.url))
-    async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+    async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
         report = await verify(connection, SMALL_CLOCK, api)
         assert not [one for one in report.findings if one.check == "NServiceBus targets"]
         await asyncio.to_thread(dotnet.switch_delayed_delivery_on)
@@ -216,7 +216,7 @@ async def test_a_dotnet_target_that_bide_spares_passes_verify(vhost: Vhost, dotn
         await client.publish(b"", to="Sales", delay="10ms")
         await client.publish(b"", exchange="Shop:OrderPlaced", delay="10ms")
     connection = await Connection.open(BrokerUrl.parse(vhost.url))
-    async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+    async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
         report = await verify(connection, SMALL_CLOCK, api)
     await connection.close()
     assert not [one for one in report.findings if one.check == "NServiceBus targets" and one.status == "problem"]

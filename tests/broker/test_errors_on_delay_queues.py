@@ -9,9 +9,9 @@ from datetime import timedelta
 import pytest
 
 import bide
-from bide.broker import LocalBroker
+from bide.error_queues import ErrorQueue, Selection
 from bide.errors import DelayQueueError
-from bide.lifecycle import ErrorQueue, Selection
+from bide.local_broker import LocalBroker
 from bide.patterns.event_bus import EventBusQueue
 from bide.topology import Argument, Binding, Queue
 from tests.broker.conftest import SMALL_CLOCK

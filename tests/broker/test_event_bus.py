@@ -15,11 +15,11 @@ import pytest
 
 import bide
 from bide.amqp.connection import Connection
-from bide.delay.infrastructure import QueueTarget
+from bide.client.message import Message
+from bide.delay.protocol import QueueTarget
 from bide.errors import ConsumerCancelledError, TargetNotFoundError
-from bide.event_bus import EventBus
-from bide.message import Message
-from bide.outgoing import Outgoing
+from bide.messages.prepared import Outgoing
+from bide.messaging.event_bus import EventBus
 from bide.patterns.event_bus import DELIVERY_LIMIT, EventBusQueue
 from bide.recoverability.failed import FailedMessage
 from bide.topology import Queue
@@ -31,8 +31,8 @@ Handler = Callable[[Message], Awaitable[None]]
 KILLED_BEFORE_ITS_ACK = """
 import asyncio, os, signal, sys
 import bide
-from bide.event_bus import EventBus
-from bide.message import Message
+from bide.messaging.event_bus import EventBus
+from bide.client.message import Message
 from bide.patterns.event_bus import EventBusQueue
 
 async def die(message):

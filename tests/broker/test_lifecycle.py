@@ -12,11 +12,11 @@ import pika
 import pytest
 
 import bide
-from bide.broker import LocalBroker
+from bide.error_queues import ErrorQueue, FailedMessage, Selection, read_audit
+from bide.error_queues.operator_log import AUDIT, Audit
 from bide.errors import InvalidInputError, NotFoundError, ReservedHeaderError, TargetNotFoundError
-from bide.lifecycle import ErrorQueue, FailedMessage, Selection, read_audit
-from bide.lifecycle.audit import AUDIT, Audit
-from bide.recoverability.explanation import Explanation
+from bide.local_broker import LocalBroker
+from bide.recoverability.exception_text import Explanation
 from bide.recoverability.history import History
 from bide.recoverability.report import Report
 from bide.topology import Binding, Exchange, Queue
@@ -44,8 +44,8 @@ def report(error: Exception, queue: str, **changes: Any) -> dict[str, Any]:
 
 async def park(client: bide.Client, queue: str, number: int, failed_on: str, **options: Any) -> None:
     """Put messages into an error queue, as an endpoint does."""
-    from bide.delay.arrival import Arrival
-    from bide.recoverability import successor
+    from bide.delay.received import SentMessage
+    from bide.recoverability import copies
 
     error = options.pop("error", ValueError("no"))
     prefix = options.pop("prefix", "m")
@@ -54,8 +54,8 @@ async def park(client: bide.Client, queue: str, number: int, failed_on: str, **o
 
     def copy(place: int) -> Any:
         values = {"message_id": f"{prefix}{place}", "type": "Order", "delivery_mode": 2, "headers": {"place": place}}
-        sent = Arrival(exchange="shop", routing_key="order.created", values=values, due=None)
-        return successor.parked(sent, b"body %d" % place, queue=queue, headers=headers, sent_by="shop")
+        sent = SentMessage(exchange="shop", routing_key="order.created", values=values, due=None)
+        return copies.parked(sent, b"body %d" % place, queue=queue, headers=headers, sent_by="shop")
 
     await asyncio.gather(*(client.forward(copy(place)) for place in range(number)))
 
@@ -151,7 +151,7 @@ async def test_messages_leave_the_error_queue_at_the_chosen_pace(
     client: bide.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a look may hold nothing until the next one is due, and between messages that are not chosen."""
-    monkeypatch.setattr("bide.lifecycle.run.HOLD", 0.1)
+    monkeypatch.setattr("bide.error_queues.operation.HOLD", 0.1)
     name, orders, billing = fresh("error"), fresh("orders"), fresh("billing")
     await park(client, name, 3, billing, prefix="b")
     await park(client, name, 5, orders)
@@ -175,7 +175,7 @@ async def test_what_cannot_be_sent_does_not_hold_up_the_pace(
     client: bide.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is tried once, and met again by each look."""
-    monkeypatch.setattr("bide.lifecycle.run.HOLD", 0.1)
+    monkeypatch.setattr("bide.error_queues.operation.HOLD", 0.1)
     name, gone, orders = fresh("error"), fresh("gone"), fresh("orders")
     await park(client, name, 2, gone, prefix="g")
     await park(client, name, 3, orders)

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.broker import LocalBroker
 from bide.errors import BrokerError
+from bide.local_broker import LocalBroker
 from tests.broker.equivalence_cases import Case, cases
 from tests.broker.equivalence_pace import RealTime
 from tests.broker.equivalence_play import Player

@@ -12,8 +12,8 @@ import bide.testing
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.broker import LocalBroker
 from bide.errors import BideError, DeclarationMismatchError
+from bide.local_broker import LocalBroker
 from bide.topology import Argument, Binding, Exchange, Queue, Topology
 
 Act = Callable[[Channel], Awaitable[Any]]

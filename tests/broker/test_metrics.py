@@ -18,7 +18,7 @@ import bide
 from bide.endpoint import Event
 from bide.endpoint.event import Kind
 from bide.errors import InvalidInputError
-from bide.metrics import OTHER, Metrics, MetricsPage
+from bide.observability.metrics import OTHER, Metrics, MetricsPage
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import eventually, fresh
 from tests.patience import PATIENCE
@@ -270,7 +270,10 @@ def test_the_page_listens_on_loopback_until_it_is_closed(metrics: Metrics, page:
 
 
 def test_without_the_extra_the_error_says_what_to_install() -> None:
-    code = "import sys; sys.modules['prometheus_client'] = None; import bide.metrics"
+    code = "import sys; sys.modules['prometheus_client'] = None; import bide.observability.metrics"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
-    assert "ImportError: bide.metrics needs prometheus-client: install the extra, bide[metrics]" in done.stderr
+    assert (
+        "ImportError: bide.observability.metrics needs prometheus-client: install the extra, bide[metrics]"
+        in done.stderr
+    )

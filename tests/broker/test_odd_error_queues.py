@@ -12,9 +12,9 @@ import pika
 import pytest
 
 import bide
-from bide.broker import LocalBroker
+from bide.error_queues import ErrorQueue, Selection
 from bide.errors import BrokerError, InvalidInputError, NotFoundError
-from bide.lifecycle import ErrorQueue, Selection
+from bide.local_broker import LocalBroker
 from bide.topology import Queue
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import fresh, receive
@@ -265,21 +265,21 @@ async def test_messages_that_others_hold_are_not_passed_over_in_silence(
 
 async def test_large_messages_do_not_fill_the_memory(client: bide.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading stops by bytes, and not only by number."""
-    from bide.lifecycle import look
+    from bide.error_queues import browser
 
     name, most = fresh("large"), 0
-    monkeypatch.setattr(look, "_MOST_UNREAD_BYTES", 4 << 20)
+    monkeypatch.setattr(browser, "_MOST_UNREAD_BYTES", 4 << 20)
     await client.declare(bide.Topology(queues=[Queue.quorum(name)]))
     for _ in range(20):
         await client.publish(bytes(1 << 20), to=name)
-    put = look.Look.put
+    put = browser.Look.put
 
-    def watch(self: look.Look, delivery: Any) -> None:
+    def watch(self: browser.Look, delivery: Any) -> None:
         nonlocal most
         put(self, delivery)
         most = max(most, self._unread_bytes)
 
-    monkeypatch.setattr(look.Look, "put", watch)
+    monkeypatch.setattr(browser.Look, "put", watch)
     queue = ErrorQueue(client, name)
     async with aclosing(queue.messages()) as messages:
         count = 0

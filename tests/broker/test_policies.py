@@ -9,12 +9,12 @@ import pytest
 
 import bide
 from bide.admin.infrastructure import install
-from bide.admin.management import ManagementApi
 from bide.admin.taps import turn_off, turn_on
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.errors import TargetNotFoundError
+from bide.management.api import ManagementApi
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, ready, receive
 

@@ -8,12 +8,12 @@ import pytest
 
 import bide
 from bide.admin.infrastructure import install, install_guard, remove
-from bide.admin.management import ManagementApi
 from bide.admin.protection import protect, protection_name, queue_pattern
 from bide.admin.taps import turn_on
 from bide.amqp.connection import Connection
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.errors import TargetNotFoundError
+from bide.management.api import ManagementApi
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, ready, receive
 from tests.broker.test_policies import CLASSIC, HALL, NSB, OPERATOR, problems, put

@@ -14,7 +14,6 @@ from urllib.parse import quote
 import pika
 import pytest
 
-from bide.broker import LocalBroker
 from bide.errors import (
     AuthenticationError,
     BrokerUnreachableError,
@@ -22,12 +21,13 @@ from bide.errors import (
     TargetNotFoundError,
     VirtualHostError,
 )
-from bide.stream import frames, log
-from bide.stream.amqp10 import sections
-from bide.stream.chunk import Undecodable
-from bide.stream.connection import StreamConnection
-from bide.stream.frames import Fields
-from bide.stream.log import Address, OffsetRange, StreamLogs, read_range
+from bide.local_broker import LocalBroker
+from bide.streams import frames, log
+from bide.streams.amqp10 import sections
+from bide.streams.chunk import Undecodable
+from bide.streams.connection import StreamConnection
+from bide.streams.frames import Fields
+from bide.streams.log import Address, OffsetRange, StreamLogs, read_range
 from tests import stream_publisher
 from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port
 

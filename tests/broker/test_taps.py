@@ -15,7 +15,7 @@ import pytest
 import bide
 from bide.admin.apply import message_counts
 from bide.admin.infrastructure import install, install_guard, remove
-from bide.admin.management import ManagementApi
+from bide.admin.locate import management_api
 from bide.admin.report import listed
 from bide.admin.taps import look, turn_off, turn_on
 from bide.admin.verify import verify
@@ -24,6 +24,7 @@ from bide.amqp.url import BrokerUrl
 from bide.delay.cascade import split_key
 from bide.delay.taps import Retention, taps_of
 from bide.errors import DeclarationMismatchError, NotAppliedError, NotEmptyError
+from bide.management.api import ManagementApi
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker import celery_app
 from tests.broker.conftest import SMALL_CLOCK
@@ -31,8 +32,8 @@ from tests.broker.receiving import eventually, ready, receive
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
-    from bide.delay.infrastructure import DelayInfrastructure
-    from bide.message import Message
+    from bide.client.message import Message
+    from bide.delay.protocol import DelayInfrastructure
     from tests.support import Vhost
 
 NSB = bide.NServiceBus(routing="direct")
@@ -324,7 +325,7 @@ async def test_status(
         "ok"
     }
 
-    nobody = ManagementApi.of(connection.url, "http://127.0.0.1:1")
+    nobody = management_api(connection.url, "http://127.0.0.1:1")
     unknown = await look(connection, infrastructure, nobody)
     assert (unknown.state, unknown.port) == ("unknown", None)
     assert "127.0.0.1:1" in unknown.why

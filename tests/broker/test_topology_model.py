@@ -16,7 +16,7 @@ import pytest
 from bide.admin.apply import apply
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.broker.management import Management
+from bide.local_broker.management import Management
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.rendering import definitions, from_definitions
 from bide.topology.routing import Model
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bide.amqp.channel import Channel
-    from bide.amqp.content import Delivery
+    from bide.amqp.delivery import Delivery
     from bide.topology import Argument
     from tests.support import Vhost
 

@@ -24,11 +24,11 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import bide
 from bide.errors import ReservedHeaderError, TargetNotFoundError, UnroutableError
-from bide.outgoing import Outgoing
+from bide.messages.prepared import Outgoing
+from bide.observability.tracing import NEW_TRACE, SCHEMA, Tracing, trace_headers
 from bide.recoverability.failed import FailedMessage
-from bide.recoverability.restoration import back
+from bide.recoverability.redrive import back
 from bide.topology import Binding, Exchange, Queue
-from bide.tracing import NEW_TRACE, SCHEMA, Tracing, trace_headers
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import fresh, receive
@@ -423,7 +423,10 @@ def test_the_schema_is_one_that_exists() -> None:
 
 
 def test_without_the_extra_the_error_says_what_to_install() -> None:
-    code = "import sys; sys.modules['opentelemetry'] = None; import bide.tracing"
+    code = "import sys; sys.modules['opentelemetry'] = None; import bide.observability.tracing"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
-    assert "ImportError: bide.tracing needs opentelemetry-api: install the extra, bide[tracing]" in done.stderr
+    assert (
+        "ImportError: bide.observability.tracing needs opentelemetry-api: install the extra, bide[tracing]"
+        in done.stderr
+    )

@@ -9,11 +9,12 @@ import pytest
 
 import bide
 from bide.admin.infrastructure import install, install_guard, remove
-from bide.admin.management import ManagementApi
+from bide.admin.locate import management_api
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.errors import InvalidInputError, NotEmptyError
+from bide.management.api import ManagementApi
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, ready, receive
 from tests.patience import ON_TIME
@@ -66,7 +67,7 @@ async def test_what_is_missing_or_different_is_named(connection: Connection, api
 
 async def test_without_the_management_api(connection: Connection) -> None:
     await install(connection, SMALL_CLOCK)
-    nobody = ManagementApi.of(connection.url, "http://127.0.0.1:1")
+    nobody = management_api(connection.url, "http://127.0.0.1:1")
     report = await verify(connection, SMALL_CLOCK, nobody)
     await nobody.close()
     assert report.ok

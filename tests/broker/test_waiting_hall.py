@@ -18,22 +18,22 @@ import pytest
 
 import bide
 from bide.admin.infrastructure import install, remove
-from bide.admin.management import ManagementApi
+from bide.admin.locate import management_api
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.broker import LocalBroker
-from bide.delay.passing import HEADER_DELAY
 from bide.delay.waiting_hall import HEADER_REST
+from bide.error_queues.undeliverable import resend
 from bide.errors import (
     AccessRefusedError,
     DeclarationMismatchError,
     NotAppliedError,
     NotEmptyError,
 )
+from bide.local_broker import LocalBroker
 from bide.relay import Relay, Relayed
+from bide.relay.decision import HEADER_DELAY
 from bide.topology import Binding, Exchange, Queue, Topology
-from bide.undeliverable import resend
 from tests.broker.receiving import eventually, ready, receive
 from tests.patience import ON_TIME, PATIENCE
 from tests.quiet import quiet_loop
@@ -397,7 +397,7 @@ async def _close_relays(vhost: Vhost, times: int) -> None:
 
 async def test_verify_says_that_no_relay_is_at_work(vhost: Vhost, connection: Connection) -> None:
     await install(connection, HALL)
-    async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+    async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
         report = await verify(connection, HALL, api)
         assert [(one.check, one.status) for one in report.problems] == [("relays", "problem")]
         assert "run 'bide relay'" in report.problems[0].text
@@ -417,7 +417,7 @@ async def test_destroying_refuses_while_messages_wait(
     await client.publish(b"", to="orders", delay="1h")
     with pytest.raises(NotEmptyError, match=r"1 messages wait in bide\.hall-100ms\.v1\.receiving"):
         await remove(connection, HALL, None)
-    async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+    async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
         other = bide.WaitingHall(levels=3, prefix="other")
         await install(connection, other)
         removed = await remove(connection, HALL, api, force=True)

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import quote
 
-from bide.broker.configuration import LOOPBACK, MANAGEMENT_PLUGIN, USER, Ports
-from bide.broker.installation import find_installation, numbers
-from bide.broker.launch import crash, is_running, kill, launch
-from bide.broker.processes import send_signal
-from bide.broker.settings import Settings
-from bide.broker.state import State, create_folder, create_subfolders, write_private
+from bide.local_broker.configuration import LOOPBACK, MANAGEMENT_PLUGIN, USER, Ports
+from bide.local_broker.installation import find_installation, numbers
+from bide.local_broker.launch import crash, is_running, kill, launch
+from bide.local_broker.processes import send_signal
+from bide.local_broker.settings import Settings
+from bide.local_broker.state import State, create_folder, create_subfolders, write_private
 from tests.patience import PATIENCE
 from tests.support import Rabbitmq
 

@@ -13,8 +13,8 @@ import pytest
 import trustme
 
 import bide
-from bide.broker import LocalBroker
-from bide.broker.configuration import PLUGINS
+from bide.local_broker import LocalBroker
+from bide.local_broker.configuration import PLUGINS
 from tests.faults.proxy import Proxy
 from tests.quiet import quiet_loop
 from tests.support import Rabbitmq, Vhost

@@ -8,9 +8,9 @@ from contextlib import suppress
 import pytest
 
 import bide
+from bide.error_queues import operator_log, read_audit
+from bide.error_queues.operator_log import IDS_PER_RECORD, Audit
 from bide.errors import ConnectionLostError
-from bide.lifecycle import audit, read_audit
-from bide.lifecycle.audit import IDS_PER_RECORD, Audit
 from tests.faults.proxy import Proxy
 from tests.patience import PATIENCE
 from tests.support import Vhost
@@ -21,7 +21,7 @@ STEPS = ["begun", *["ids"] * 3, "ended"]
 
 @pytest.fixture(autouse=True)
 def less_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "_QUIET", 0.2)
+    monkeypatch.setattr(operator_log, "_QUIET", 0.2)
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ async def test_a_broker_that_stands_still_for_a_while_has_more_to_tell(vhost: Vh
 async def test_a_broker_that_stands_still_is_no_end_of_the_record(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(audit, "_PATIENCE", 1.0)
+    monkeypatch.setattr(operator_log, "_PATIENCE", 1.0)
     async with Proxy(vhost.url) as proxy:
         stall_at(proxy, number)
         with pytest.raises(ConnectionLostError, match=r"has (not answered|given nothing) for 1 s"):

@@ -13,7 +13,6 @@ import bide
 from bide.admin.apply import check_release, check_streams
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.broker.installation import numbers
 from bide.errors import (
     AccessRefusedError,
     AuthenticationError,
@@ -24,6 +23,7 @@ from bide.errors import (
     UnsupportedBrokerError,
     VirtualHostError,
 )
+from bide.local_broker.installation import numbers
 from tests.broker.receiving import eventually, fresh
 from tests.faults.conftest import BODY_LIMIT, Frail
 from tests.patience import PATIENCE
@@ -32,7 +32,7 @@ from tests.support import flush_declarations
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bide.broker import LocalBroker
+    from bide.local_broker import LocalBroker
     from tests.support import Rabbitmq
 
 CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(seconds=1))

@@ -18,8 +18,10 @@ import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.amqp.writer import WRITE_BUFFER
-from bide.bulk.publish import BulkPublish
-from bide.bulk.sync import BulkPublisher
+from bide.client.broker_state import Session
+from bide.client.bulk.publish import BulkPublish
+from bide.client.bulk.sync import BulkPublisher
+from bide.client.publish_result import Outcome, Report
 from bide.errors import (
     AccessRefusedError,
     BulkInDoubtError,
@@ -32,10 +34,8 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
-from bide.letter import Letter
-from bide.outcome import Outcome, Report
-from bide.outgoing import Outgoing
-from bide.session import Session
+from bide.messages.outgoing import Letter
+from bide.messages.prepared import Outgoing
 from tests.broker.receiving import eventually, fresh, ready
 from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail, too_old
 from tests.faults.proxy import PUBLISH, QUEUE_DECLARE, Proxy

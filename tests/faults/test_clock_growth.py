@@ -15,7 +15,7 @@ from tests.broker.receiving import eventually, fresh, ready
 
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
-    from bide.broker import LocalBroker
+    from bide.local_broker import LocalBroker
     from tests.faults.conftest import Frail
     from tests.faults.proxy import Proxy
     from tests.support import Vhost
@@ -25,7 +25,7 @@ async def test_a_stall_does_not_use_up_the_channels(
     vhost: Vhost, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What many publishes need again is asked for once, and those that time out leave that running."""
-    monkeypatch.setattr("bide.session.REBIND_AFTER", timedelta(milliseconds=200))
+    monkeypatch.setattr("bide.client.broker_state.REBIND_AFTER", timedelta(milliseconds=200))
     shop, queue = fresh("shop"), fresh("q")
     topology = bide.Topology([bide.Exchange(shop, "fanout")], [bide.Queue.quorum(queue)], [bide.Binding(shop, queue)])
     async with bide.connect(proxy.url, timeout="300ms", max_in_flight=100_000) as client:

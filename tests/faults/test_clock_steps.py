@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 import pytest
 
 import bide
-from bide.amqp.network import Tcp
+from bide.amqp.transport import Tcp
 from bide.amqp.url import BrokerUrl
-from bide.duration import from_milliseconds, to_milliseconds
+from bide.durations import from_milliseconds, to_milliseconds
 from tests.broker.receiving import eventually, fresh, receive
 from tests.faults.conftest import CLOCK
 from tests.faults.proxy import PUBLISH, Proxy
@@ -37,13 +37,13 @@ class SteppedClock(Tcp):
 @asynccontextmanager
 async def bound_queue(proxy: Proxy) -> AsyncIterator[tuple[SteppedClock, bide.Client, str]]:
     """A client behind the proxy, its clock, and a queue that it has bound."""
-    network = SteppedClock()
-    url = replace(BrokerUrl.parse(proxy.url), network=network)
+    transport = SteppedClock()
+    url = replace(BrokerUrl.parse(proxy.url), transport=transport)
     async with bide.connect(url, infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client:
         queue = fresh("q")
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         await client.bind(queue)
-        yield network, client, queue
+        yield transport, client, queue
 
 
 async def publish_one(client: bide.Client, letter: bide.Letter) -> datetime | None:
@@ -66,10 +66,10 @@ async def publish_in_bulk(client: bide.Client, letter: bide.Letter) -> datetime 
 async def test_a_clock_step_before_a_repeat_neither_hastens_nor_refuses_a_delay(
     proxy: Proxy, publish: Callable[[bide.Client, bide.Letter], Awaitable[datetime | None]], step: timedelta
 ) -> None:
-    async with bound_queue(proxy) as (network, client, queue):
+    async with bound_queue(proxy) as (transport, client, queue):
         begun = time.monotonic()
         publishing = await cut_off(proxy, publish(client, bide.Letter(b"x", to=queue, delay=DELAY)))
-        network.step = step
+        transport.step = step
         proxy.refusing = False
         due = await publishing
         [message] = await receive(client, queue, 1)
@@ -86,10 +86,10 @@ async def test_a_clock_step_before_a_repeat_neither_hastens_nor_refuses_a_delay(
 async def test_a_due_time_follows_a_clock_step_before_a_repeat(
     proxy: Proxy, publish: Callable[[bide.Client, bide.Letter], Awaitable[datetime | None]]
 ) -> None:
-    async with bound_queue(proxy) as (network, client, queue):
+    async with bound_queue(proxy) as (transport, client, queue):
         when = client.now() + timedelta(seconds=15)
         publishing = await cut_off(proxy, publish(client, bide.Letter(b"x", to=queue, deliver_at=when)))
-        network.step = HOUR
+        transport.step = HOUR
         proxy.refusing = False
         assert await publishing == when
         [message] = await receive(client, queue, 1)

@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry
 import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
+from bide.client.failover import moves
 from bide.errors import BulkInDoubtError, PublishInDoubtError
-from bide.failover import moves
-from bide.letter import Letter
-from bide.metrics import Metrics
+from bide.messages.outgoing import Letter
+from bide.observability.metrics import Metrics
 from tests.broker.receiving import eventually, fresh, receive
 from tests.faults.conftest import CLOCK, Frail
 from tests.faults.proxy import Proxy, url_of, without_confirms

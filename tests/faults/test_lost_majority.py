@@ -10,7 +10,7 @@ import pytest
 
 import bide
 from bide.errors import PublishError
-from bide.letter import Letter
+from bide.messages.outgoing import Letter
 from tests.broker.receiving import eventually, fresh
 from tests.faults.cluster import Cluster, cluster
 from tests.faults.conftest import CLOCK

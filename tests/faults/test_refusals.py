@@ -13,7 +13,6 @@ from bide.admin.infrastructure import install
 from bide.admin.taps import turn_on
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.broker.installation import numbers
 from bide.errors import (
     AccessRefusedError,
     ConnectionLostError,
@@ -21,6 +20,7 @@ from bide.errors import (
     ProtocolError,
     UnsupportedBrokerError,
 )
+from bide.local_broker.installation import numbers
 from tests.broker.receiving import fresh, receive
 from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail, free_port, too_old
 from tests.faults.proxy import Proxy
@@ -279,7 +279,7 @@ async def test_another_product(vhost: Vhost, proxy: Proxy) -> None:
         await bide.connect(proxy.url)
 
 
-async def test_streams_switched_off(rabbitmq: Rabbitmq, broker: bide.broker.LocalBroker) -> None:
+async def test_streams_switched_off(rabbitmq: Rabbitmq, broker: bide.local_broker.LocalBroker) -> None:
     if numbers(broker.release) >= (4, 0):
         # There they cannot be switched off any more: the first delayed publish asks for nothing.
         async with bide.connect(broker.add_vhost("streams"), infrastructure=CLOCK) as client:

@@ -9,13 +9,13 @@ from urllib.parse import quote
 import pytest
 
 from bide.admin.infrastructure import install
-from bide.admin.management import ManagementApi
+from bide.admin.locate import management_api
 from bide.admin.report import Finding
 from bide.admin.taps import turn_on
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.broker.configuration import USER
+from bide.local_broker.configuration import USER
 from tests.broker.receiving import eventually
 from tests.faults.cluster import Node, cluster
 from tests.faults.conftest import CLOCK
@@ -45,7 +45,7 @@ async def test_queues_that_stay_on_one_node_do_not_pass_verify(nodes: list[Node]
     connection = await Connection.open(url)
     await install(connection, CLOCK)
     await turn_on(connection, CLOCK)
-    async with ManagementApi.of(url, one.management_url) as api:
+    async with management_api(url, one.management_url) as api:
 
         async def findings(check: str) -> list[Finding]:
             report = await verify(connection, CLOCK, api)

@@ -11,10 +11,10 @@ import pytest
 
 import bide
 from bide.errors import AccessRefusedError, BrokerError, MessageTooLargeError, ReplyLostError
-from bide.outgoing import Outgoing
+from bide.messages.prepared import Outgoing
+from bide.messaging.rpc import Caller, Replies
+from bide.messaging.rpc_server import serve
 from bide.patterns.rpc import rpc
-from bide.rpc import Caller, Replies
-from bide.rpc.server import serve
 from tests.broker.receiving import fresh
 from tests.faults.conftest import BODY_LIMIT, Frail
 from tests.patience import PATIENCE

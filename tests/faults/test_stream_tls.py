@@ -11,11 +11,11 @@ import pytest
 import trustme
 
 import bide
-from bide.broker import LocalBroker
-from bide.broker.installation import numbers
 from bide.errors import AuthenticationError, BrokerUnreachableError, TlsError
-from bide.stream.amqp10 import sections
-from bide.stream.log import Address, OffsetRange, StreamLogs, read_range
+from bide.local_broker import LocalBroker
+from bide.local_broker.installation import numbers
+from bide.streams.amqp10 import sections
+from bide.streams.log import Address, OffsetRange, StreamLogs, read_range
 from tests.faults.conftest import TLS_PLUGINS, certified, free_port, tls_settings
 from tests.support import Rabbitmq, stream_port
 

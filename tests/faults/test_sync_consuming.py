@@ -9,7 +9,7 @@ from functools import partial
 import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.sync import SyncMessage
+from bide.client.sync import SyncMessage
 from tests.broker.receiving import eventually, fresh, ready
 from tests.faults.proxy import Proxy
 from tests.support import Vhost

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from bide.broker import LocalBroker
+from bide.local_broker import LocalBroker
 from tests.soak.account import Account, summary
 from tests.soak.life import REPOSITORY, end
 from tests.soak.round import Plan, Round

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import bide
-from bide.bulk.sync import BulkPublisher
+from bide.client.bulk.sync import BulkPublisher
 from tests.soak.job import FILES_PER_BATCH, OFFSETS_PER_BATCH, QUEUE, STREAM, checkpoint_of
 
 AHEAD: Final = 5

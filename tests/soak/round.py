@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import urlparse
 
-from bide.broker import LocalBroker
+from bide.local_broker import LocalBroker
 from tests.soak import check
 from tests.soak.account import Account
 from tests.soak.ending import is_allowed

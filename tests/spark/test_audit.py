@@ -23,12 +23,12 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.cli import app as cli
 from bide.delay.taps import Retention, taps_of
-from bide.lifecycle import ErrorQueue, Selection
-from bide.pipelines.audit import Round, run
-from bide.pipelines.audit_folder import Folder, Note
-from bide.pipelines.audit_sources import candidates, find_sources
+from bide.error_queues import ErrorQueue, Selection
+from bide.pipelines.audit.folder import Folder, Note
+from bide.pipelines.audit.run import Round, run
+from bide.pipelines.audit.sources import candidates, find_sources
 from bide.pipelines.formats import to_read
-from bide.stream.log import Address
+from bide.streams.log import Address
 from bide.topology import Binding, Queue, Topology
 from tests import stream_publisher
 from tests.broker import celery_app

@@ -14,11 +14,9 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
 from bide.errors import FolderInUseError, InvalidInputError
-from bide.pipelines import audit_facts as facts
-from bide.pipelines import audit_refresh
-from bide.pipelines import audit_tables as tables
-from bide.pipelines.audit_folder import Batch, Folder, Note
-from bide.pipelines.audit_refresh import compact, refresh
+from bide.pipelines.audit import facts, tables
+from bide.pipelines.audit.folder import Batch, Folder, Note
+from bide.pipelines.audit.refresh import compact, refresh
 from tests.support import SOAK
 
 if TYPE_CHECKING:
@@ -147,7 +145,7 @@ def _place(name: str) -> str:
 
 def test_many_batches_become_one(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing is counted twice, wherever that was interrupted."""
-    monkeypatch.setattr(audit_refresh, "MOST_BATCHES", 2)
+    monkeypatch.setattr("bide.pipelines.audit.refresh.MOST_BATCHES", 2)
     folder = Folder(str(tmp_path))
     folder.begin()
     for batch in range(3):
@@ -275,7 +273,7 @@ def test_rounds_and_one_round_come_to_the_same(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """However the facts are divided, with interruptions, and with small batches being put together."""
-    monkeypatch.setattr(audit_refresh, "MOST_BATCHES", 1)
+    monkeypatch.setattr("bide.pipelines.audit.refresh.MOST_BATCHES", 1)
     chance = random.Random(seed)
     lives = Lives(chance, 60).facts
     whole = Folder(str(tmp_path / "whole"))

@@ -11,7 +11,7 @@ import pytest
 
 import bide
 from bide.cli import app as cli
-from bide.cli.pipeline_audit import own_words
+from bide.cli.pipeline.audit import own_words
 from bide.delay.taps import Retention, taps_of
 from bide.endpoint.events import EVENTS
 from bide.errors import InvalidOptionError

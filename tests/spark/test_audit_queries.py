@@ -12,9 +12,9 @@ from pyspark.errors import StreamingQueryException
 
 import bide
 from bide.errors import BideError
-from bide.pipelines import audit
-from bide.pipelines.audit import Sources, _finish
-from bide.pipelines.audit_folder import Folder
+from bide.pipelines.audit import run
+from bide.pipelines.audit.folder import Folder
+from bide.pipelines.audit.run import Sources, _finish
 from bide.pipelines.session import spark_errors
 from tests.support import Vhost, stream_port
 
@@ -67,9 +67,9 @@ exec {sys.executable} "$@"
     sources = Sources(url=vhost.url, events=["told"], port=stream_port(vhost.broker))
     folder = Folder(str(tmp_path / "audit"))
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
-    monkeypatch.setattr(audit, "_ATTEMPTS", 2)
+    monkeypatch.setattr(run, "_ATTEMPTS", 2)
     if slow == 10:
         with pytest.raises(StreamingQueryException, match="failed to connect back"):
-            audit.run(spark, sources, folder)
+            run.run(spark, sources, folder)
         return
-    assert audit.run(spark, sources, folder).rows["processed"] == 1
+    assert run.run(spark, sources, folder).rows["processed"] == 1

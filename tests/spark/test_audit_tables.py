@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
-from bide.duration import from_milliseconds
-from bide.pipelines import audit_facts as facts
-from bide.pipelines import audit_tables as tables
-from bide.pipelines.audit_folder import Folder
+from bide.durations import from_milliseconds
+from bide.pipelines.audit import facts, tables
+from bide.pipelines.audit.folder import Folder
 from bide.spark.columns import STREAM_COLUMNS, table_schema
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import bide
 from bide.cli.app import run
 from bide.errors import TargetNotFoundError
 from bide.pipelines.ledger import Head, Ledger
-from bide.pipelines.schedule_plan import Plan
+from bide.pipelines.schedule.plan import Plan
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.broker.receiving import fresh

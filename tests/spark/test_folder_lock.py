@@ -18,8 +18,8 @@ import pytest
 from pyarrow import fs
 
 from bide.errors import FolderInUseError
-from bide.pipelines.audit import Sources, run
-from bide.pipelines.audit_folder import Folder
+from bide.pipelines.audit.folder import Folder
+from bide.pipelines.audit.run import Sources, run
 from bide.pipelines.folder_lock import LOCK, Holder, hold
 from bide.pipelines.ledger import Ledger
 

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 import bide
-from bide.cli.replay_audit import OfAudit
-from bide.delay.infrastructure import DelayInfrastructure
-from bide.pipelines import audit_facts as facts
-from bide.pipelines.audit import Sources, run
-from bide.pipelines.audit_folder import Folder
+from bide.cli.pipeline.replay_audit import OfAudit
+from bide.delay.protocol import DelayInfrastructure
+from bide.pipelines.audit import facts
+from bide.pipelines.audit.folder import Folder
+from bide.pipelines.audit.run import Sources, run
 from bide.pipelines.ledger import Ledger
-from bide.pipelines.replay_audit import Choices, failures, left_of, send
-from bide.pipelines.replay_taps import Way
-from bide.pipelines.schedule import head_for, survey
-from bide.pipelines.schedule import send as send_schedule
-from bide.pipelines.schedule_plan import Plan
-from bide.pipelines.schedule_rows import messages
+from bide.pipelines.replay.from_audit import Choices, failures, left_of, send
+from bide.pipelines.replay.tap_reader import Way
+from bide.pipelines.schedule.plan import Plan
+from bide.pipelines.schedule.rows import messages
+from bide.pipelines.schedule.run import head_for, survey
+from bide.pipelines.schedule.run import send as send_schedule
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import SMALL_CLOCK
 from tests.spark.receiving import drain, rest

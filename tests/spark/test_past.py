@@ -14,8 +14,8 @@ from pyspark.errors import PySparkException
 
 from bide.errors import InvalidInputError, InvalidOptionError
 from bide.pipelines.ledger import Ledger, Part
-from bide.pipelines.schedule import head_for, survey
-from bide.pipelines.schedule_plan import Plan
+from bide.pipelines.schedule.plan import Plan
+from bide.pipelines.schedule.run import head_for, survey
 from bide.spark.options import Options
 from bide.spark.sink import Sent, TableWriter
 from bide.spark.sink_settings import SinkSettings

@@ -24,11 +24,11 @@ import bide
 from benchmarks.plan_check import Compared, compare, planned, prepare
 from benchmarks.plan_check import run as publish_and_watch
 from bide.cli.app import run
-from bide.delay.units import digits_of
+from bide.delay.clock_digits import digits_of
 from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
 from bide.pipelines.plan.flows import flows_of
-from bide.pipelines.plan.ladder import Ladder
-from bide.pipelines.plan.stays import Timeline
+from bide.pipelines.plan.levels import Ladder
+from bide.pipelines.plan.occupancy import Timeline
 from bide.pipelines.plan.workload import Columns, of_flows, of_table
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 

@@ -16,9 +16,9 @@ import bide
 from bide.cli.app import run
 from bide.pipelines.plan.capacity import Capacity
 from bide.pipelines.plan.flows import flows_of
-from bide.pipelines.plan.ladder import Ladder
+from bide.pipelines.plan.levels import Ladder
+from bide.pipelines.plan.occupancy import Timeline
 from bide.pipelines.plan.report import clear, report
-from bide.pipelines.plan.stays import Timeline
 from bide.pipelines.plan.workload import of_flows
 from tests.spark.killing import LOCAL, started
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 import bide.spark
-from bide.broker import LocalBroker
 from bide.cli.app import run
+from bide.local_broker import LocalBroker
 from tests.patience import PATIENCE
 from tests.readme import INSTALL, Shell, blocks, shape
 

@@ -16,10 +16,10 @@ import pytest
 
 import bide
 from bide.cli.app import run
+from bide.error_queues import ErrorQueue, FailedMessage, Selection, read_audit
+from bide.error_queues.operation import WINDOW
 from bide.errors import InvalidInputError
-from bide.lifecycle import ErrorQueue, FailedMessage, Selection, read_audit
-from bide.lifecycle.run import WINDOW
-from bide.pipelines.replay import COLUMNS, FailedIn, choose, failed, send, spread, totals
+from bide.pipelines.replay.run import COLUMNS, FailedIn, choose, failed, send, spread, totals
 from bide.recoverability.history import History
 from bide.topology import Binding, Exchange, Queue
 from tests.broker.conftest import SMALL_CLOCK, clock_url

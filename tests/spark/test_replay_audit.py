@@ -20,12 +20,12 @@ from bide.amqp.url import BrokerUrl
 from bide.cli.app import run
 from bide.delay.taps import Retention, taps_of
 from bide.endpoint import Event
+from bide.error_queues import ErrorQueue, Selection
 from bide.errors import FolderInUseError, InvalidInputError
-from bide.lifecycle import ErrorQueue, Selection
-from bide.pipelines import audit_facts as facts
-from bide.pipelines import replay_taps
-from bide.pipelines.audit_folder import Folder
-from bide.pipelines.replay_audit import Choices, chosen_of, failures, find
+from bide.pipelines.audit import facts
+from bide.pipelines.audit.folder import Folder
+from bide.pipelines.replay import tap_reader
+from bide.pipelines.replay.from_audit import Choices, chosen_of, failures, find
 from bide.topology import Queue, Topology
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.endpoints import Recorder, running
@@ -252,7 +252,7 @@ def test_what_is_not_there_any_more(
     shop: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of the driver alone, which asks how far a stream goes.
-    monkeypatch.setattr(replay_taps, "_PATIENCE", 3.0)
+    monkeypatch.setattr(tap_reader, "_PATIENCE", 3.0)
     fill(shop, 3)
     given = (shop.spark, shop.folder, Choices(folder=str(shop.ledger)))
     assert shop.replay("--where", "sent >") == 2

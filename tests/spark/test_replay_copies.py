@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bide.pipelines import audit_facts as facts
-from bide.pipelines.audit_folder import Folder
-from bide.pipelines.replay_audit import failures, located
+from bide.pipelines.audit import facts
+from bide.pipelines.audit.folder import Folder
+from bide.pipelines.replay.from_audit import failures, located
 from tests.spark.test_audit_tables import at, digits, happened, ms, native, tapped
 
 if TYPE_CHECKING:

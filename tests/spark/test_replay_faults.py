@@ -12,8 +12,8 @@ import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.errors import ConnectionLostError, NotFoundError
-from bide.pipelines import replay_taps
-from bide.pipelines.replay_taps import Wanted, Way, copies, held_offsets, send_back
+from bide.pipelines.replay import tap_reader
+from bide.pipelines.replay.tap_reader import Wanted, Way, copies, held_offsets, send_back
 from tests.broker.receiving import fresh
 from tests.faults.proxy import Proxy
 from tests.patience import PATIENCE
@@ -24,7 +24,7 @@ CONSUME_OK = b"\x00\x3c\x00\x15"
 
 @pytest.fixture(autouse=True)
 def less_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_taps, "_PATIENCE", 3.0)
+    monkeypatch.setattr(tap_reader, "_PATIENCE", 3.0)
 
 
 async def new_stream(url: str) -> str:
@@ -171,7 +171,7 @@ async def test_a_message_goes_back_at_once_and_past_the_levels(vhost: Vhost) -> 
 async def test_nothing_is_sent_while_one_is_missing(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was sent then would be sent once more with the others."""
     # Of two bodies, each a byte long: the third is read again.
-    monkeypatch.setattr(replay_taps, "_READ_AHEAD", 2)
+    monkeypatch.setattr(tap_reader, "_READ_AHEAD", 2)
     stream = await new_stream(vhost.url)
     async with bide.connect(vhost.url) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders"), bide.Queue.quorum("mail")]))

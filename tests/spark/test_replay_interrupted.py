@@ -17,8 +17,8 @@ import pytest
 
 import bide
 from bide.cli.app import run
-from bide.lifecycle import AuditRecord, read_audit
-from bide.pipelines.replay_audit import Choices
+from bide.error_queues import AuditRecord, read_audit
+from bide.pipelines.replay.from_audit import Choices
 from tests.broker.conftest import clock_url
 from tests.broker.receiving import fresh
 from tests.patience import PATIENCE

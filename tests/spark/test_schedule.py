@@ -16,9 +16,9 @@ import bide
 from bide.cli.app import run
 from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Ledger
-from bide.pipelines.schedule import due_times, head_for, send, survey
-from bide.pipelines.schedule_plan import Plan
-from bide.pipelines.schedule_rows import messages
+from bide.pipelines.schedule.plan import Plan
+from bide.pipelines.schedule.rows import messages
+from bide.pipelines.schedule.run import due_times, head_for, send, survey
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.spark.killing import LOCAL, started

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bide.cli.pipeline import _send
+from bide.cli.pipeline.group import _send
 from bide.errors import BideError, InvalidColumnError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Ledger, Part
-from bide.pipelines.schedule import head_for, send, survey
-from bide.pipelines.schedule_rows import messages
+from bide.pipelines.schedule.rows import messages
+from bide.pipelines.schedule.run import head_for, send, survey
 from tests.broker.conftest import clock_url
 from tests.spark.receiving import drain, new_queue, rest
 from tests.spark.test_schedule import NOW, plan_for, reminders, schedule

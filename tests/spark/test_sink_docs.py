@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bide
-from bide.duration import parse_delay
-from bide.layouts import LAYOUTS
+from bide.delay.by_name import LAYOUTS
+from bide.durations import parse_delay
 from bide.spark.options import Options
 from bide.spark.sink_columns import COLUMNS
 from bide.spark.sink_settings import KNOWN, SinkSettings

@@ -11,8 +11,8 @@ from anyio.from_thread import start_blocking_portal
 from pyspark.errors import PySparkException
 
 import bide
-from bide.broker import LocalBroker
 from bide.cli.app import run
+from bide.local_broker import LocalBroker
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.faults.proxy import Proxy
 from tests.spark.receiving import drain, new_queue, rest

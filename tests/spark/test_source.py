@@ -16,7 +16,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from bide.spark.offsets import document
-from bide.stream.log import Address
+from bide.streams.log import Address
 from tests import stream_publisher
 from tests.patience import PATIENCE
 from tests.spark.streams import Streams

@@ -15,7 +15,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel as Channel
 from pika.exceptions import ChannelClosedByBroker
 
-from bide.broker import LocalBroker
+from bide.local_broker import LocalBroker
 from tests.patience import PATIENCE
 from tests.spark.killing import QUICK_JAVA, started
 from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port

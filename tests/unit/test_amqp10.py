@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.errors import UndecodableMessageError
-from bide.stream.amqp10 import MOST_VALUES, Symbol, decode, identity, lookup, sections
+from bide.streams.amqp10 import MOST_VALUES, Symbol, decode, identity, lookup, sections
 
 # What RabbitMQ 3.10.8 and 4.3.6 stored of the same message, published over AMQP 0-9-1.
 FROM_3_10 = (

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bide.delay.arrival import restore
 from bide.delay.celery import Celery
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayRoute, ExchangeTarget, QueueTarget, Target
+from bide.delay.clock_digits import LEVELS
 from bide.delay.nservicebus import NServiceBus
-from bide.delay.units import LEVELS
-from bide.duration import parse_delay
+from bide.delay.protocol import DelayRoute, ExchangeTarget, QueueTarget, Target
+from bide.delay.received import restore
+from bide.durations import parse_delay
 
 DUE = datetime(2026, 11, 21, 1, 47, 34, 756_000, tzinfo=UTC)
 DUE_STAMP = 1_795_225_654_756

@@ -28,7 +28,7 @@ from benchmarks.suite.percentiles import lateness, percentile
 from benchmarks.suite.plots import highest_rates, plots
 from benchmarks.suite.quantities import QUANTITIES
 from benchmarks.suite.results import Results, Row, Run, Spread, newest
-from bide.delay.infrastructure import ExchangeTarget, QueueTarget
+from bide.delay.protocol import ExchangeTarget, QueueTarget
 from bide.errors import InvalidInputError, UnsupportedTargetError
 
 ROOT = Path(__file__).parents[2]

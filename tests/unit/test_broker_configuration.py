@@ -6,7 +6,7 @@ import socket
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from bide.broker.configuration import (
+from bide.local_broker.configuration import (
     PLUGINS,
     Ports,
     advanced_config,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bide.broker import installation
-from bide.broker.installation import find_installation, numbers, release_of
 from bide.errors import BrokerNotFoundError, LocalBrokerError
+from bide.local_broker import installation
+from bide.local_broker.installation import find_installation, numbers, release_of
 
 needs_root = pytest.mark.xfail(
     os.geteuid() != 0, reason="a root folder can be entered by root alone", raises=LocalBrokerError, strict=True

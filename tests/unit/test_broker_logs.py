@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bide.broker.logs import explain_failed_start, telling_lines
+from bide.local_broker.logs import explain_failed_start, telling_lines
 
 UNKNOWN_KEY = """\
 2026-11-21 01:27:42.241518+00:00 [error] <0.132.0> You've tried to set no.such.key, but there is no such setting.

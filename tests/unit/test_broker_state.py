@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bide.broker.configuration import Ports
-from bide.broker.processes import is_marked, marked, wait_until_gone
-from bide.broker.state import (
+from bide.errors import LocalBrokerError
+from bide.local_broker.configuration import Ports
+from bide.local_broker.processes import is_marked, marked, wait_until_gone
+from bide.local_broker.state import (
     Pids,
     State,
     create_folder,
@@ -23,7 +24,6 @@ from bide.broker.state import (
     password_of,
     write_private,
 )
-from bide.errors import LocalBrokerError
 
 
 def a_state(folder: Path) -> State:

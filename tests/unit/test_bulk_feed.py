@@ -6,8 +6,8 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 
-from bide.bulk.feed import Feed
-from bide.letter import Letter
+from bide.client.bulk.thread_feed import Feed
+from bide.messages.outgoing import Letter
 from tests.patience import PATIENCE
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bide.cancellation import outcome_apart
+from bide.runtime.cancellation import outcome_apart
 
 
 async def test_a_handler_is_never_left_to_itself() -> None:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from bide.delay.cascade import Policy, foreign_suffix_bindings, original_key, queue_word, split_key
 from bide.delay.celery import Celery
-from bide.delay.infrastructure import ExchangeTarget, QueueTarget, address_of
 from bide.delay.nservicebus import NServiceBus
+from bide.delay.protocol import ExchangeTarget, QueueTarget, address_of
 from bide.topology import Binding, Exchange, Topology
 from bide.topology.exchange_types import topic_matches
 from bide.topology.routing import Arrival, Model
@@ -25,7 +25,7 @@ from bide.topology.routing import Arrival, Model
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from bide.delay.infrastructure import DelayRoute, Target
+    from bide.delay.protocol import DelayRoute, Target
 
 Cascaded = NServiceBus | Celery
 

@@ -11,13 +11,13 @@ from kombu.transport import native_delayed_delivery, pyamqp
 
 from bide.delay.cascade import foreign_suffix_bindings, original_key, split_key
 from bide.delay.celery import Celery
-from bide.delay.infrastructure import ExchangeTarget, QueueTarget
+from bide.delay.protocol import ExchangeTarget, QueueTarget
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError, UnsupportedTargetError
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.routing import Model
 
 if TYPE_CHECKING:
-    from bide.delay.infrastructure import DelayInfrastructure, DelayRoute, Target
+    from bide.delay.protocol import DelayInfrastructure, DelayRoute, Target
 
 # Only part of kombu has type annotations.
 KombuExchange: Any = entity.Exchange

@@ -12,7 +12,7 @@ from kombu.transport import native_delayed_delivery
 
 from bide.delay.cascade import original_key, split_key
 from bide.delay.celery import Celery
-from bide.delay.infrastructure import ExchangeTarget, QueueTarget
+from bide.delay.protocol import ExchangeTarget, QueueTarget
 from bide.errors import InvalidDelayError
 
 # Only part of kombu has type annotations.

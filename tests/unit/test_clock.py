@@ -9,9 +9,9 @@ from typing import Any, Literal
 import pytest
 
 from bide.delay.clock import Clock
+from bide.delay.clock_digits import LEVELS, MAX_DELAY
 from bide.delay.clock_keys import is_transport_key
-from bide.delay.infrastructure import ExchangeTarget, QueueTarget, Target, address_of
-from bide.delay.units import LEVELS, MAX_DELAY
+from bide.delay.protocol import ExchangeTarget, QueueTarget, Target, address_of
 from bide.errors import InvalidDelayError, InvalidNameError, UnsupportedTargetError
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.validation import problems

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import ExchangeTarget, QueueTarget, Target
+from bide.delay.protocol import ExchangeTarget, QueueTarget, Target
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.routing import Model
 

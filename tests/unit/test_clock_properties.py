@@ -14,11 +14,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bide.delay.arrival import restore
 from bide.delay.clock import Clock
+from bide.delay.clock_digits import LEVELS, MAX_DELAY
 from bide.delay.clock_keys import is_transport_key
-from bide.delay.infrastructure import DelayRoute, ExchangeTarget, QueueTarget, Target
-from bide.delay.units import LEVELS, MAX_DELAY
+from bide.delay.protocol import DelayRoute, ExchangeTarget, QueueTarget, Target
+from bide.delay.received import restore
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.exchange_types import topic_matches
 from bide.topology.routing import Arrival, Model

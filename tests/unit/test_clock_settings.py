@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bide.delay.clock import Clock, carrier_for
-from bide.delay.infrastructure import ExchangeTarget, QueueTarget
-from bide.delay.units import MAX_DELAY
+from bide.delay.clock_digits import MAX_DELAY
+from bide.delay.protocol import ExchangeTarget, QueueTarget
 from bide.errors import InvalidDelayError, InvalidNameError, InvalidTopologyError
 from bide.topology import Binding, Queue
 

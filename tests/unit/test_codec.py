@@ -22,9 +22,9 @@ from pamqp.base import Frame
 from pamqp.header import ContentHeader
 
 from bide.amqp import codec, decoding
-from bide.amqp.content import Assembly, Delivery
+from bide.amqp.delivery import Assembly, Delivery
+from bide.client.message import Message
 from bide.errors import InvalidInputError
-from bide.message import Message
 from tests.patience import PATIENCE
 
 SHORT_TEXTS = (

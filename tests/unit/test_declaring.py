@@ -7,7 +7,7 @@ import ssl
 import pytest
 
 from bide.admin.declaring import is_passing
-from bide.amqp import faults
+from bide.amqp import reply_codes
 from bide.errors import BrokerUnreachableError, ClosedError, TlsError
 
 NODE = "on node 'bide@localhost'"
@@ -26,7 +26,7 @@ NODE = "on node 'bide@localhost'"
     ],
 )
 def test_an_internal_error_of_a_busy_broker_passes(text: str) -> None:
-    assert is_passing(faults.connection_error(541, text))
+    assert is_passing(reply_codes.connection_error(541, text))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_an_internal_error_of_a_busy_broker_passes(text: str) -> None:
     ],
 )
 def test_an_internal_error_that_lasts_is_not_retried(text: str) -> None:
-    assert not is_passing(faults.connection_error(541, text))
+    assert not is_passing(reply_codes.connection_error(541, text))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_an_internal_error_that_lasts_is_not_retried(text: str) -> None:
     ],
 )
 def test_a_queue_that_cannot_be_reached_is_not_taken_for_missing(text: str) -> None:
-    assert is_passing(faults.channel_error(404, text))
+    assert is_passing(reply_codes.channel_error(404, text))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_queue_that_cannot_be_reached_is_not_taken_for_missing(text: str) -> N
     ],
 )
 def test_a_refusal_that_lasts_is_not_retried(code: int, text: str) -> None:
-    assert not is_passing(faults.channel_error(code, text))
+    assert not is_passing(reply_codes.channel_error(code, text))
 
 
 def test_a_broker_that_cannot_be_trusted_is_not_tried_again() -> None:

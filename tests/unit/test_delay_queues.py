@@ -9,7 +9,7 @@ import pytest
 
 import bide
 from bide.delay import recognition
-from bide.delay.infrastructure import ExchangeTarget, QueueTarget
+from bide.delay.protocol import ExchangeTarget, QueueTarget
 from bide.delay.waiting_hall import WaitingHall
 from bide.errors import DelayQueueError
 from bide.patterns.event_bus import EventBusQueue

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bide.delayed_message import delay_of
 from bide.errors import InvalidDelayError, InvalidInputError
+from bide.messaging.delayed_message import delay_of
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import QueueTarget
-from bide.delay.units import MAX_DELAY
-from bide.duration import (
+from bide.delay.clock_digits import MAX_DELAY
+from bide.delay.protocol import QueueTarget
+from bide.durations import (
     LONGEST,
     format_delay,
     from_milliseconds,

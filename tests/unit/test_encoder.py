@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 import bide
 from bide.amqp.connection import Connection
+from bide.client.encoding import Encoded, Encoder
+from bide.client.growth import Growth
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure
-from bide.duration import DelayLike, parse_delay
-from bide.encoder import Encoded, Encoder
+from bide.delay.protocol import DelayInfrastructure
+from bide.durations import DelayLike, parse_delay
 from bide.errors import InvalidInputError
-from bide.growth import Growth
-from bide.letter import Letter, Letters
-from bide.outgoing import Outgoing
-from bide.shared_tasks import SharedTasks
+from bide.messages.outgoing import Letter, Letters
+from bide.messages.prepared import Outgoing
+from bide.runtime.shared_tasks import SharedTasks
 
 NOW = datetime(2026, 7, 1, 12, 0, 0, 123456, tzinfo=UTC)
 FRAME_MAX = 600

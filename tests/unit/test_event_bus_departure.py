@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bide.recoverability.departure import Departure
+from bide.recoverability.x_death import Departure
 
 SECOND = timedelta(seconds=1)
 T0 = datetime(2026, 11, 21, 6, 30, 16, tzinfo=UTC)

@@ -12,12 +12,12 @@ import pytest
 from bide.delay.celery import Celery
 from bide.delay.clock import Clock
 from bide.delay.explain import COLUMNS, explain, mermaid, rows
-from bide.delay.infrastructure import ExchangeTarget, QueueTarget
 from bide.delay.nservicebus import NServiceBus
+from bide.delay.protocol import ExchangeTarget, QueueTarget
 from bide.errors import InvalidDelayError
 
 if TYPE_CHECKING:
-    from bide.delay.infrastructure import DelayInfrastructure, Target
+    from bide.delay.protocol import DelayInfrastructure, Target
 
 DESTINATION = QueueTarget("destination")
 TEN_SECONDS = timedelta(seconds=10)

@@ -27,37 +27,26 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "pipelines": ("pipelines",),
     "spark": ("spark",),
     "testing": ("testing", "pytest_plugin"),
-    "observability": ("metrics", "tracing"),
-    "client": (
-        *("", "bulk", "cancellation", "client", "consumer", "encoder", "failover", "growth", "letter"),
-        *(
-            "link",
-            "message",
-            "publisher",
-            "session",
-            "shared_tasks",
-            "subscription",
-            "sync",
-            "outcome",
-            "undeliverable",
-        ),
-        "relay",
-        *("endpoint", "event_bus", "lifecycle"),
-        *("delayed_message", "ephemeral", "partitions", "rpc", "wire_tap"),
-    ),
-    "admin": ("admin", "broker"),
-    "stream": ("stream",),
-    "amqp": ("amqp", "logs"),
+    "observability": ("observability",),
+    "client": (*("", "client", "relay", "endpoint", "messaging", "error_queues"),),
+    "admin": ("admin",),
+    "local broker": ("local_broker",),
+    "management": ("management",),
+    "streams": ("streams",),
+    "amqp": ("amqp",),
     "recoverability": ("recoverability",),
-    "memory": ("memory",),
+    "testing rules": ("testing.rules",),
     "patterns": ("patterns",),
-    "delay": ("delay", "layouts", "outgoing"),
-    "topology": ("checks", "duration", "foreign_text", "topology"),
+    "messages": ("messages",),
+    "delay": ("delay",),
+    "topology": ("topology",),
+    "runtime": ("runtime",),
+    "values": ("arguments", "durations", "foreign_text"),
     "errors": ("errors",),
 }
 """Layers from the top down, each with its modules and packages. The empty name is the package itself."""
 
-PURE = ("recoverability", "memory", "patterns", "delay", "topology", "errors")
+PURE = ("recoverability", "testing rules", "patterns", "messages", "delay", "topology", "values", "errors")
 """Layers of plain data and arithmetic."""
 
 INPUT_OUTPUT = frozenset(
@@ -88,7 +77,8 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "pipelines": frozenset({"PIL", "pyarrow", "pyspark"}),
     "spark": frozenset({"pyarrow", "pyspark"}),
     "observability": frozenset({"prometheus_client", "opentelemetry"}),
-    "admin": frozenset({"httpx2"}),
+    "local broker": frozenset({"httpx2"}),
+    "management": frozenset({"httpx2"}),
     "amqp": frozenset({"pamqp"}),
     "testing": frozenset({"pytest"}),
 }

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.errors import InvalidDelayError, InvalidDueTimeError
-from bide.memory.clock import DEFAULT_START, VirtualClock
+from bide.testing.rules.clock import DEFAULT_START, VirtualClock
 
 
 def test_it_stands_still() -> None:

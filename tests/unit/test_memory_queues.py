@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from bide.errors import BrokerError
-from bide.memory.channel import BrokerChannel, BrokerDelivery
-from bide.memory.clock import VirtualClock
-from bide.memory.host import REPLY_TO, VirtualHost
-from bide.memory.redelivery import PATIENCE
+from bide.testing.rules.channel import BrokerChannel, BrokerDelivery
+from bide.testing.rules.clock import VirtualClock
+from bide.testing.rules.dead_letter_worker import PATIENCE
+from bide.testing.rules.virtual_host import REPLY_TO, VirtualHost
 from bide.topology import Binding, Exchange, Queue
 
 V3, V40, V43 = (3, 10, 8), (4, 0, 5), (4, 3, 6)

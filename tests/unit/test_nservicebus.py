@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bide.delay.cascade import split_key
-from bide.delay.infrastructure import ExchangeTarget, QueueTarget, existing
 from bide.delay.nservicebus import NServiceBus, format_timestamp, nservicebus_headers
+from bide.delay.protocol import ExchangeTarget, QueueTarget, existing
 from bide.errors import (
     InvalidDelayError,
     InvalidDueTimeError,
@@ -21,7 +21,7 @@ from bide.errors import (
 from bide.topology import Binding, Exchange, Queue, Topology
 
 if TYPE_CHECKING:
-    from bide.delay.infrastructure import DelayInfrastructure, Target
+    from bide.delay.protocol import DelayInfrastructure, Target
 
 TTL = {
     "00": 1_000,

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import bide
-from bide.admin.management_address import parse_management_url
-from bide.admin.stream_port import stream_port
+from bide.admin.locate import stream_port
 from bide.amqp.handshake import release_of
 from bide.amqp.url import BrokerUrl
-from bide.duration import parse_delay
+from bide.client.message import Message
+from bide.durations import parse_delay
 from bide.errors import (
     InvalidDelayError,
     InvalidDueTimeError,
@@ -22,7 +22,7 @@ from bide.errors import (
     InvalidUrlError,
     UndecodableMessageError,
 )
-from bide.message import Message
+from bide.management.endpoint import parse_management_url
 from bide.patterns.building import milliseconds
 from bide.recoverability.decision import Park, RetryLater
 from bide.recoverability.failure import Failure

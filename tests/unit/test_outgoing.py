@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.amqp import codec, decoding
-from bide.delay.arrival import restore
 from bide.delay.celery import Celery
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure, ExchangeTarget, QueueTarget
 from bide.delay.nservicebus import NServiceBus
+from bide.delay.protocol import DelayInfrastructure, ExchangeTarget, QueueTarget
+from bide.delay.received import restore
 from bide.errors import (
     InvalidDelayError,
     InvalidDueTimeError,
@@ -27,7 +27,7 @@ from bide.errors import (
     MessageTooLargeError,
     ReservedHeaderError,
 )
-from bide.outgoing import Outgoing, new_message_id
+from bide.messages.prepared import Outgoing, new_message_id
 from tests.patience import PATIENCE
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -422,7 +422,7 @@ def test_every_message_has_an_id_of_its_own() -> None:
 
 FORK = """
 import os
-from bide.outgoing import new_message_id
+from bide.messages.prepared import new_message_id
 new_message_id()
 reading, writing = os.pipe()
 if os.fork():

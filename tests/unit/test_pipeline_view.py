@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bide.cli.pipeline_view import histogram, progress, span_for
+from bide.cli.pipeline.view import histogram, progress, span_for
 from tests.patience import PATIENCE
 
 START = datetime(2026, 11, 21, tzinfo=UTC)

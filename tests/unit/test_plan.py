@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 import bide
 from benchmarks.suite import burst
 from benchmarks.suite.results import Results
-from bide.cli.pipeline_plan import size_of
-from bide.cli.plan_view import in_bytes
-from bide.delay.infrastructure import QueueTarget
+from bide.cli.pipeline.plan import size_of
+from bide.cli.pipeline.plan_view import in_bytes
+from bide.delay.protocol import QueueTarget
 from bide.errors import InvalidDelayError, InvalidInputError
 from bide.pipelines.plan.capacity import HOPS, RELEASES, Capacity, judge
 from bide.pipelines.plan.flows import POINTS, Flow, delay_range, flows_of, parse_rate
-from bide.pipelines.plan.ladder import Ladder
+from bide.pipelines.plan.levels import Ladder
 
 ROOT = Path(__file__).parents[2]
 DAY = 86_400_000

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pamqp import commands, decode
 from pamqp.header import ContentHeader
 
-from bide.amqp import codec, faults
+from bide.amqp import codec, reply_codes
 from bide.amqp.handshake import release_of
 from bide.amqp.url import BrokerUrl
 from bide.errors import (
@@ -133,7 +133,7 @@ def test_the_brokers_replies() -> None:
         "PRECONDITION_FAILED - inequivalent arg 'x-message-ttl' for queue 'q' in vhost '/': "
         "received the value '5' of type 'signedint' but current is the value '6' of type 'signedint'"
     )
-    error = faults.channel_error(406, text)
+    error = reply_codes.channel_error(406, text)
     assert isinstance(error, DeclarationMismatchError)
     assert (error.kind, error.name, error.argument, error.wanted, error.found) == (
         "queue",
@@ -142,15 +142,15 @@ def test_the_brokers_replies() -> None:
         "5",
         "6",
     )
-    missing = faults.channel_error(404, "NOT_FOUND - no queue 'q' in vhost '/'")
+    missing = reply_codes.channel_error(404, "NOT_FOUND - no queue 'q' in vhost '/'")
     assert isinstance(missing, TargetNotFoundError)
-    assert isinstance(faults.channel_error(403, "ACCESS_REFUSED - no"), AccessRefusedError)
+    assert isinstance(reply_codes.channel_error(403, "ACCESS_REFUSED - no"), AccessRefusedError)
     assert isinstance(
-        faults.channel_error(406, "PRECONDITION_FAILED - queue 'q' in vhost '/' not empty"), NotEmptyError
+        reply_codes.channel_error(406, "PRECONDITION_FAILED - queue 'q' in vhost '/' not empty"), NotEmptyError
     )
-    assert faults.subject("no exchange 'x.y' in vhost '/'") == "x.y"
-    assert faults.subject("access to exchange 'amq.default' in vhost '/' refused") == ""
-    assert faults.size_limit("message size 11 is larger than configured max size 10") == (11, 10)
+    assert reply_codes.subject("no exchange 'x.y' in vhost '/'") == "x.y"
+    assert reply_codes.subject("access to exchange 'amq.default' in vhost '/' refused") == ""
+    assert reply_codes.size_limit("message size 11 is larger than configured max size 10") == (11, 10)
 
 
 @pytest.mark.parametrize(

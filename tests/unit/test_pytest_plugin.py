@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 import bide
-from bide.memory.clock import VirtualClock
 from bide.testing import MemoryBroker
+from bide.testing.rules.clock import VirtualClock
 
 
 def test_pytest_finds_the_plugin() -> None:

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bide
-from bide.amqp.content import Delivery
-from bide.delay.arrival import Arrival, restore
-from bide.duration import LONGEST, to_milliseconds
-from bide.endpoint.gate import Gate
-from bide.endpoint.memory import REMEMBERED, FailedAttempts, Handled
+from bide.amqp.delivery import Delivery
+from bide.delay.received import SentMessage, restore
+from bide.durations import LONGEST, to_milliseconds
+from bide.endpoint.dedup import REMEMBERED, FailedAttempts, Handled
+from bide.endpoint.limiter import Gate
 from bide.errors import InvalidDelayError, InvalidInputError, ReservedHeaderError, UndecodableMessageError
-from bide.recoverability import restoration, successor
-from bide.recoverability.explanation import Explanation, cut
+from bide.recoverability import copies, redrive
+from bide.recoverability.exception_text import Explanation, cut
 from bide.recoverability.failed import FailedMessage, first_frame, group_of
 from bide.recoverability.history import History, nservicebus_time, read_nservicebus_time
 from bide.recoverability.policy import poison_limit
@@ -239,7 +239,7 @@ def test_whatever_strangers_write_can_be_read(headers: dict[str, Any], body: byt
     assert message.group
 
 
-def sent(**changes: Any) -> Arrival:
+def sent(**changes: Any) -> SentMessage:
     values: dict[str, Any] = {
         "message_id": "m",
         "type": "Order",
@@ -247,7 +247,7 @@ def sent(**changes: Any) -> Arrival:
         "expiration": "60000",
         "headers": {"tenant": 7, "x-death": [{"queue": "q"}], "CC": ["other"]},
     }
-    return Arrival(exchange="shop", routing_key="order.created", values=values | changes, due=None, sent_at=NOW)
+    return SentMessage(exchange="shop", routing_key="order.created", values=values | changes, due=None, sent_at=NOW)
 
 
 def size_of(headers: dict[str, Any]) -> int:
@@ -263,7 +263,7 @@ def test_headers_do_not_grow_from_retry_to_retry(attempts: list[int], places: in
     for number, count in enumerate(attempts):
         times = tuple(NOW + timedelta(seconds=number, milliseconds=one) for one in range(count))
         history = history.with_failures(times, attempts=count, expires_at=NOW)
-        copy = successor.later(
+        copy = copies.later(
             arrival,
             b"",
             queue="orders",
@@ -306,7 +306,7 @@ def parked(error: Exception, *, nservicebus: bool = False, **changes: Any) -> Fa
         host="h",
         process=7,
     )
-    copy = successor.parked(
+    copy = copies.parked(
         sent(**changes), b"body", queue="error", headers=report.headers(nservicebus=nservicebus), sent_by="shop"
     )
     return FailedMessage.read("", "error", copy.values, copy.body)
@@ -369,7 +369,7 @@ def test_a_message_has_one_id_however_often_it_is_looked_at() -> None:
 
 def test_an_operators_copies() -> None:
     message = parked(ValueError("no"))
-    back = restoration.back(message)
+    back = redrive.back(message)
     headers = back.values["headers"]
     assert (str(back.target), back.message_id, back.is_copy) == ("q:orders", "m", True)
     assert headers["bide-operator-retries"] == 1
@@ -377,23 +377,23 @@ def test_an_operators_copies() -> None:
     assert not [name for name in headers if "error" in name or "failed" in name]
     assert "bide-expiration" not in headers
     twice = FailedMessage.read("", "error", {**back.values, "headers": {**headers, "bide-failed-queue": "orders"}}, b"")
-    assert restoration.back(twice).values["headers"]["bide-operator-retries"] == 2
-    archived = restoration.archived(message, queue="a", keep=timedelta(days=1), now=NOW)
+    assert redrive.back(twice).values["headers"]["bide-operator-retries"] == 2
+    archived = redrive.archived(message, queue="a", keep=timedelta(days=1), now=NOW)
     assert archived.values["expiration"] == "86400000"
-    again = restoration.unarchived(FailedMessage.read("", "a", archived.values, archived.body), queue="error")
+    again = redrive.unarchived(FailedMessage.read("", "a", archived.values, archived.body), queue="error")
     assert dict(again.values) == dict(message.values)
-    edited = restoration.edited(message, body=b"new", headers={"x": "1"}, without=frozenset({"tenant"}))
+    edited = redrive.edited(message, body=b"new", headers={"x": "1"}, without=frozenset({"tenant"}))
     assert edited.message_id != "m"
     assert edited.values["message_id"] == edited.message_id
     assert (edited.body, edited.values["headers"]["bide-edit-of"], edited.values["headers"]["x"]) == (b"new", "m", "1")
     assert "tenant" not in edited.values["headers"]
     for name in ("bide-due", "CC", "x-death"):
         with pytest.raises(ReservedHeaderError):
-            restoration.edited(message, body=None, headers={name: "1"}, without=frozenset())
+            redrive.edited(message, body=None, headers={name: "1"}, without=frozenset())
     nowhere = replace(message, queue=None)
     with pytest.raises(InvalidInputError, match="--to"):
-        restoration.back(nowhere)
-    assert str(restoration.back(nowhere, to="q").target) == "q:q"
+        redrive.back(nowhere)
+    assert str(redrive.back(nowhere, to="q").target) == "q:q"
 
 
 def received(values: Mapping[str, Any]) -> bide.Message:
@@ -404,7 +404,7 @@ def received(values: Mapping[str, Any]) -> bide.Message:
 def due_of(values: Mapping[str, Any]) -> datetime | None:
     """The sender's due time, as an endpoint reads it on a message with these properties."""
     message = received(values)
-    return successor.senders_due(message.as_sent(), message.history)
+    return copies.senders_due(message.as_sent(), message.history)
 
 
 NET_SENT = {"NServiceBus.TimeSent": nservicebus_time(NOW)}
@@ -432,14 +432,14 @@ def test_every_copy_tells_when_its_sender_wanted_it(headers: dict[str, Any], due
     message = received(first)
     own: dict[str, Any] = {"queue": "orders", "history": message.history, "places": 3, "sent_by": None}
     later: dict[str, Any] = {"delay": timedelta(days=2), "now": NOW, "nservicebus": True}
-    copies = [successor.counted(message.as_sent(), b"", **own), successor.later(message.as_sent(), b"", **own, **later)]
-    for values in (first, *(one.values for one in copies)):
+    made = [copies.counted(message.as_sent(), b"", **own), copies.later(message.as_sent(), b"", **own, **later)]
+    for values in (first, *(one.values for one in made)):
         dead = {**values, "headers": {**values["headers"], "bide-to": "q:orders"}}
-        back = restoration.back(FailedMessage.read("", "error", dead, b""))
-        copies += [back, restoration.back(FailedMessage.read("", "error", back.values, b""), to="orders")]
-    assert [due_of(copy.values) for copy in copies] == [due] * 8
+        back = redrive.back(FailedMessage.read("", "error", dead, b""))
+        made += [back, redrive.back(FailedMessage.read("", "error", back.values, b""), to="orders")]
+    assert [due_of(copy.values) for copy in made] == [due] * 8
     another = {"bide-due": to_milliseconds(NOW + timedelta(days=3))}
-    for copy in copies[1:]:
+    for copy in made[1:]:
         assert due_of({**copy.values, "headers": copy.values["headers"] | another}) == due, "its own is the copy's"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from bide.cli.pipeline_report import report
+from bide.cli.pipeline.report import report
 from bide.pipelines.report.content import sections
 from bide.pipelines.report.tables import COLUMNS
 from bide.pipelines.report.writing import headline

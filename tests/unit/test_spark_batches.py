@@ -21,8 +21,8 @@ from bide.errors import UndecodableMessageError
 from bide.spark import batches
 from bide.spark.batches import Batches, text_of, unpack
 from bide.spark.columns import STREAM_COLUMNS, arrow_schema, table_schema
-from bide.stream.amqp10 import Symbol, identity, lookup
-from bide.stream.chunk import HEADER, Chunk
+from bide.streams.amqp10 import Symbol, identity, lookup
+from bide.streams.chunk import HEADER, Chunk
 from tests.unit.test_amqp10 import FROM_3_10, FROM_4_3, encode, section
 from tests.unit.test_stream_chunk import batch, entry
 from tests.unit.test_stream_chunk import chunk as chunk_of

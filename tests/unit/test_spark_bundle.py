@@ -18,10 +18,10 @@ from tests.patience import PATIENCE
 LOOK = """
 import sys
 sys.path[:] = [sys.argv[1], *(one for one in sys.path if "site-packages" not in one)]
-import anyio._backends._asyncio, bide.bulk.sync, bide.stream.log, httpx2, pamqp
+import anyio._backends._asyncio, bide.client.bulk.sync, bide.streams.log, httpx2, pamqp
 httpx2.AsyncClient()
 from importlib.metadata import version
-print(bide.__spec__.cached or bide.__file__, bide.bulk.sync.__file__, httpx2.__file__, version("bide"))
+print(bide.__spec__.cached or bide.__file__, bide.client.bulk.sync.__file__, httpx2.__file__, version("bide"))
 """
 
 
@@ -36,7 +36,7 @@ def test_it_has_all_that_an_executor_needs(tmp_path: Path) -> None:
     file = write_bundle(tmp_path / "bide.zip")
     assert looked(file) == [
         f"{file}/bide/__init__.pyc",
-        f"{file}/bide/bulk/sync.pyc",
+        f"{file}/bide/client/bulk/sync.pyc",
         f"{file}/httpx2/__init__.pyc",
         version("bide"),
     ]
@@ -49,7 +49,7 @@ def test_another_python_takes_the_sources(tmp_path: Path) -> None:
         for name in ours.namelist():
             contents = ours.read(name)
             other.writestr(name, b"\0\0\r\n" + contents[4:] if name.endswith(".pyc") else contents)
-    assert looked(file)[1] == f"{file}/bide/bulk/sync.py"
+    assert looked(file)[1] == f"{file}/bide/client/bulk/sync.py"
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

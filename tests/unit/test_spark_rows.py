@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bide.amqp.codec import properties
 from bide.delay.clock import Clock
 from bide.errors import InvalidInputError
-from bide.letter import Letter, Letters
+from bide.messages.outgoing import Letter, Letters
 from bide.spark.rows import Rows
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)

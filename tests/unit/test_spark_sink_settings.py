@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
+from bide.delay.by_name import LAYOUTS
 from bide.errors import InvalidOptionError
-from bide.layouts import LAYOUTS
 from bide.spark.options import Options
 from bide.spark.sink_settings import SinkSettings
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.errors import ProtocolError, UndecodableMessageError
-from bide.stream import chunk as module
-from bide.stream.chunk import HEADER, Chunk, Undecodable, unpack_gzip
+from bide.streams import chunk as module
+from bide.streams.chunk import HEADER, Chunk, Undecodable, unpack_gzip
 
 
 def entry(message: bytes) -> bytes:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.errors import ProtocolError
-from bide.stream import frames
-from bide.stream.frames import Fields, Whereabouts
+from bide.streams import frames
+from bide.streams.frames import Fields, Whereabouts
 
 
 def test_a_subscription() -> None:

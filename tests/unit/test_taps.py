@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from bide.delay.celery import Celery
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import ExchangeTarget, QueueTarget, Target
+from bide.delay.clock_digits import LEVELS, MAX_DELAY
 from bide.delay.nservicebus import NServiceBus
+from bide.delay.protocol import ExchangeTarget, QueueTarget, Target
 from bide.delay.taps import Retention, Taps, find_taps, taps_of
-from bide.delay.units import LEVELS, MAX_DELAY
 from bide.delay.waiting_hall import WaitingHall
 from bide.errors import InvalidInputError
 from bide.topology import Binding, Exchange, Queue, Topology
@@ -27,7 +27,7 @@ from bide.topology.validation import validate
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from bide.delay.infrastructure import DelayRoute
+    from bide.delay.protocol import DelayRoute
 
 Tapped = Clock | NServiceBus | Celery
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bide.delay.arrival import restore
 from bide.delay.explain import explain, mermaid, rows
-from bide.delay.infrastructure import DelayInfrastructure, ExchangeTarget, QueueTarget, Target
-from bide.delay.passing import LONGEST_PAUSE, Onward, Passing
+from bide.delay.protocol import DelayInfrastructure, ExchangeTarget, QueueTarget, Target
+from bide.delay.received import restore
 from bide.delay.waiting_hall import MAX_DELAY, WaitingHall
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError, UnsupportedTargetError
+from bide.relay.decision import LONGEST_PAUSE, RelayDecision, RelayedMessage
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.routing import Model
 from bide.topology.validation import validate
@@ -50,7 +50,7 @@ class Walk:
     hall: WaitingHall
     lag: int = 0
     now: int = START
-    sent: list[Onward] = field(default_factory=list)
+    sent: list[RelayDecision] = field(default_factory=list)
     queue: str = ""
     routing_key: str = ""
     values: dict[str, Any] = field(default_factory=dict)
@@ -68,11 +68,11 @@ class Walk:
         """What the relay does until the message is with its target."""
         while self.queue in self.hall.relay_queues:
             self.now += self.lag
-            passing = Passing.read(self.hall, self.routing_key, self.values, now=self.now)
-            onward = passing.deliver() if self.queue == self.hall.distributing_queue else passing.onward(self.now)
-            assert "x-death" not in onward.values["headers"]
-            self.sent.append(onward)
-            self.publish(onward.exchange, onward.routing_key, dict(onward.values))
+            relayed = RelayedMessage.read(self.hall, self.routing_key, self.values, now=self.now)
+            decision = relayed.deliver() if self.queue == self.hall.distributing_queue else relayed.forward(self.now)
+            assert "x-death" not in decision.values["headers"]
+            self.sent.append(decision)
+            self.publish(decision.exchange, decision.routing_key, dict(decision.values))
 
 
 def send(hall: WaitingHall, delay: timedelta, target: Target, *, lag: int = 0) -> Walk:
@@ -87,7 +87,7 @@ def send(hall: WaitingHall, delay: timedelta, target: Target, *, lag: int = 0) -
 
 def test_27_seconds_through_levels_of_1_2_4_and_8() -> None:
     walk = send(FOUR, 27 * SECOND, ExchangeTarget("shop", "order.created"))
-    assert [(one.way, one.exchange, one.routing_key, one.rest) for one in walk.sent] == [
+    assert [(one.step, one.exchange, one.routing_key, one.rest) for one in walk.sent] == [
         ("round", "bide.hall.v1.meditating-03", "order.created", 19_000),
         ("round", "bide.hall.v1.meditating-03", "order.created", 11_000),
         ("levels", "bide.hall.v1.level-03", "1.0.1.1", 11_000),
@@ -104,7 +104,7 @@ def test_a_message_goes_round_while_the_rest_exceeds_all_levels_together(
     seconds: int, rounds: int, digits: str
 ) -> None:
     walk = send(FOUR, seconds * SECOND, QueueTarget("orders"))
-    assert [one.way for one in walk.sent] == ["round"] * rounds + ["levels", "target"]
+    assert [one.step for one in walk.sent] == ["round"] * rounds + ["levels", "target"]
     assert walk.sent[rounds].routing_key == digits
     assert FOUR.route(seconds * SECOND, QueueTarget("orders")).hops == 2 * rounds + 2 + digits.count("1")
 
@@ -239,12 +239,12 @@ def test_a_message_arrives_as_it_was_sent() -> None:
         "message_id": "m",
         "headers": {"mine": {"deep": [1]}, "CC": ["also"], "x-delay": "2500.5", "x-death": [{"count": 1}]},
     }
-    passing = Passing.read(FOUR, "a.b", sent, now=START, user="publisher")
-    inside = passing.onward(START)
+    relayed = RelayedMessage.read(FOUR, "a.b", sent, now=START, user="publisher")
+    inside = relayed.forward(START)
     assert not {"expiration", "priority"} & set(inside.values)
     assert not {"CC", "x-death", "x-delay"} & set(inside.values["headers"])
     assert (inside.exchange, inside.routing_key) == (FOUR.level_name(1), "1.1")
-    out = Passing.read(FOUR, inside.routing_key, inside.values, now=START, user="publisher").deliver()
+    out = RelayedMessage.read(FOUR, inside.routing_key, inside.values, now=START, user="publisher").deliver()
     assert (out.exchange, out.routing_key) == (FOUR.delivery_exchange, "a.b")
     assert {name: value for name, value in out.values.items() if name != "headers"} == {
         name: value for name, value in sent.items() if name != "headers"
@@ -262,7 +262,7 @@ def test_a_message_arrives_as_it_was_sent() -> None:
 
 
 def test_the_user_of_another_becomes_a_header() -> None:
-    out = Passing.read(FOUR, "k", {"user_id": "alice"}, now=START, user="relay").deliver()
+    out = RelayedMessage.read(FOUR, "k", {"user_id": "alice"}, now=START, user="relay").deliver()
     assert "user_id" not in out.values
     assert out.values["headers"]["bide-user-id"] == "alice"
 
@@ -273,21 +273,21 @@ def test_the_user_of_another_becomes_a_header() -> None:
 def test_delays_of_strangers(delay: Any, milliseconds: int) -> None:
     """``x-delay`` wins over a due time, which may be a copy from a message that was delayed before."""
     values = {"headers": {"x-delay": delay, "bide-due": 5}}
-    assert Passing.read(FOUR, "k", values, now=START).due == START + milliseconds
+    assert RelayedMessage.read(FOUR, "k", values, now=START).due == START + milliseconds
 
 
 def test_a_header_of_that_name_is_the_callers_own_where_bide_delays() -> None:
     route = FOUR.route(60 * SECOND, QueueTarget("orders"))
     values = {"headers": {**route.headers, "bide-due": START + 60_000, "x-delay": 5}}
-    passing = Passing.read(FOUR, "orders", values, now=START)
-    assert passing.due == START + 60_000
-    again = Passing.read(FOUR, "orders", passing.onward(START).values, now=START + 50_000)
+    relayed = RelayedMessage.read(FOUR, "orders", values, now=START)
+    assert relayed.due == START + 60_000
+    again = RelayedMessage.read(FOUR, "orders", relayed.forward(START).values, now=START + 50_000)
     assert again.due == START + 60_000
     assert again.deliver().values["headers"]["x-delay"] == 5
 
 
 def test_without_any_delay_it_is_due_at_once() -> None:
-    assert Passing.read(FOUR, "k", {}, now=START).onward(START).way == "target"
+    assert RelayedMessage.read(FOUR, "k", {}, now=START).forward(START).step == "target"
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_without_any_delay_it_is_due_at_once() -> None:
 )
 def test_what_nobody_can_understand(headers: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError):
-        Passing.read(FOUR, "k", {"headers": headers}, now=START).onward(START)
+        RelayedMessage.read(FOUR, "k", {"headers": headers}, now=START).forward(START)
 
 
 @given(hall=halls)
@@ -320,13 +320,13 @@ def test_a_refusing_target_is_tried_again_later_and_later(hall: WaitingHall) -> 
     values: Any = {"headers": {"bide-to": "q:orders", "bide-due": START}}
     key, waits = "orders", []
     for _ in range(70):
-        onward = Passing.read(hall, key, values, now=START).again()
-        assert onward.way == "levels"
-        waits.append(onward.rest * MILLISECOND)
-        key, values = onward.routing_key, onward.values
+        decision = RelayedMessage.read(hall, key, values, now=START).again()
+        assert decision.step == "levels"
+        waits.append(decision.rest * MILLISECOND)
+        key, values = decision.routing_key, decision.values
     assert waits[0] == hall.resolution
     assert waits == sorted(waits)
     assert waits[-1] <= max(min(hall.span, LONGEST_PAUSE), hall.resolution)
-    delivered = Passing.read(hall, key, values, now=START).deliver()
+    delivered = RelayedMessage.read(hall, key, values, now=START).deliver()
     assert (delivered.exchange, delivered.routing_key) == ("", "orders")
     assert set(delivered.values["headers"]) == {"bide-to", "bide-due"}

@@ -21,7 +21,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
-from bide.logs import logger
+from bide.runtime.logs import logger
 from bide.topology import PREDECLARED_EXCHANGES, Binding, Exchange, Queue, Topology
 
 log = logger(__name__)
@@ -154,7 +154,7 @@ def _way_to(exchange_type: str) -> str:
         # Archived, and for no release from 4.3 on.
         return (
             "publish with delay=... to an exchange of the plain type instead (Client.publish), or keep the x-delay "
-            "header and publish with bide.delayed_message.DelayedMessagePublisher; neither needs the plugin"
+            "header and publish with bide.messaging.delayed_message.DelayedMessagePublisher; neither needs the plugin"
         )
     if exchange_type == "x-local-random":
         return "upgrade the broker to RabbitMQ 4.0 or later, or use another type"

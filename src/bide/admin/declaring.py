@@ -50,7 +50,7 @@ from typing import Any, Final, Self, TypeVar
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.errors import BrokerError, BrokerUnreachableError, ClosedError, ConnectionLostError, TargetNotFoundError
-from bide.logs import logger
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 

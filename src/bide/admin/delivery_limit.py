@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from bide.admin.management import ManagementApi
 from bide.admin.snapshot import matches
+from bide.management.api import ManagementApi
 
 DEFAULT_LIMIT: Final = 20
 """The limit of quorum queues from RabbitMQ 4.0 on, where nobody set one."""

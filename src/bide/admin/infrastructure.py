@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from bide.admin.apply import Applied, Removed, apply, check_release, check_streams, destroy, exists
-from bide.admin.management import ManagementApi
 from bide.admin.protection import protection_name
 from bide.admin.settling import settle
 from bide.admin.snapshot import find_owned
@@ -14,8 +13,9 @@ from bide.admin.taps import find_tap_bindings
 from bide.amqp.connection import Connection
 from bide.delay.cascade import Policy
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.errors import InvalidInputError, ManagementApiError, NotEmptyError
+from bide.management.api import ManagementApi
 from bide.topology import Binding, Topology
 
 

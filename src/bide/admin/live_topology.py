@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from bide.admin.management import ManagementApi
 from bide.admin.snapshot import Snapshot
+from bide.management.api import ManagementApi
 from bide.topology import Argument, Binding, Exchange, Queue, Topology, TopologyDiff
 
 _OF_QUEUES: Final = frozenset(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bide.admin.management import ManagementApi
 from bide.admin.neighbours import DELIVERY_EXCHANGES
 from bide.admin.report import Finding, judged
 from bide.admin.snapshot import Snapshot, release_exchange
 from bide.delay.clock import Clock, carrier_for
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
+from bide.management.api import ManagementApi
 
 
 async def nservicebus_targets(

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from bide.admin.delivery_limit import effective_limit
-from bide.admin.management import FoundQueue, ManagementApi
 from bide.admin.report import Finding, judged, listed, unchecked
 from bide.admin.snapshot import Snapshot, is_readable, take_snapshot
 from bide.delay.cascade import Policy
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.delay.taps import find_taps
+from bide.management.api import FoundQueue, ManagementApi
 from bide.topology import Argument
 
 _FULL: Final = "a full queue refuses or drops messages"

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bide.admin.management import FoundQueue, ManagementApi
 from bide.admin.policies import changed_keys, owned_queues
 from bide.admin.report import Finding, judged, listed
 from bide.admin.snapshot import Snapshot, applying, take_snapshot
 from bide.delay.cascade import Policy
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.delay.taps import find_taps
 from bide.delay.waiting_hall import WaitingHall
+from bide.management.api import FoundQueue, ManagementApi
 from bide.topology import Argument
 
 _NEUTRAL: Final = "alternate-exchange"

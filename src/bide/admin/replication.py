@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Final
 
-from bide.admin.management import FoundQueue, ManagementApi
 from bide.admin.policies import owned_queues
 from bide.admin.protection import queue_pattern
 from bide.admin.report import Finding, judged, listed, unchecked, warned
 from bide.admin.snapshot import Snapshot
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.errors import ManagementApiError
+from bide.management.api import FoundQueue, ManagementApi
 
 _MEMBERS: Final = 3
 """Members of a quorum queue by default, on a cluster of as many nodes or more."""

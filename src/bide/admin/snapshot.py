@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from bide.admin.management import FoundExchange, FoundQueue, ManagementApi
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.delay.cascade import Policy
 from bide.delay.celery import Celery
-from bide.delay.infrastructure import DelayInfrastructure
 from bide.delay.nservicebus import NServiceBus
+from bide.delay.protocol import DelayInfrastructure
 from bide.delay.taps import find_taps
 from bide.errors import BrokerError
+from bide.management.api import FoundExchange, FoundQueue, ManagementApi
 from bide.topology import Argument, Binding, DestinationType
 
 _Item = TypeVar("_Item")

@@ -8,12 +8,11 @@ from typing import Any, Final, Literal
 
 from bide.admin.apply import apply, check_release, check_streams, exists, message_counts
 from bide.admin.declaring import Declaring
-from bide.admin.management import ManagementApi
 from bide.admin.report import Finding, judged, listed, unchecked
 from bide.admin.snapshot import Snapshot
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.delay.taps import Retention, Taps, find_taps, taps_of
 from bide.errors import (
     DeclarationMismatchError,
@@ -21,6 +20,7 @@ from bide.errors import (
     NotAppliedError,
     UnsupportedBrokerError,
 )
+from bide.management.api import ManagementApi
 from bide.topology import Binding, Exchange, Queue, Topology
 
 State = Literal["on", "off", "incomplete", "unknown"]

@@ -10,10 +10,9 @@ from typing import Any, Final
 from bide.admin.apply import MINIMUM_RELEASE, check_release, check_streams, exists
 from bide.admin.delivery_limit import effective_limit
 from bide.admin.infrastructure import Guarded
-from bide.admin.management import FoundQueue, ManagementApi
+from bide.admin.locate import private_broker
 from bide.admin.nservicebus_targets import nservicebus_targets
 from bide.admin.policies import policy_findings
-from bide.admin.private import private_broker
 from bide.admin.protection import protection_findings
 from bide.admin.replication import replication_findings
 from bide.admin.report import Check, Finding, Report, judged, listed, unchecked
@@ -22,7 +21,7 @@ from bide.admin.taps import bound_taps, tap_findings, unseen_taps
 from bide.amqp.connection import Connection
 from bide.delay.cascade import foreign_suffix_bindings
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.delay.taps import find_taps
 from bide.delay.waiting_hall import WaitingHall
 from bide.errors import (
@@ -33,6 +32,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
+from bide.management.api import FoundQueue, ManagementApi
 from bide.recoverability.policy import Retry, poison_limit
 from bide.topology import Binding, Exchange, Queue, Topology
 

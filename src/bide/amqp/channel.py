@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from pamqp import commands
 from pamqp.base import Frame
 
-from bide.amqp import codec, faults, methods
+from bide.amqp import codec, methods, reply_codes
 from bide.amqp.acks import AckSender
 from bide.amqp.confirms import Awaited, Confirms, Unconfirmed, fail
-from bide.amqp.content import Assembly, Delivery, Return
+from bide.amqp.delivery import Assembly, Delivery, Return
 from bide.errors import BideError, ClosedError, ConsumerCancelledError
-from bide.logs import logger
+from bide.runtime.logs import logger
 from bide.topology import Binding, Exchange, Queue
 
 if TYPE_CHECKING:
@@ -419,7 +419,7 @@ class Channel:
             # Both closed at once: the broker answers ours too.
             return
         self.close_text = method.reply_text or ""
-        self._close(faults.channel_error(method.reply_code or 0, self.close_text))
+        self._close(reply_codes.channel_error(method.reply_code or 0, self.close_text))
         self._end()
 
     def fail(self, error: BideError) -> None:

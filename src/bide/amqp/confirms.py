@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any
 
-from bide.amqp.content import Return
+from bide.amqp.delivery import Return
 from bide.errors import BideError, PublishRefusedError, UnroutableError
-from bide.logs import logger
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 

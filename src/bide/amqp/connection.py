@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pamqp import commands
 
-from bide.amqp import codec, decoding, faults
+from bide.amqp import codec, decoding, reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.handshake import close_connection, lost_error, open_vhost, release_of, start_ok, tls_reason, tune_ok
 from bide.amqp.heartbeat import Heartbeat
@@ -27,7 +27,7 @@ from bide.errors import (
     ProtocolError,
     TlsError,
 )
-from bide.logs import logger
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 
@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
             except BrokerError as error:
                 # Also a refusal: a node that shuts down, or is no member any more, says nothing about the others.
                 failures.append(error)
-        raise faults.of_hosts(failures)
+        raise reply_codes.of_hosts(failures)
 
     @classmethod
     async def _open_one(cls, url: BrokerUrl, host: str, port: int) -> Connection:
@@ -110,7 +110,7 @@ class Connection(asyncio.Protocol):
         try:
             async with asyncio.timeout(seconds):
                 context, loop = url.ssl_context(), asyncio.get_running_loop()
-                connect = url.network.connect
+                connect = url.transport.connect
                 connection = await connect(lambda: cls(url, address), host, port, loop=loop, context=context)
                 await connection.opened
                 return connection
@@ -131,11 +131,11 @@ class Connection(asyncio.Protocol):
 
     def now(self) -> datetime:
         """The time in UTC, in which due times are given."""
-        return self.url.network.now()
+        return self.url.transport.now()
 
     def monotonic(self) -> float:
         """Seconds by a clock that cannot be set: the rest of a delay is counted by it when a message is repeated."""
-        return self.url.network.monotonic()
+        return self.url.transport.monotonic()
 
     @property
     def _is_open(self) -> bool:
@@ -396,9 +396,9 @@ class Connection(asyncio.Protocol):
         self.send(codec.frame(codec.METHOD, 0, codec.method(10, 51)))
         code, text = method.reply_code or 0, method.reply_text or ""
         self.give_up(
-            faults.connection_error(code, text)
+            reply_codes.connection_error(code, text)
             if self._is_open
-            else faults.handshake_error(
+            else reply_codes.handshake_error(
                 code, text, user=self.url.user, vhost=self.url.vhost, address=self.address, external=self.url.external
             ),
             politely=True,

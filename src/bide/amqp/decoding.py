@@ -18,8 +18,8 @@ import pamqp.frame
 from pamqp.base import Frame
 
 from bide.amqp.codec import PROPERTY_FLAGS
-from bide.amqp.content import Delivery, Return
-from bide.logs import logger
+from bide.amqp.delivery import Delivery, Return
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ipaddress import ip_address
 from typing import Any, Final, Protocol
 
-from bide.amqp.network import TCP
+from bide.amqp.transport import TCP
 from bide.amqp.url import BrokerUrl
-from bide.logs import logger
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 
@@ -32,7 +32,7 @@ def warn_about_exposure(url: BrokerUrl, socket: Ends) -> None:
         url: what the connection was opened with.
         socket: connected to one of its hosts.
     """
-    if url.network is not TCP:
+    if url.transport is not TCP:
         return
     try:
         peer, own = socket.getpeername(), socket.getsockname()

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Final
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from bide.amqp.network import TCP, Network
+from bide.amqp.transport import TCP, Transport
 from bide.errors import InvalidUrlError
 
 DEFAULT_URL: Final = "amqp://guest:guest@localhost:5672/"
@@ -46,7 +46,7 @@ class BrokerUrl:
         external: log in by client certificate (``auth=external``) rather than by password.
         name: shown for the connection in the broker's management pages.
         shuffle: whether hosts are tried in random order; off with ``order=given``.
-        network: what connections run over; no part of the text of a URL.
+        transport: what connections run over; no part of the text of a URL.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -63,7 +63,7 @@ class BrokerUrl:
     external: bool = False
     name: str = "bide"
     shuffle: bool = True
-    network: Network = field(default=TCP, repr=False, compare=False)
+    transport: Transport = field(default=TCP, repr=False, compare=False)
 
     @classmethod
     def parse(cls, text: str) -> BrokerUrl:

@@ -12,12 +12,12 @@ from bide.cli.broker import broker
 from bide.cli.delay import delay
 from bide.cli.demo import demo
 from bide.cli.errors import errors
-from bide.cli.pipeline import pipeline
-from bide.cli.pipeline_audit import audit
-from bide.cli.pipeline_bundle import bundle
-from bide.cli.pipeline_plan import plan
-from bide.cli.pipeline_replay import replay
-from bide.cli.pipeline_report import report
+from bide.cli.pipeline.audit import audit
+from bide.cli.pipeline.bundle import bundle
+from bide.cli.pipeline.group import pipeline
+from bide.cli.pipeline.plan import plan
+from bide.cli.pipeline.replay import replay
+from bide.cli.pipeline.report import report
 from bide.cli.receive import receive
 from bide.cli.relay import relay
 from bide.cli.send import send
@@ -26,7 +26,7 @@ from bide.cli.tap import tap
 from bide.cli.topology import topology
 from bide.errors import BideError, InvalidInputError
 from bide.foreign_text import visible
-from bide.logs import logger
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 

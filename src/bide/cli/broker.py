@@ -11,7 +11,7 @@ from bide.cli.output import print_json, working
 from bide.cli.settings import json_option, verbose_option
 
 if TYPE_CHECKING:
-    from bide.broker import LocalBroker
+    from bide.local_broker import LocalBroker
 
 _folder_option = click.option(
     "--folder",
@@ -50,7 +50,7 @@ def start(*, folder: Path | None, ephemeral: bool, home: Path | None, root: Path
     It goes on until 'bide broker stop'. A broker that runs already is left as it is. What is printed can be evaluated
     by a shell: eval "$(bide broker start)".
     """
-    from bide.broker import LocalBroker, find_running
+    from bide.local_broker import LocalBroker, find_running
 
     running = None if ephemeral and folder is None else find_running(folder)
     if running is None:
@@ -82,8 +82,8 @@ def stop(*, folder: Path | None, as_json: bool) -> None:
 
     Messages stay for the next start, but those of an ephemeral broker. That none runs is no error.
     """
-    from bide.broker import LocalBroker, default_folder
-    from bide.broker.state import LOCK_FILE
+    from bide.local_broker import LocalBroker, default_folder
+    from bide.local_broker.state import LOCK_FILE
 
     place = (folder or default_folder()).expanduser().resolve()
     local = LocalBroker(place)
@@ -103,7 +103,7 @@ def stop(*, folder: Path | None, as_json: bool) -> None:
 @verbose_option
 def status(*, folder: Path | None, as_json: bool) -> int:
     """Show the broker and its URLs; exit with 1 if it does not run."""
-    from bide.broker import default_folder, find_running
+    from bide.local_broker import default_folder, find_running
 
     place = (folder or default_folder()).expanduser().resolve()
     local = find_running(place)

@@ -24,11 +24,11 @@ from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from bide.admin.infrastructure import RemovedInfrastructure
-    from bide.admin.management import ManagementApi
     from bide.admin.report import Report
     from bide.amqp.connection import Connection
-    from bide.delay.infrastructure import DelayInfrastructure, Target
-    from bide.undeliverable import Resent
+    from bide.delay.protocol import DelayInfrastructure, Target
+    from bide.error_queues.undeliverable import Resent
+    from bide.management.api import ManagementApi
 
 _ANSWERS_WITHIN: Final = 10.0
 """Seconds that applying waits for a management API that it can do without."""
@@ -230,8 +230,8 @@ def resend(settings: Settings, *, infrastructure: DelayInfrastructure, allow: tu
 
 
 async def _resend(settings: Settings, infrastructure: DelayInfrastructure, allow: tuple[str, ...]) -> Resent:
-    from bide.client import connect
-    from bide.undeliverable import resend
+    from bide.client.client import connect
+    from bide.error_queues.undeliverable import resend
 
     async with connect(settings.broker_url(), infrastructure=infrastructure) as client:
         return await resend(client, allow=allow)
@@ -257,7 +257,7 @@ def explain(
 ) -> None:
     """Show the way that a message with this DELAY takes, exchange by exchange. No broker is asked."""
     from bide.delay import explain as explaining
-    from bide.duration import parse_delay
+    from bide.durations import parse_delay
 
     target = _target(to, exchange, routing_key)
     wait = parse_delay(delay_text)
@@ -270,7 +270,7 @@ def explain(
 
 
 def _target(to: str | None, exchange: str | None, routing_key: str) -> Target:
-    from bide.delay.infrastructure import ExchangeTarget, QueueTarget
+    from bide.delay.protocol import ExchangeTarget, QueueTarget
 
     if (to is None) == (exchange is None):
         raise InvalidInputError("name where the message goes: either --to or --exchange")

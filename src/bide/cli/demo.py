@@ -82,7 +82,7 @@ def demo(
     from bide.demo.progress import Progress
     from bide.demo.shop import make_shop
     from bide.demo.view import outcome, showing
-    from bide.duration import parse_delay
+    from bide.durations import parse_delay
 
     # On a broker of its own, nothing has to be told apart.
     prefix = f"bide-demo-{secrets.token_hex(3)}" if settings.url else "demo"
@@ -129,7 +129,7 @@ def _place(into: Path) -> tuple[Place | None, str]:
 
 def _broker(settings: Settings, stream_port: int | None, progress: Progress, stack: ExitStack) -> _Broker:
     """The broker that the settings name, or a new one until the stack ends."""
-    from bide.admin.stream_port import stream_port as known_stream_port
+    from bide.admin.locate import stream_port as known_stream_port
     from bide.amqp.url import BrokerUrl
 
     if settings.url:
@@ -139,7 +139,7 @@ def _broker(settings: Settings, stream_port: int | None, progress: Progress, sta
             stream_port=stream_port or known_stream_port(settings.url, os.environ),
             management_url=settings.management_url,
         )
-    from bide.broker import LocalBroker
+    from bide.local_broker import LocalBroker
 
     with progress.phase("start") as phase:
         broker = stack.enter_context(LocalBroker.start(ephemeral=True))
@@ -154,7 +154,7 @@ def _broker(settings: Settings, stream_port: int | None, progress: Progress, sta
 
 def _unreadable(broker: _Broker) -> str:
     """Why streams of this broker cannot be read; empty if they can."""
-    from bide.stream.log import Address
+    from bide.streams.log import Address
 
     try:
         Address.of(broker.text, broker.stream_port).connect().close()

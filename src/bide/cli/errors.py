@@ -25,7 +25,7 @@ from bide.foreign_text import visible
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from bide.lifecycle import ErrorQueue, Moved, Selection, Summary
+    from bide.error_queues import ErrorQueue, Moved, Selection, Summary
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -311,9 +311,9 @@ def history(settings: Settings, as_json: bool) -> None:
     """Show who did what with failed messages, and when."""
 
     async def work() -> None:
-        from bide.client import connect
-        from bide.lifecycle import read_audit
-        from bide.lifecycle.audit import AUDIT
+        from bide.client.client import connect
+        from bide.error_queues import read_audit
+        from bide.error_queues.operator_log import AUDIT
 
         odd: list[bytes] = []
         async with (
@@ -415,8 +415,8 @@ def _go_on(
 
 @asynccontextmanager
 async def _queue(settings: Settings, queue: str, *, audit: bool = True) -> AsyncIterator[ErrorQueue]:
-    from bide.client import connect
-    from bide.lifecycle import ErrorQueue
+    from bide.client.client import connect
+    from bide.error_queues import ErrorQueue
 
     async with connect(settings.broker_url()) as client:
         yield ErrorQueue(client, queue, management_url=settings.management_url, audit=audit)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from bide.lifecycle import AuditRecord, FailedMessage, Group, Moved, Summary
+    from bide.error_queues import AuditRecord, FailedMessage, Group, Moved, Summary
 
 _MOST_NAMES: Final = 10
 """Queues that one line names: a stranger can put any number of names on messages."""
@@ -189,7 +189,7 @@ class Targets:
 
     def count(self, summary: Summary) -> tuple[dict[str, int], dict[str, int], int]:
         """Messages for each allowed queue, for each other queue, and for no queue."""
-        from bide.delay.infrastructure import QueueTarget
+        from bide.delay.protocol import QueueTarget
 
         by_queue = summary.by["queue"] if self._to is None else Counter({self._to: summary.total})
         allowed: dict[str, int] = {}

@@ -13,11 +13,11 @@ from bide.cli.output import LineWriter, json_line, text_or_base64
 from bide.cli.running import run_async
 from bide.cli.settings import Settings, broker_options, json_option, pass_settings
 from bide.foreign_text import visible
-from bide.logs import logger
+from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
-    from bide.client import Client
-    from bide.message import Message
+    from bide.client.client import Client
+    from bide.client.message import Message
 
 log = logger(__name__)
 
@@ -44,7 +44,7 @@ def receive(
     A message is acknowledged once its line is written: what was not printed stays in the queue, and nothing is lost
     when this command ends, however it ends. In --json a body that is no UTF-8 is base64, and body_encoding says so.
     """
-    from bide.duration import parse_delay
+    from bide.durations import parse_delay
 
     limit = None if timeout is None else parse_delay(timeout)
     render = _json if as_json else _text
@@ -60,8 +60,8 @@ async def _receive(
     patience: timedelta | None,
     render: Callable[[Message], bytes],
 ) -> None:
-    from bide.client import connect
-    from bide.duration import format_delay
+    from bide.client.client import connect
+    from bide.durations import format_delay
     from bide.topology import Queue, Topology
 
     async with connect(settings.broker_url()) as client:

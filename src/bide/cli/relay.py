@@ -12,7 +12,7 @@ import click
 
 from bide.cli.output import print_json
 from bide.cli.settings import Settings, allow_option, broker_options, hall_options, json_option, pass_settings
-from bide.logs import logger
+from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection

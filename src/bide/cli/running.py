@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from bide.admin.management import ManagementApi
     from bide.amqp.connection import Connection
     from bide.cli.settings import Settings
+    from bide.management.api import ManagementApi
 
 _Result = TypeVar("_Result")
 
@@ -112,11 +112,11 @@ async def connected(settings: Settings, purpose: str) -> AsyncIterator[tuple[Con
         settings: of the command.
         purpose: what the connection's name says in brackets.
     """
-    from bide.admin.management import ManagementApi
+    from bide.admin.locate import management_api
     from bide.amqp.connection import Connection
 
     url = settings.broker_url()
-    api = ManagementApi.of(url, settings.management_url)
+    api = management_api(url, settings.management_url)
     connection = await Connection.open(replace(url, name=f"{url.name} ({purpose})"))
     try:
         yield connection, api

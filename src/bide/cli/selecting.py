@@ -65,7 +65,7 @@ def _with_selection(command: _Decorated) -> _Decorated:
         headers: tuple[str, ...],
         **kwargs: Any,
     ) -> Any:
-        from bide.duration import parse_delay
+        from bide.durations import parse_delay
         from bide.recoverability.selection import Selection
 
         selection: Selection = Selection(

@@ -17,9 +17,9 @@ from bide.cli.settings import Settings, broker_options, json_option, layout_opti
 from bide.errors import BideError
 
 if TYPE_CHECKING:
-    from bide.client import Client
-    from bide.delay.infrastructure import DelayInfrastructure
-    from bide.publisher import Receipt
+    from bide.client.client import Client
+    from bide.client.publisher import Receipt
+    from bide.delay.protocol import DelayInfrastructure
 
 IN_FLIGHT: Final = 1_000
 """Messages of ``--count`` that are on their way at a time."""
@@ -129,8 +129,8 @@ async def _send(
     declare: bool,
     as_json: bool,
 ) -> None:
-    from bide.client import connect
-    from bide.outgoing import Outgoing
+    from bide.client.client import connect
+    from bide.messages.prepared import Outgoing
 
     Outgoing.make(**message)  # what cannot be sent is said before a broker is needed
     last: list[Receipt] = []

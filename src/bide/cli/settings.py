@@ -15,7 +15,7 @@ from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from bide.amqp.url import BrokerUrl
-    from bide.delay.infrastructure import DelayInfrastructure
+    from bide.delay.protocol import DelayInfrastructure
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -75,7 +75,7 @@ def duration_of(option: str, text: str) -> timedelta:
     Raises:
         InvalidDelayError: it is none; the message names the option.
     """
-    from bide.duration import parse_delay
+    from bide.durations import parse_delay
 
     try:
         return parse_delay(text)
@@ -185,7 +185,7 @@ def layout_options(*, fewer_levels: bool = False) -> Callable[[_Decorated], _Dec
     Args:
         fewer_levels: let ``--levels`` shorten the cascade of NServiceBus too, for what never touches a broker.
     """
-    from bide.layouts import LAYOUTS, QUEUE_TYPES, ROUTINGS
+    from bide.delay.by_name import LAYOUTS, QUEUE_TYPES, ROUTINGS
 
     options = [
         click.option(
@@ -247,7 +247,7 @@ def _with_infrastructure(command: _Decorated, *, fewer_levels: bool) -> _Decorat
         levels: int | None,
         **kwargs: Any,
     ) -> Any:
-        from bide.layouts import make_infrastructure
+        from bide.delay.by_name import make_infrastructure
 
         if levels is not None and layout.startswith("nservicebus") and not fewer_levels:
             raise InvalidInputError(
@@ -277,7 +277,7 @@ def hall_options(command: _Decorated) -> _Decorated:
     @click.option("--resolution", metavar="DELAY", help="The wait of the lowest level. [default: 1s]")
     @wraps(command)
     def wrapper(*args: Any, prefix: str | None, levels: int | None, resolution: str | None, **kwargs: Any) -> Any:
-        from bide.layouts import make_infrastructure
+        from bide.delay.by_name import make_infrastructure
 
         hall = make_infrastructure("waiting-hall", prefix=prefix, levels=levels, resolution=resolution)
         return command(*args, hall=hall, **kwargs)

@@ -23,7 +23,7 @@ from bide.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from bide.admin.taps import StreamStatus, TapStatus, TurnedOff, TurnedOn
-    from bide.delay.infrastructure import DelayInfrastructure
+    from bide.delay.protocol import DelayInfrastructure
     from bide.delay.taps import Retention
 
 _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

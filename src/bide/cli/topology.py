@@ -19,8 +19,8 @@ from bide.errors import InvalidInputError
 if TYPE_CHECKING:
     from bide.admin.apply import Removed
     from bide.admin.live_topology import Comparison
-    from bide.admin.management import ManagementApi
     from bide.amqp.connection import Connection
+    from bide.management.api import ManagementApi
     from bide.patterns.catalogue import Pattern
     from bide.topology import Topology
 
@@ -266,7 +266,7 @@ def explain(
     Nothing is sent. Name one place to look: --pattern, --definitions or --from-broker.
     """
     from bide.cli.topology_view import itinerary_lines
-    from bide.delay.infrastructure import check_name
+    from bide.delay.protocol import check_name
     from bide.topology.itinerary import plan
 
     if sum((pattern_text is not None, file is not None, from_broker)) != 1:
@@ -384,8 +384,8 @@ async def _connected(settings: Settings) -> AsyncIterator[Connection]:
 
 @asynccontextmanager
 async def _managed(settings: Settings) -> AsyncIterator[tuple[ManagementApi, str]]:
-    from bide.admin.management import ManagementApi
+    from bide.admin.locate import management_api
 
     url = settings.broker_url()
-    async with ManagementApi.of(url, settings.management_url) as api:
+    async with management_api(url, settings.management_url) as api:
         yield api, url.vhost

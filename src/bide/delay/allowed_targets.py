@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Self
 
-from bide.delay.infrastructure import QueueTarget, Target
+from bide.delay.protocol import QueueTarget, Target
 from bide.errors import InvalidInputError, TargetNotAllowedError
 
 

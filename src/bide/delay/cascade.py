@@ -20,7 +20,7 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from bide.delay.infrastructure import (
+from bide.delay.protocol import (
     MAX_NAME_BYTES,
     DelayRoute,
     QueueTarget,

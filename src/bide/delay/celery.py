@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bide.delay.cascade import LEVELS, RESOLUTION, BoundTarget, Cascade, Policy, queue_word
-from bide.delay.infrastructure import (
+from bide.delay.protocol import (
     HEADER_TO,
     MAX_NAME_BYTES,
     DelayRoute,

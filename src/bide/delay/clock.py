@@ -27,8 +27,9 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, Literal
 
+from bide.delay.clock_digits import LEVELS, MAX_DELAY, RESOLUTION, Digit, Level, digits_of
 from bide.delay.clock_keys import digit_key, digit_name, hashed, is_transport_key, padding_of, target_key
-from bide.delay.infrastructure import (
+from bide.delay.protocol import (
     HEADER_TO,
     MAX_NAME_BYTES,
     DelayRoute,
@@ -45,8 +46,7 @@ from bide.delay.infrastructure import (
 )
 from bide.delay.queues import final_queue, waiting_queue
 from bide.delay.release import release_key, release_queue
-from bide.delay.units import LEVELS, MAX_DELAY, RESOLUTION, Digit, Level, digits_of
-from bide.duration import format_delay
+from bide.durations import format_delay
 from bide.errors import InvalidDelayError, InvalidNameError, InvalidTopologyError
 from bide.topology import Binding, Exchange, Queue, Topology
 

@@ -6,8 +6,8 @@ import hashlib
 import re
 from typing import Final
 
-from bide.delay.infrastructure import MAX_NAME_BYTES, ExchangeTarget, Target
-from bide.delay.units import Level
+from bide.delay.clock_digits import Level
+from bide.delay.protocol import MAX_NAME_BYTES, ExchangeTarget, Target
 from bide.errors import InvalidNameError
 
 _OURS: Final = re.compile(r"(?:~\.)*~(?:[edhmsc][0-9]{1,2}(?:/[0-9]+)?|[qrxk][:#].*)", re.DOTALL)

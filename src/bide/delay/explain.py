@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 from bide.foreign_text import visible
 
 if TYPE_CHECKING:
-    from bide.delay.infrastructure import DelayInfrastructure, Step, Target
+    from bide.delay.protocol import DelayInfrastructure, Step, Target
     from bide.topology import Topology
 
 COLUMNS: Final = (

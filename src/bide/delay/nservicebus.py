@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bide.delay.cascade import LEVELS, RESOLUTION, BoundTarget, Cascade, Policy, check_address
-from bide.delay.infrastructure import (
+from bide.delay.protocol import (
     HEADER_TO,
     DelayRoute,
     ExchangeTarget,

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Final, Literal
 
 from bide.delay.cascade import LEVELS as CASCADE_LEVELS
-from bide.delay.units import LEVELS
+from bide.delay.clock_digits import LEVELS
 from bide.delay.waiting_hall import HEADER_REST
 from bide.errors import DelayQueueError
 

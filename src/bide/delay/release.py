@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Final
 
 from bide.delay.clock_keys import hashed
-from bide.delay.infrastructure import MAX_NAME_BYTES, ExchangeTarget
+from bide.delay.protocol import MAX_NAME_BYTES, ExchangeTarget
 from bide.delay.queues import waiting_queue
 from bide.topology import Queue
 

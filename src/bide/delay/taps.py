@@ -34,10 +34,10 @@ from typing import TYPE_CHECKING, Final
 
 from bide.delay.celery import Celery
 from bide.delay.clock import LAYOUT_VERSION, Clock
+from bide.delay.clock_digits import LEVELS
 from bide.delay.nservicebus import NServiceBus
 from bide.delay.queues import waiting_queue
-from bide.delay.units import LEVELS
-from bide.duration import format_delay
+from bide.durations import format_delay
 from bide.errors import InvalidInputError
 from bide.topology import Argument, Binding, Exchange, Queue, Topology
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from bide.delay.cascade import Cascade
-    from bide.delay.infrastructure import DelayInfrastructure
+    from bide.delay.protocol import DelayInfrastructure
 
 SCHEDULED: Final = "scheduled"
 DELIVERED: Final = "delivered"

@@ -13,7 +13,7 @@ Exchanges (in brackets) and queues, from the publisher to the target (``P`` is t
     [P.released] -> P.distributing -> relay -> the target: a queue, any exchange, or [P.pick-up]
 
 After the idea of the project delayed-messaging-with-rabbitmq. What the relay does with a message is in
-:mod:`bide.delay.passing`.
+:mod:`bide.relay.decision`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
 
-from bide.delay.infrastructure import (
+from bide.delay.protocol import (
     HEADER_TO,
     DelayRoute,
     QueueTarget,
@@ -37,7 +37,7 @@ from bide.delay.infrastructure import (
     round_up,
 )
 from bide.delay.queues import final_queue, safe_queue, waiting_queue
-from bide.duration import format_delay
+from bide.durations import format_delay
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError, UnsupportedTargetError
 from bide.topology import Argument, Binding, Exchange, Topology
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
-from bide.delay.infrastructure import ExchangeTarget, QueueTarget, Target
-from bide.delay.units import RESOLUTION
-from bide.duration import format_delay
+from bide.delay.clock_digits import RESOLUTION
+from bide.delay.protocol import ExchangeTarget, QueueTarget, Target
+from bide.durations import format_delay
 from bide.errors import InvalidInputError
 from bide.topology import Binding, Exchange, Queue, Topology
 

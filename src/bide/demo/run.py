@@ -15,17 +15,17 @@ from bide.admin.infrastructure import install
 from bide.admin.taps import turn_on
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.client import Client, connect
+from bide.client.client import Client, connect
+from bide.client.message import Message
+from bide.client.publisher import Receipt
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import ExchangeTarget
+from bide.delay.protocol import ExchangeTarget
 from bide.delay.taps import Retention, taps_of
 from bide.demo.figures import Figures, Lateness
 from bide.demo.plan import Plan, Planned
 from bide.demo.progress import Progress
 from bide.demo.selling import sell
 from bide.demo.shop import Shop
-from bide.message import Message
-from bide.publisher import Receipt
 from bide.topology import Queue, Topology
 
 PATIENCE: Final = timedelta(seconds=20)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 from bide.demo.figures import Sold
 from bide.demo.shop import RETRY, Order, Shop
 from bide.endpoint import Endpoint, EventStream, Observer
-from bide.logs import logger
+from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
-    from bide.client import Client
+    from bide.client.client import Client
+    from bide.client.message import Message
     from bide.endpoint import Event
-    from bide.message import Message
 
 _AT_ONCE: Final = 200
 """Messages that are published without waiting for each other's confirms."""

@@ -115,9 +115,9 @@ def tell(url: str, clock: Clock, shop: Shop, *, place: Place, port: int | None, 
     picture = place.picture if find_spec("PIL") is not None else None
     with session.session(None, name=TITLE, configuration=_CONFIGURATION, time_zone="UTC") as spark:
         with progress.phase("audit") as phase, session.spark_errors():
-            from bide.pipelines.audit import run
-            from bide.pipelines.audit_folder import Folder
-            from bide.pipelines.audit_sources import find_sources
+            from bide.pipelines.audit.folder import Folder
+            from bide.pipelines.audit.run import run
+            from bide.pipelines.audit.sources import find_sources
 
             done = run(spark, find_sources(url, [clock], events=[shop.events], port=port), Folder(str(place.tables)))
             phase.note = ", ".join(f"{count:,} {table}" for table, count in done.rows.items())

@@ -10,21 +10,21 @@ from datetime import timedelta
 from typing import Any, Final, TypeVar, overload
 
 from bide.amqp.url import BrokerUrl
-from bide.checks import whole_number
-from bide.client import Client, connect
-from bide.consumer import MAX_PREFETCH, Consumer
-from bide.delay.infrastructure import DelayInfrastructure, check_name
-from bide.duration import DelayLike, parse_delay
-from bide.endpoint.gate import Gate
+from bide.arguments import whole_number
+from bide.client.client import Client, connect
+from bide.client.consumer import MAX_PREFETCH, Consumer
+from bide.client.message import Message
+from bide.delay.protocol import DelayInfrastructure, check_name
+from bide.durations import DelayLike, parse_delay
 from bide.endpoint.handlers import Handlers
+from bide.endpoint.limiter import Gate
 from bide.endpoint.observer import Observer
-from bide.endpoint.rules import Rules
+from bide.endpoint.settings import Rules
 from bide.endpoint.startup import prepare
 from bide.endpoint.worker import Worker
 from bide.errors import ClosedError, InvalidInputError
-from bide.logs import logger
-from bide.message import Message
 from bide.recoverability.policy import Retry, RetryPolicy, check_policy, poison_limit, retries_at_once
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 
@@ -70,7 +70,8 @@ class Endpoint:
             never slows down.
         deduplicate: messages with an id that this process has handled within this time are acknowledged unhandled;
             None, the default, handles every delivery. It does not know what other processes handled.
-        observers: told of everything; see :class:`bide.EventStream`, ``bide.metrics`` and ``bide.tracing``.
+        observers: told of everything; see :class:`bide.EventStream`, :mod:`bide.observability.metrics` and
+            :mod:`bide.observability.tracing`.
         management_url: of the broker's management API, which the delivery limit is read from; None takes
             ``BIDE_MANAGEMENT_URL``, or the broker's host and RabbitMQ's default port. Where it does not answer, a
             warning says that the limit was not checked.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, get_args
 
-from bide.duration import to_milliseconds
+from bide.durations import to_milliseconds
 
 Kind = Literal["processed", "failed", "retried", "parked", "discarded", "expired", "duplicate"]
 """``failed``: an attempt failed and the message goes back to its queue at once. ``retried``: it failed, and comes back

@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from bide.duration import DelayLike, parse_delay
+from bide.durations import DelayLike, parse_delay
 from bide.endpoint.observer import Observer
 from bide.errors import InvalidDelayError
-from bide.outgoing import Outgoing
+from bide.messages.prepared import Outgoing
 from bide.topology import Queue, Topology
 
 if TYPE_CHECKING:
-    from bide.client import Client
+    from bide.client.client import Client
     from bide.endpoint.event import Event
 
 EVENTS: Final = "bide.events"

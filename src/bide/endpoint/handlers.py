@@ -11,8 +11,8 @@ from pathlib import PurePath
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
+from bide.client.message import Message
 from bide.errors import InvalidInputError, UnknownMessageTypeError
-from bide.message import Message
 from bide.recoverability.failed import message_type
 
 Handler = Callable[[Message], Awaitable[None] | None]

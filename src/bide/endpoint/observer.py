@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bide.client import Client
+    from bide.client.client import Client
+    from bide.client.message import Message
     from bide.endpoint.event import Event
-    from bide.message import Message
 
 
 class Observer:

@@ -6,11 +6,11 @@ import asyncio
 from typing import Any, Final
 
 from bide.admin.delivery_limit import delivery_limit
-from bide.admin.management import ManagementApi
-from bide.client import Client
-from bide.delay.infrastructure import DelayInfrastructure
+from bide.admin.locate import management_api
+from bide.client.client import Client
 from bide.delay.nservicebus import NServiceBus
-from bide.duration import format_delay
+from bide.delay.protocol import DelayInfrastructure
+from bide.durations import format_delay
 from bide.errors import (
     BrokerError,
     DeliveryLimitError,
@@ -19,8 +19,8 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
-from bide.logs import logger
 from bide.recoverability.policy import BrokerRetry, Retry, RetryPolicy
+from bide.runtime.logs import logger
 from bide.topology import Queue, Topology
 
 log = logger(__name__)
@@ -96,7 +96,7 @@ def _check_delays(policy: RetryPolicy, infrastructure: DelayInfrastructure) -> N
 async def _check_queue(client: Client, queue: str, least: int, management_url: str | None) -> None:
     try:
         release = await client.release()
-        async with asyncio.timeout(_PATIENCE), ManagementApi.of(client.url, management_url) as api:
+        async with asyncio.timeout(_PATIENCE), management_api(client.url, management_url) as api:
             found = await api.queue(client.url.vhost, queue)
             limit = await delivery_limit(api, client.url.vhost, queue, release=release)
     except (BrokerError, TimeoutError) as error:

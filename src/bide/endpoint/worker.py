@@ -11,27 +11,27 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from bide.cancellation import from_within, is_cancelled, outcome_of
-from bide.duration import format_delay
+from bide.durations import format_delay
+from bide.endpoint.dedup import FailedAttempts, Handled
 from bide.endpoint.event import Event, Kind
-from bide.endpoint.gate import Gate
 from bide.endpoint.handlers import Handlers, beyond_us
-from bide.endpoint.memory import FailedAttempts, Handled
+from bide.endpoint.limiter import Gate
 from bide.endpoint.observer import Observer
-from bide.endpoint.rules import Rules
+from bide.endpoint.settings import Rules
 from bide.errors import BrokerError, ClosedError, DeliveryLostError, InvalidInputError, PoisonMessageError
-from bide.logs import logger
-from bide.recoverability import successor
+from bide.recoverability import copies
 from bide.recoverability.decision import Decision, Discard, Park, RetryLater, RetryNow
-from bide.recoverability.explanation import MESSAGE_BYTES, STACK_BYTES, Explanation
+from bide.recoverability.exception_text import MESSAGE_BYTES, STACK_BYTES, Explanation
 from bide.recoverability.failed import group_of, message_type
 from bide.recoverability.failure import Failure
 from bide.recoverability.history import History, expiry_of
 from bide.recoverability.report import Report
+from bide.runtime.cancellation import from_within, is_cancelled, outcome_of
+from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
-    from bide.message import Message
-    from bide.outgoing import Outgoing
+    from bide.client.message import Message
+    from bide.messages.prepared import Outgoing
 
 log = logger(__name__)
 
@@ -256,7 +256,7 @@ class Worker:
     async def _retry_later(
         self, message: Message, key: Any, history: History, delay: timedelta, error: BaseException, event: Event
     ) -> None:
-        copy = successor.later(
+        copy = copies.later(
             message.as_sent(),
             message.body,
             queue=self._rules.queue,
@@ -288,7 +288,7 @@ class Worker:
         self, message: Message, key: Any, history: History, error: BaseException, event: Event, queue: str | None
     ) -> None:
         queue = queue or self._rules.error_queue
-        history = replace(history, first_due=successor.senders_due(message.as_sent(), history))
+        history = replace(history, first_due=copies.senders_due(message.as_sent(), history))
         for message_bytes, stack_bytes in _BOUNDS:
             report = Report(
                 endpoint=self._rules.endpoint,
@@ -299,7 +299,7 @@ class Worker:
                 host=HOST,
                 process=os.getpid(),
             )
-            copy = successor.parked(
+            copy = copies.parked(
                 message.as_sent(),
                 message.body,
                 queue=queue,
@@ -315,7 +315,7 @@ class Worker:
         else:
             # Its own headers fill the frame. It must not stay in hand, where nothing would come after it.
             log.critical("%s: %s is parked without its story", event.endpoint, message.message_id)
-            await self._send(successor.raw(message.as_sent(), message.body, queue=queue))
+            await self._send(copies.raw(message.as_sent(), message.body, queue=queue))
         what = Explanation.of(error)
         log.error(
             "%s: %s failed for good, and is parked in %s: %s", event.endpoint, event.message_id, queue, what.message
@@ -336,10 +336,10 @@ class Worker:
     async def _replace(self, message: Message, key: Any) -> None:
         sent, history = message.as_sent(), message.history
         # The copy has no due time of its own by which it could be seen to be late.
-        delayed = successor.senders_due(sent, history) is not None
+        delayed = copies.senders_due(sent, history) is not None
         expires_at = _expiry(message) if delayed else history.expires_at
         history = replace(history, deliveries=history.deliveries + 1, expires_at=expires_at)
-        copy = successor.counted(
+        copy = copies.counted(
             sent,
             message.body,
             queue=self._rules.queue,
@@ -407,7 +407,7 @@ class Worker:
             attempt=attempt,
             retries=message.history.retries,
             sent_at=message.sent_at,
-            due_at=successor.senders_due(message.as_sent(), message.history),
+            due_at=copies.senders_due(message.as_sent(), message.history),
             delivered_at=message.received_at,
             started_at=started,
             ended_at=self._now(),
@@ -426,7 +426,7 @@ def _expiry(message: Message) -> datetime | None:
     try:
         return message.history.expires_at or expiry_of(
             expiration=message.expiration,
-            due=successor.senders_due(message.as_sent(), message.history),
+            due=copies.senders_due(message.as_sent(), message.history),
             sent_at=message.sent_at,
             received_at=message.received_at,
         )

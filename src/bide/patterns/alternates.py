@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from bide.delay.infrastructure import check_name
+from bide.delay.protocol import check_name
 from bide.errors import InvalidInputError, InvalidNameError
 from bide.patterns.building import distinct, finished, keys_of, make_queue, one_of, refuse_same
 from bide.topology import Binding, Exchange, Queue, Topology

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from bide.delay.infrastructure import check_name
+from bide.delay.protocol import check_name
 from bide.errors import InvalidInputError, InvalidNameError
 from bide.patterns.building import Rules, distinct, finished, make_queue, one_of, refuse_same
 from bide.topology import Binding, Exchange, Topology

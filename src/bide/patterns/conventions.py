@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from bide.delay.infrastructure import check_name
-from bide.duration import DelayLike
+from bide.delay.protocol import check_name
+from bide.durations import DelayLike
 from bide.errors import InvalidInputError, InvalidNameError
 from bide.patterns.building import Rules, distinct, finished, keys_of, make_queue, milliseconds, refuse_same
 from bide.topology import Argument, Binding, Exchange, Queue, Topology

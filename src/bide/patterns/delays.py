@@ -7,17 +7,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal
 
 from bide.delay.clock import Clock
-from bide.delay.infrastructure import QueueTarget, check_name
+from bide.delay.clock_digits import MAX_DELAY, RESOLUTION
 from bide.delay.nservicebus import NServiceBus
-from bide.delay.units import MAX_DELAY, RESOLUTION
-from bide.duration import DelayLike, parse_delay
+from bide.delay.protocol import QueueTarget, check_name
+from bide.durations import DelayLike, parse_delay
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError
 from bide.patterns.building import distinct, finished, keys_of, make_queue, milliseconds, one_of, refuse_same
 from bide.topology import DEFAULT_EXCHANGE, Argument, Binding, Exchange, Topology
 from bide.topology.validation import EXCHANGE_TYPES
 
 if TYPE_CHECKING:
-    from bide.delay.infrastructure import DelayInfrastructure
+    from bide.delay.protocol import DelayInfrastructure
 
 CascadeLayout = Literal["nservicebus", "clock"]
 CASCADES: Final = ("nservicebus", "clock")
@@ -145,7 +145,7 @@ def ephemeral_delay(
     The fanout exchange takes itself away when its queue is gone. A classic queue goes by its expiry, ``grace`` after
     the delay. A quorum queue must not have one: unlike a classic queue it does not count a new declaration as use, and
     it goes with the messages that are still in it, those that their target refuses included. So whoever receives the
-    message deletes it: :mod:`bide.ephemeral` does both sides.
+    message deletes it: :mod:`bide.messaging.ephemeral` does both sides.
 
     Caveats: it costs two declarations and a deletion for each message. A classic queue loses a message that its target
     refuses, or that comes into it so late that the queue expires first; a quorum queue stays until somebody receives
@@ -202,8 +202,9 @@ def delayed_message_exchange(
     """Pattern 15, the delayed-message plugin: an exchange that holds messages back by their ``x-delay`` header.
 
     For brokers that have the plugin rabbitmq_delayed_message_exchange, which is archived and does not run on RabbitMQ
-    4.3. Elsewhere applying this is an error, and :class:`bide.delayed_message.DelayedMessagePublisher` does the same
-    with an exchange of the plain type and the same header.
+    4.3. Elsewhere applying this is an error, and
+    :class:`bide.messaging.delayed_message.DelayedMessagePublisher` does the same with an exchange of the plain type and
+    the same header.
 
     Caveats: what waits is on one node only, and lost with it; mandatory does not work; 49 days are the most.
 

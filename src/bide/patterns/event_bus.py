@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
-from bide.delay.infrastructure import check_name
-from bide.duration import DelayLike, format_delay, parse_delay
+from bide.delay.protocol import check_name
+from bide.durations import DelayLike, format_delay, parse_delay
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError
 from bide.topology import Argument, Arguments, Binding, Exchange, Queue, Topology
 from bide.topology.validation import validate

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from bide.checks import whole_number
-from bide.delay.infrastructure import check_name
+from bide.arguments import whole_number
+from bide.delay.protocol import check_name
 from bide.errors import InvalidInputError
 from bide.patterns.building import finished, make_queue, one_of
 from bide.topology import Argument, Binding, Exchange, Topology
@@ -43,7 +43,7 @@ def ordered_partitions(
     Each partition is a queue with a single active consumer: any number of processes may consume from all of them, the
     broker lets one at a time have each, and another takes over when that one goes. So nobody has to match consumers to
     queues. Order holds for a consumer with a prefetch of 1, or one that handles what it gets one by one; see
-    :mod:`bide.partitions`.
+    :mod:`bide.messaging.partitions`.
 
     Caveat: few different values of what is hashed, or few partitions, make uneven shares; and a message without the
     header, or the property, goes where all the others without it go. A message that is requeued or retried later is

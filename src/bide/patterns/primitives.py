@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bide.checks import whole_number
-from bide.delay.infrastructure import check_name
-from bide.duration import DelayLike
+from bide.arguments import whole_number
+from bide.delay.protocol import check_name
+from bide.durations import DelayLike
 from bide.errors import InvalidInputError
 from bide.patterns.building import distinct, finished, make_queue, milliseconds, refuse_same
 from bide.topology import Argument, Binding, Exchange, Queue, Topology

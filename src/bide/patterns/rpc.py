@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from bide.delay.infrastructure import check_name
-from bide.duration import DelayLike
+from bide.delay.protocol import check_name
+from bide.durations import DelayLike
 from bide.errors import InvalidInputError, InvalidNameError
 from bide.patterns.building import distinct, finished, make_queue, milliseconds, one_of
 from bide.topology import Queue, Topology
@@ -42,8 +42,8 @@ def rpc(
     ``ephemeral``         a queue for each request, which needs no correlation id and costs the most
     ====================  ==============================================================================================
 
-    :mod:`bide.rpc` declares the last two as it needs them, exclusive to its connection; here they stand by name, and go
-    away by expiry.
+    :mod:`bide.messaging.rpc` declares the last two as it needs them, exclusive to its connection; here they stand by
+    name, and go away by expiry.
 
     Caveats: a caller cannot know whether a server that does not answer has done the work: make requests that can be
     repeated. A request outlives its caller's patience unless it expires with it, as bide's do.

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final
 import bide.spark
 from bide import errors
 from bide.errors import BideError, InvalidInputError
-from bide.logs import logger
 from bide.pipelines.formats import guess_format
 from bide.pipelines.requirements import missing
+from bide.runtime.logs import logger
 from bide.spark.shipping import is_connect
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from bide.delay.infrastructure import check_name
-from bide.duration import DelayLike, parse_delay
+from bide.delay.protocol import check_name
+from bide.durations import DelayLike, parse_delay
 
 
 @dataclass(frozen=True, slots=True)

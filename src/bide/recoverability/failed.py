@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Self
 
-from bide.delay.arrival import OWN_PREFIX, restore
-from bide.delay.infrastructure import HEADER_EXCHANGE, HEADER_TO
-from bide.duration import from_milliseconds
+from bide.delay.protocol import HEADER_EXCHANGE, HEADER_TO
+from bide.delay.received import OWN_PREFIX, restore
+from bide.durations import from_milliseconds
 from bide.recoverability import report as names
-from bide.recoverability.departure import Departure
 from bide.recoverability.history import HEADER_SENT_BY, History, read_nservicebus_time
+from bide.recoverability.x_death import Departure
 
 HEADER_ARCHIVED_AT: Final = "bide-archived-at"
 

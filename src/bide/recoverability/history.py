@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 from bide.delay.cascade import LEVELS
 from bide.delay.nservicebus import HEADER_DELAY
-from bide.duration import from_milliseconds, to_milliseconds
+from bide.durations import from_milliseconds, to_milliseconds
 
 HEADER_RETRIES: Final = "bide-retries"
 """Header with the number of delayed retries behind a message."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-from bide.checks import real_number, whole_number
-from bide.duration import LONGEST, DelayLike, format_delay, parse_delay
+from bide.arguments import real_number, whole_number
+from bide.durations import LONGEST, DelayLike, format_delay, parse_delay
 from bide.errors import InvalidInputError
 from bide.recoverability.decision import Decision, Discard, Park, RetryLater, RetryNow
 from bide.recoverability.failure import Failure

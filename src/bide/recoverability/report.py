@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from bide.duration import to_milliseconds
-from bide.recoverability.explanation import Explanation
+from bide.durations import to_milliseconds
+from bide.recoverability.exception_text import Explanation
 from bide.recoverability.history import HEADER_ATTEMPT_TIMES, History, nservicebus_time
 
 HEADER_ENDPOINT: Final = "bide-endpoint"

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
-from bide.checks import real_number, whole_number
-from bide.duration import DelayLike, parse_delay
+from bide.arguments import real_number, whole_number
+from bide.durations import DelayLike, parse_delay
 from bide.errors import InvalidInputError
 
 MAX_RETRIES: Final = 1000

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
 
-from bide.duration import format_delay
+from bide.durations import format_delay
 from bide.errors import InvalidInputError
 from bide.recoverability.failed import FailedMessage
 

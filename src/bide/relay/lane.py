@@ -6,14 +6,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from bide.amqp import codec, faults
+from bide.amqp import codec, reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Unconfirmed
 from bide.amqp.connection import Connection
-from bide.amqp.content import Delivery
-from bide.delay.passing import Onward, Passing
+from bide.amqp.delivery import Delivery
 from bide.errors import BideError, BrokerError, InvalidInputError, PublishError
-from bide.logs import logger
+from bide.relay.decision import RelayDecision, RelayedMessage
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 
@@ -23,17 +23,17 @@ class Parcel(Unconfirmed):
 
     Attributes:
         delivery: what is acknowledged once the broker has its successor.
-        onward: how it is sent on.
-        passing: the message as it was read; None where it could not be, or is set aside.
+        decision: how it is sent on.
+        relayed: the message as it was read; None where it could not be, or is set aside.
     """
 
-    __slots__ = ("_lane", "delivery", "onward", "passing")
+    __slots__ = ("_lane", "decision", "delivery", "relayed")
 
-    def __init__(self, delivery: Delivery, onward: Onward, passing: Passing | None = None) -> None:
-        super().__init__(onward.exchange, onward.routing_key, delivery.values.get("message_id"), delivery.body)
+    def __init__(self, delivery: Delivery, decision: RelayDecision, relayed: RelayedMessage | None = None) -> None:
+        super().__init__(decision.exchange, decision.routing_key, delivery.values.get("message_id"), delivery.body)
         self.delivery = delivery
-        self.passing = passing
-        self.onward = onward
+        self.relayed = relayed
+        self.decision = decision
         self._lane: Lane | None = None
 
     def sent_by(self, lane: Lane) -> None:
@@ -104,7 +104,7 @@ class Lane:
                 exchange=parcel.exchange,
                 routing_key=parcel.routing_key,
                 mandatory=True,
-                encoded_properties=codec.properties(parcel.onward.values),
+                encoded_properties=codec.properties(parcel.decision.values),
                 body=parcel.body,
                 frame_max=self._connection.frame_max,
             )
@@ -148,7 +148,7 @@ class Lane:
             return
         self._channel = None
         self._suspects = max(self._suspects - 1, 0)
-        exchange = faults.subject(channel.close_text) if isinstance(error, BrokerError) else None
+        exchange = reply_codes.subject(channel.close_text) if isinstance(error, BrokerError) else None
         guilty = [one for one in lost if one.exchange == exchange] or (lost if len(lost) == 1 else [])
         if not guilty:
             log.info(

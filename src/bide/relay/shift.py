@@ -13,9 +13,8 @@ from typing import Any, Final
 from bide.admin.apply import exists
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
-from bide.amqp.content import Delivery
+from bide.amqp.delivery import Delivery
 from bide.delay.allowed_targets import AllowedTargets
-from bide.delay.passing import Onward, Passing, Way, set_aside
 from bide.delay.waiting_hall import WaitingHall
 from bide.errors import (
     AccessRefusedError,
@@ -26,8 +25,9 @@ from bide.errors import (
     TargetNotFoundError,
     UnroutableError,
 )
-from bide.logs import logger
+from bide.relay.decision import RelayDecision, RelayedMessage, Step, set_aside
 from bide.relay.lane import Lane, Parcel
+from bide.runtime.logs import logger
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology
 
 log = logger(__name__)
@@ -174,19 +174,19 @@ class Shift:
     # -- messages as they come
 
     def _received(self, delivery: Delivery) -> None:
-        self._take(delivery, lambda passing, now: passing.onward(now))
+        self._take(delivery, lambda relayed, now: relayed.forward(now))
 
     def _released(self, delivery: Delivery) -> None:
-        self._take(delivery, lambda passing, _: passing.deliver())
+        self._take(delivery, lambda relayed, _: relayed.deliver())
 
-    def _take(self, delivery: Delivery, decide: Callable[[Passing, int], Onward]) -> None:
+    def _take(self, delivery: Delivery, decide: Callable[[RelayedMessage, int], RelayDecision]) -> None:
         self._in_hand.add(delivery.delivery_tag)
         now = time.time_ns() // 1_000_000
         try:
-            passing = Passing.read(
+            relayed = RelayedMessage.read(
                 self._hall, delivery.routing_key, delivery.values, now=now, user=self._user, allowed=self._allowed
             )
-            onward = decide(passing, now)
+            decision = decide(relayed, now)
         except InvalidInputError as error:
             self._set_aside(delivery, str(error))
             return
@@ -194,16 +194,16 @@ class Shift:
             log.debug(
                 "%s: %s to go, %s -> %s (%s)",
                 delivery.values.get("message_id"),
-                f"{passing.due - now} ms",
-                onward.way,
-                onward.exchange or "(default)",
-                onward.routing_key,
+                f"{relayed.due - now} ms",
+                decision.step,
+                decision.exchange or "(default)",
+                decision.routing_key,
             )
-        self._send(Parcel(delivery, onward, passing))
+        self._send(Parcel(delivery, decision, relayed))
 
     def _send(self, parcel: Parcel) -> None:
-        exchange = parcel.onward.exchange
-        if parcel.onward.way != "target":
+        exchange = parcel.decision.exchange
+        if parcel.decision.step != "target":
             self._inside.put(parcel)
         elif exchange in (DEFAULT_EXCHANGE, self._hall.delivery_exchange):
             self._to_queues.put(parcel)
@@ -247,7 +247,7 @@ class Shift:
     def _told_inside(self, parcel: Parcel, error: BideError | None) -> None:
         match error:
             case None:
-                self._count(parcel.onward.way)
+                self._count(parcel.decision.step)
                 self._settled(parcel.delivery)
             case PublishRefusedError() | UnroutableError():
                 # A queue of the hall has no leader, or is missing: the message is safe where it is, so try again.
@@ -263,28 +263,28 @@ class Shift:
                 self._set_aside(parcel.delivery, str(error))
 
     def _told_outside(self, parcel: Parcel, error: BideError | None) -> None:
-        passing = parcel.passing
-        assert passing is not None
+        relayed = parcel.relayed
+        assert relayed is not None
         match error:
             case None:
-                self._count(parcel.onward.way)
+                self._count(parcel.decision.step)
                 self._settled(parcel.delivery)
             case PublishRefusedError():
                 self._done.refused += 1
-                self._complain(f"{passing.target} refuses messages, which wait to be offered again")
-                self._inside.put(Parcel(parcel.delivery, passing.again(), passing))
+                self._complain(f"{relayed.target} refuses messages, which wait to be offered again")
+                self._inside.put(Parcel(parcel.delivery, relayed.again(), relayed))
             case AccessRefusedError() if parcel.exchange == DEFAULT_EXCHANGE:
                 # That is no matter of one target.
                 self._fail(error)
             case UnroutableError():
                 key = f" with the routing key {parcel.routing_key!r}" if parcel.exchange else ""
-                self._set_aside(parcel.delivery, f"no queue takes messages for {passing.target}{key}")
+                self._set_aside(parcel.delivery, f"no queue takes messages for {relayed.target}{key}")
             case _:
                 self._known.pop(parcel.exchange, None)
                 self._set_aside(parcel.delivery, str(error))
 
-    def _count(self, way: Way) -> None:
-        match way:
+    def _count(self, step: Step) -> None:
+        match step:
             case "round":
                 self._done.rounds += 1
             case "levels":
@@ -304,11 +304,11 @@ class Shift:
     def _set_aside(self, delivery: Delivery, reason: str) -> None:
         """Publish it to the undeliverable queue, with the reason."""
         self._complain(f"set aside in {self._hall.undeliverable}: {reason}")
-        onward = set_aside(self._hall, delivery.routing_key, delivery.values, reason=reason, user=self._user)
-        self._aside.put(Parcel(delivery, onward))
+        decision = set_aside(self._hall, delivery.routing_key, delivery.values, reason=reason, user=self._user)
+        self._aside.put(Parcel(delivery, decision))
 
     def _told_aside(self, parcel: Parcel, error: BideError | None) -> None:
-        self._count(parcel.onward.way)
+        self._count(parcel.decision.step)
         if error is None:
             self._settled(parcel.delivery)
             return

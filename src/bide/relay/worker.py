@@ -16,20 +16,20 @@ from typing import Final
 from bide.admin.apply import apply, check_release, check_streams, exists
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.checks import whole_number
-from bide.consumer import MAX_PREFETCH
+from bide.arguments import whole_number
+from bide.client.consumer import MAX_PREFETCH
+from bide.client.reconnecting import Link
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.waiting_hall import WaitingHall
-from bide.duration import DelayLike, parse_delay
+from bide.durations import DelayLike, parse_delay
 from bide.errors import (
     AccessRefusedError,
     BrokerError,
     NotAppliedError,
     TargetNotFoundError,
 )
-from bide.link import Link
-from bide.logs import logger
 from bide.relay.shift import Relayed, Shift
+from bide.runtime.logs import logger
 
 log = logger(__name__)
 

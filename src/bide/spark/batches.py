@@ -14,10 +14,10 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from bide.delay.infrastructure import HEADER_DUE, HEADER_SENT
+from bide.delay.protocol import HEADER_DUE, HEADER_SENT
 from bide.errors import UndecodableMessageError
-from bide.stream.amqp10 import Sections, decode, escaped, identity, lookup, sections
-from bide.stream.chunk import COMPRESSIONS, Chunk, Undecodable, unpack_gzip
+from bide.streams.amqp10 import Sections, decode, escaped, identity, lookup, sections
+from bide.streams.chunk import COMPRESSIONS, Chunk, Undecodable, unpack_gzip
 
 MOST_ROWS: Final = 10_000
 MOST_BYTES: Final = 8 << 20

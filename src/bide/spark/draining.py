@@ -19,18 +19,18 @@ import pyarrow as pa
 
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.checks import whole_number
-from bide.delay.infrastructure import check_name
-from bide.duration import DelayLike, parse_delay
+from bide.arguments import whole_number
+from bide.client.subscription import Subscription
+from bide.client.sync import connect_sync
+from bide.delay.protocol import check_name
+from bide.durations import DelayLike, parse_delay
+from bide.error_queues.browsed_message import Held
+from bide.error_queues.delivery_count import Renewal
+from bide.error_queues.stream_check import is_stream, stream_error
 from bide.errors import BideError, BrokerError, DeliveryLostError
-from bide.lifecycle.held import Held
-from bide.lifecycle.renewal import Renewal
-from bide.lifecycle.streams import is_stream, stream_error
-from bide.logs import logger
+from bide.runtime.logs import logger
 from bide.spark.columns import QUEUE_COLUMNS, arrow_schema, table_schema
 from bide.spark.queue_source import rows_of
-from bide.subscription import Subscription
-from bide.sync import connect_sync
 from bide.topology import Queue
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from bide.errors import InvalidInputError
-from bide.stream.log import OffsetRange
+from bide.streams.log import OffsetRange
 
 VERSION: Final = 1
 

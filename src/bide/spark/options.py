@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
-from bide.admin.stream_port import STREAM_PORT_VARIABLE
+from bide.admin.locate import STREAM_PORT_VARIABLE
 from bide.amqp.url import DEFAULT_URL, ENVIRONMENT_VARIABLE
 from bide.errors import InvalidOptionError
 

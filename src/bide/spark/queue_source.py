@@ -9,13 +9,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from bide.delay.infrastructure import HEADER_DUE, HEADER_SENT
-from bide.lifecycle.error_queue import ErrorQueue
+from bide.client.sync import connect_sync
+from bide.delay.protocol import HEADER_DUE, HEADER_SENT
+from bide.error_queues.error_queue import ErrorQueue
 from bide.recoverability.failed import FailedMessage
 from bide.spark.batches import microseconds, text_of
 from bide.spark.columns import QUEUE_COLUMNS, arrow_schema
 from bide.spark.read_options import QueueOptions
-from bide.sync import connect_sync
 
 _AT_ONCE: Final = 1000
 

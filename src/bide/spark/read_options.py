@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Literal
 
-from bide.admin.stream_port import stream_port
+from bide.admin.locate import stream_port
 from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidOptionError
 from bide.spark.options import Options, parse_time

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bide.amqp.codec import field_value
-from bide.delay.infrastructure import MAX_NAME_BYTES, DelayInfrastructure
-from bide.duration import format_delay, parse_delay
+from bide.delay.protocol import MAX_NAME_BYTES, DelayInfrastructure
+from bide.durations import format_delay, parse_delay
 from bide.errors import BideError, InvalidDelayError, InvalidInputError, InvalidRowError
-from bide.letter import Letter, Letters
-from bide.outgoing import checked_headers
+from bide.messages.outgoing import Letter, Letters
+from bide.messages.prepared import checked_headers
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)

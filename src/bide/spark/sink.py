@@ -22,11 +22,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import Row, StructType
 
-from bide.bulk.publish import KEPT_FAILURES
-from bide.bulk.sync import BulkPublisher
+from bide.client.bulk.publish import KEPT_FAILURES
+from bide.client.bulk.sync import BulkPublisher
+from bide.client.publish_result import Report
 from bide.errors import BulkPublishError, InvalidOptionError, InvalidRowError
-from bide.logs import logger
-from bide.outcome import Report
+from bide.runtime.logs import logger
 from bide.spark.options import Options
 from bide.spark.overdue import GRACE, STATUS, Overdue, Past
 from bide.spark.rejects import Rejects

@@ -13,12 +13,12 @@ import pyarrow as pa
 from pyarrow import fs
 
 from bide.amqp.url import DEFAULT_URL, ENVIRONMENT_VARIABLE, BrokerUrl
-from bide.checks import whole_number
-from bide.delay.infrastructure import DelayInfrastructure
-from bide.duration import parse_delay, parse_due_time
+from bide.arguments import whole_number
+from bide.delay.by_name import LAYOUTS, QUEUE_TYPES, ROUTINGS, QueueType, Routing, make_infrastructure
+from bide.delay.protocol import DelayInfrastructure
+from bide.durations import parse_delay, parse_due_time
 from bide.errors import InvalidInputError, InvalidOptionError
-from bide.layouts import LAYOUTS, QUEUE_TYPES, ROUTINGS, QueueType, Routing, make_infrastructure
-from bide.letter import Letter, Letters
+from bide.messages.outgoing import Letter, Letters
 from bide.spark.options import Options
 from bide.spark.overdue import GRACE, PAST, Past
 

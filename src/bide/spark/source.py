@@ -19,7 +19,7 @@ from bide.spark.batches import Batches
 from bide.spark.columns import STREAM_COLUMNS, arrow_schema
 from bide.spark.offsets import Document, begin_of, document, limited, positions_of, split
 from bide.spark.read_options import Position, Positions, ReadOptions, milliseconds
-from bide.stream.log import Address, OffsetRange, StreamLogs, read_range
+from bide.streams.log import Address, OffsetRange, StreamLogs, read_range
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow

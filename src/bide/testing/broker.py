@@ -12,14 +12,14 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from bide.amqp.url import BrokerUrl
-from bide.checks import whole_number
-from bide.client import Connecting, connect
-from bide.duration import DelayLike, DueTimeLike, parse_delay
+from bide.arguments import whole_number
+from bide.client.client import Connecting, connect
+from bide.client.sync import SyncClient, connect_sync
+from bide.durations import DelayLike, DueTimeLike, parse_delay
 from bide.errors import InvalidInputError
-from bide.memory.clock import VirtualClock
-from bide.memory.host import DEFAULT_PREFETCH, VirtualHost
-from bide.sync import SyncClient, connect_sync
-from bide.testing.server import ServerConnection
+from bide.testing.amqp_server import ServerConnection
+from bide.testing.rules.clock import VirtualClock
+from bide.testing.rules.virtual_host import DEFAULT_PREFETCH, VirtualHost
 from bide.testing.transport import MemoryTransport
 
 AnyProtocol = TypeVar("AnyProtocol", bound=asyncio.Protocol)
@@ -59,7 +59,7 @@ class MemoryBroker:
         self.release = release if len(release) > 2 else (*release, 0)
         self._lock = threading.RLock()
         self.clock = VirtualClock(start, guard=self._lock)
-        self.url = BrokerUrl(hosts=(("memory", 5672),), heartbeat=0, network=_Memory(self))
+        self.url = BrokerUrl(hosts=(("memory", 5672),), heartbeat=0, transport=_Memory(self))
         self._hosts: dict[str, VirtualHost] = {}
         self._prefetch = whole_number("dead_letter_prefetch", dead_letter_prefetch, 1, 2**31)
         self._connections: list[ServerConnection] = []
@@ -183,7 +183,7 @@ def _is_modelled(release: object) -> bool:
 
 
 class _Memory:
-    """The way to one broker in memory; see :class:`bide.amqp.network.Network`."""
+    """The way to one broker in memory; see :class:`bide.amqp.transport.Transport`."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from bide.duration import format_delay
+from bide.durations import format_delay
 from bide.errors import InvalidTopologyError, UnsupportedTargetError
 from bide.topology import DEFAULT_EXCHANGE, Binding, DestinationType, Exchange, Topology
 from bide.topology.exchange_types import RoutedMessage, binding_table

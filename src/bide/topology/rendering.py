@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from bide.duration import format_delay
+from bide.durations import format_delay
 from bide.errors import InvalidTopologyError
 from bide.foreign_text import visible
 from bide.topology import Binding, Exchange, Queue, Topology

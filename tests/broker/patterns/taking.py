@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bide.amqp.connection import Connection
-from bide.amqp.content import Delivery
+from bide.amqp.delivery import Delivery
 
 
 async def take_all(connection: Connection, queue: str) -> list[Delivery]:

@@ -7,7 +7,7 @@ import asyncio
 import bide
 from bide.admin.apply import apply
 from bide.admin.live_topology import compare, read_topology
-from bide.admin.management import ManagementApi
+from bide.admin.locate import management_api
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.patterns.building import references
@@ -23,7 +23,7 @@ ELSEWHERE = {
 
 
 async def test_what_is_applied_is_found_and_removed(client: bide.Client, vhost: Vhost) -> None:
-    async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+    async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
         for pattern in PATTERNS:
             if pattern.name in ELSEWHERE:
                 continue
@@ -49,7 +49,7 @@ async def test_policies_count_where_they_are_asked_for(client: bide.Client, vhos
         *("policies", vhost.name, "limits"),
         body={"pattern": "^q$", "apply-to": "queues", "definition": {"max-length": 5, "message-ttl": 60_000}},
     )
-    async with ManagementApi.of(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+    async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
 
         async def counted() -> bool:
             (queue,) = (await read_topology(api, vhost.name, policies=True)).queues

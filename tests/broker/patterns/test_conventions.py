@@ -7,10 +7,10 @@ import pytest
 import bide
 from bide.amqp.connection import Connection
 from bide.errors import DeclarationMismatchError, TargetNotFoundError, UnroutableError
+from bide.messaging.wire_tap import tap
 from bide.patterns.catalogue import find_pattern
 from bide.patterns.conventions import hierarchical_routing, message_line, point_to_point, private_consumer_exchanges
 from bide.topology import Exchange, Topology
-from bide.wire_tap import tap
 from tests.broker.patterns.taking import bodies
 from tests.support import Vhost
 

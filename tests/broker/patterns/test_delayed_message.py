@@ -9,8 +9,8 @@ import pytest
 
 import bide
 from bide.amqp.connection import Connection
-from bide.delayed_message import DelayedMessagePublisher
 from bide.errors import InvalidDelayError, InvalidInputError, TargetNotFoundError, UnsupportedBrokerError
+from bide.messaging.delayed_message import DelayedMessagePublisher
 from bide.patterns.catalogue import find_pattern
 from bide.topology import Argument, Binding, Exchange, Queue, Topology
 from tests.broker.patterns.taking import bodies
@@ -23,7 +23,7 @@ async def test_a_broker_without_the_plugin_is_told_what_replaces_it(client: bide
         await client.declare(find_pattern("15").sample_topology())
     assert "no exchange type 'x-delayed-message'" in str(caught.value)
     assert "delay=... to an exchange of the plain type instead (Client.publish)" in str(caught.value)
-    assert "bide.delayed_message.DelayedMessagePublisher" in str(caught.value)
+    assert "bide.messaging.delayed_message.DelayedMessagePublisher" in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [250, "250", 250.0, 249.6])

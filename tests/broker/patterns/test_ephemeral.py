@@ -12,10 +12,10 @@ import pytest
 
 import bide
 from bide.amqp.connection import Connection
-from bide.delay.infrastructure import ExchangeTarget
-from bide.ephemeral import EphemeralDelays, retries_of
+from bide.delay.protocol import ExchangeTarget
 from bide.errors import InvalidInputError, PublishRefusedError, ReservedHeaderError
-from bide.outgoing import Outgoing
+from bide.messages.prepared import Outgoing
+from bide.messaging.ephemeral import EphemeralDelays, retries_of
 from bide.patterns.conventions import private_consumer_exchanges
 from bide.patterns.delays import ephemeral_delay
 from bide.topology import Queue, Topology

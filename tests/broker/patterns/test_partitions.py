@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 import bide
-from bide.broker.configuration import MANAGEMENT_PLUGIN
 from bide.errors import DeclarationMismatchError, UnsupportedBrokerError
-from bide.partitions import consume_partitions
+from bide.local_broker.configuration import MANAGEMENT_PLUGIN
+from bide.messaging.partitions import consume_partitions
 from bide.patterns.partitions import data_locality, ordered_partitions, partition_queues
 from tests.broker.receiving import eventually
 from tests.patience import PATIENCE

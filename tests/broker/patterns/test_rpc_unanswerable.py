@@ -14,8 +14,8 @@ import pytest
 import bide
 from bide.amqp.connection import Connection
 from bide.errors import ReplyTimeoutError
-from bide.rpc import Caller
-from bide.rpc.server import serve
+from bide.messaging.rpc import Caller
+from bide.messaging.rpc_server import serve
 from tests.broker.receiving import eventually, ready
 from tests.faults.cutting import Proxy
 from tests.quiet import quiet_loop
@@ -142,7 +142,7 @@ async def test_a_reply_that_is_not_taken_now(vhost: Vhost, vhost_connection: Con
 async def test_a_connection_that_is_gone_when_a_request_is_to_go_back(
     vhost: Vhost, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "bide.rpc.server")
+    caplog.set_level(logging.INFO, "bide.messaging.rpc_server")
     handled = Handled()
     full = bide.Queue("full", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
     async with bide.connect(vhost.url) as client, Proxy(vhost.url) as proxy, bide.connect(proxy.url) as server:

@@ -1,7 +1,7 @@
 """What a workload does to a broker before anybody sends it: messages held, hops, releases, against what is measured.
 
-:mod:`~bide.pipelines.plan.workload` makes classes of messages of a table or of flows, :mod:`~bide.pipelines.plan.stays`
-follows them down the levels of a :class:`~bide.pipelines.plan.ladder.Ladder`, and
+:mod:`~bide.pipelines.plan.workload` makes classes of messages of a table or of flows,
+:mod:`~bide.pipelines.plan.occupancy` follows them down the levels of a :class:`~bide.pipelines.plan.levels.Ladder`, and
 :mod:`~bide.pipelines.plan.capacity` judges what comes out.
 """
 

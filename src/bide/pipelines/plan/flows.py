@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from bide.duration import parse_delay, parse_due_time, to_milliseconds
+from bide.durations import parse_delay, parse_due_time, to_milliseconds
 from bide.errors import InvalidInputError
 
 POINTS: Final = 20_000

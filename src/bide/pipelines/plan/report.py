@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
 from bide.pipelines.formats import to_read
 from bide.pipelines.plan.capacity import Capacity, Judgement, judge
-from bide.pipelines.plan.stays import ALL, Timeline
+from bide.pipelines.plan.occupancy import ALL, Timeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -26,7 +26,7 @@ _SPAN_FIGURES: Final = ("held", "held_peak", "bytes_peak", "hops_per_second", "h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """All levels together in one span of time; fields as in :meth:`bide.pipelines.plan.stays.Timeline.levels`."""
+    """All levels together in one span of time; fields as in :meth:`bide.pipelines.plan.occupancy.Timeline.levels`."""
 
     at: datetime
     held: float

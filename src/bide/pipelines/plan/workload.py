@@ -155,7 +155,7 @@ def of_flows(spark: SparkSession, flows: Sequence[Flow], *, tick: timedelta = ti
     """The workload of flows.
 
     Args:
-        tick: that of the :class:`bide.pipelines.plan.stays.Timeline`.
+        tick: that of the :class:`bide.pipelines.plan.occupancy.Timeline`.
 
     Raises:
         InvalidInputError: there are none.

@@ -1,0 +1,80 @@
+"""What connections run over, and the time that is told there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
+    import ssl
+
+    AnyProtocol = TypeVar("AnyProtocol", bound=asyncio.Protocol)
+
+
+class Transport(Protocol):
+    """A way to reach brokers. Where it leads to a broker in memory, it has that broker's clock."""
+
+    async def connect(
+        self,
+        factory: Callable[[], AnyProtocol],
+        host: str,
+        port: int,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        context: ssl.SSLContext | None,
+    ) -> AnyProtocol:
+        """Connect a new protocol to a host.
+
+        Args:
+            factory: makes the protocol.
+            context: the TLS settings; None for a plain connection.
+
+        Raises:
+            OSError: nothing answers there.
+        """
+
+    def now(self) -> datetime:
+        """The time in UTC, which can be set: due times are given in it."""
+
+    def monotonic(self) -> float:
+        """Seconds since an arbitrary start, by a clock that cannot be set."""
+
+
+_UPTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
+"""Linux: unlike ``time.monotonic`` it goes on while the machine is suspended, as the broker's clock does."""
+
+
+class Tcp:
+    """TCP, and the time of this machine."""
+
+    def __repr__(self) -> str:
+        return "TCP"
+
+    async def connect(
+        self,
+        factory: Callable[[], AnyProtocol],
+        host: str,
+        port: int,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        context: ssl.SSLContext | None,
+    ) -> AnyProtocol:
+        """See :class:`Transport`."""
+        options: dict[str, Any] = {} if context is None else {"ssl": context, "server_hostname": host}
+        _, protocol = await loop.create_connection(factory, host, port, **options)
+        return protocol
+
+    def now(self) -> datetime:
+        """See :class:`Transport`."""
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        """See :class:`Transport`. Where the system can tell, the time that this machine was suspended counts too."""
+        return time.monotonic() if _UPTIME is None else time.clock_gettime(_UPTIME)
+
+
+TCP: Final = Tcp()
+"""What is used unless a URL says otherwise."""

@@ -1,0 +1,1 @@
+"""``bide pipeline``: its commands, a module each, and what they print."""

@@ -1,0 +1,189 @@
+"""``bide pipeline audit``: taps and events as Parquet tables."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from bide.cli.output import json_line, print_json
+from bide.cli.pipeline.group import spark_options
+from bide.cli.pipeline.view import progress
+from bide.cli.settings import Settings, broker_options, duration_of, json_option, pass_settings
+from bide.errors import BrokerUnreachableError, ConnectionLostError, InvalidOptionError, OffsetsLostError
+from bide.foreign_text import visible
+
+if TYPE_CHECKING:
+    from bide.pipelines.audit.run import Round
+
+_LAYOUTS: Final = ("clock", "nservicebus", "nservicebus-v1", "celery")
+_GO_ON: Final = "with --allow-gaps, or audit into another folder (--into)"
+_AS_BEFORE: Final = "by --layout, --prefix and --events as before"
+
+
+@click.command()
+@click.option("--into", "place", required=True, metavar="DIR", help="The folder of the tables.")
+@click.option("--once", is_flag=True, help="One round: read what is there now, and end.")
+@click.option("--every", metavar="DELAY", default="1m", show_default=True,
+              help="Begin a round this long after the one before began.")  # fmt: skip
+@click.option("--layout", "layouts", multiple=True, type=click.Choice(_LAYOUTS),
+              help="Whose taps to read; may be repeated. [default: all that are there]")  # fmt: skip
+@click.option("--prefix", metavar="NAME", help="Start of all names, of clock and celery. [default: bide; none]")
+@click.option("--events", multiple=True, metavar="STREAM",
+              help="An events stream to read; may be repeated. [default: bide.events]")  # fmt: skip
+@click.option("--stream-port", type=click.IntRange(1, 65535), metavar="PORT",
+              help="Of the broker's stream protocol. [default: BIDE_STREAM_PORT, or 5552; 5551 with TLS]")  # fmt: skip
+@click.option("--batch-rows", type=click.IntRange(1), default=1_000_000, show_default=True, metavar="N",
+              help="Messages that are read and written together, at most.")  # fmt: skip
+@click.option(
+    "--allow-gaps",
+    is_flag=True,
+    help="Go on where messages were dropped from a stream before they were read, or a stream is not read any more.",
+)
+@spark_options
+@json_option("what was done, in a line for each round")
+@broker_options
+@pass_settings
+def audit(
+    settings: Settings,
+    /,
+    *,
+    place: str,
+    once: bool,
+    every: str,
+    layouts: tuple[str, ...],
+    prefix: str | None,
+    events: tuple[str, ...],
+    stream_port: int | None,
+    batch_rows: int,
+    allow_gaps: bool,
+    as_json: bool,
+    open_session: Callable[..., Any],
+    is_here: bool,
+    reads_here: bool,
+) -> None:
+    """Put what taps and endpoints tell into Parquet tables, until Ctrl-C or SIGTERM, or --once.
+
+    DIR gets tables of facts: scheduled, delivered, processed, failed, and undecodable (the bytes of what is not a
+    message of AMQP 1.0); and what follows from them: messages (one row each), pending, lateness, failures. Whatever
+    ended it, the same command goes on where it was, and counts nothing twice. Taps are turned on by 'bide tap on';
+    endpoints write events by bide.EventStream().
+    """
+    from bide.amqp.url import DEFAULT_URL
+    from bide.pipelines.audit.folder import Folder
+    from bide.pipelines.audit.run import run
+    from bide.pipelines.audit.sources import candidates, find_sources
+    from bide.pipelines.session import spark_errors
+
+    pause = duration_of("--every", every).total_seconds()
+    folder = Folder(place)
+
+    def find() -> Any:
+        return find_sources(
+            settings.url or DEFAULT_URL,
+            candidates(layouts, prefix=prefix),
+            all_tapped=bool(layouts),
+            events=events,
+            port=stream_port,
+            batch_rows=batch_rows,
+            allow_gaps=allow_gaps,
+        )
+
+    folder.begin()
+    # What is wrong with the options or the broker is said before Spark starts.
+    find()
+    with (
+        folder.lock(),
+        open_session("bide pipeline audit", quiet=not settings.verbosity) as spark,
+        _signals() as received,
+    ):
+        while not received:
+            began = time.monotonic()
+            try:
+                # Each time: taps are turned on, and endpoints are started, while it runs.
+                with progress("auditing", done=folder.noted), spark_errors():
+                    done = run(spark, find(), folder)
+            except (BrokerUnreachableError, ConnectionLostError) as error:
+                if once:
+                    raise
+                click.echo(f"bide: {visible(str(error))}; trying again in {every}", err=True)
+            except (OffsetsLostError, InvalidOptionError) as error:
+                raise own_words(error) from error
+            else:
+                _tell(done, folder.place, once=once, as_json=as_json)
+            if once:
+                return
+            # A signal is received while it sleeps, and does not end the sleep.
+            while not received and (left := began + pause - time.monotonic()) > 0:
+                time.sleep(min(left, 0.5))
+    raise SystemExit(128 + received[0])
+
+
+def own_words(error: OffsetsLostError | InvalidOptionError) -> OffsetsLostError | InvalidOptionError:
+    """The error with the options of this command in the place of those of the data source."""
+    from bide.spark.source import TAKE_BACK, WAY_OUT_OF_LEFT_OUT, WAY_OUT_OF_NEW, WAY_OUT_OF_UNREAD
+    from bide.streams.log import WAY_OUT_OF_GAP
+
+    text, take_back = str(error), f"{TAKE_BACK} (below _checkpoint)"
+    for theirs, own in (
+        (WAY_OUT_OF_UNREAD, f"name them {_AS_BEFORE}, go on without them {_GO_ON}"),
+        (
+            WAY_OUT_OF_LEFT_OUT,
+            f"name them {_AS_BEFORE} and {take_back}; go on without them {_GO_ON}",
+        ),
+        (WAY_OUT_OF_NEW, f"Go on {_GO_ON}"),
+        (WAY_OUT_OF_GAP, f"Go on with what is left {_GO_ON}"),
+    ):
+        text = text.replace(theirs, own)
+    return type(error)(text)
+
+
+def _tell(done: Round, place: str, *, once: bool, as_json: bool) -> None:
+    if as_json:
+        seconds = {name: round(getattr(done, name), 3) for name in ("read_seconds", "seconds")}
+        told = {**asdict(done), **seconds, "into": place}
+        if once:
+            print_json(told)
+        else:
+            click.echo(json_line(told), nl=False)
+        return
+    counts = ", ".join(f"{count:,} {table}" for table, count in done.rows.items())
+    overdue = f" ({done.overdue:,} overdue)" if done.overdue else ""
+    odd = f", {done.undecodable:,} undecodable" if done.undecodable else ""
+    click.echo(
+        f"{counts}{odd} in {done.read_seconds:.1f} s; {done.days} {'day' if done.days == 1 else 'days'} worked out in "
+        f"{done.seconds - done.read_seconds:.1f} s; {done.pending:,} pending{overdue}"
+    )
+    if once:
+        click.echo(f"tables: {place}")
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Ctrl-C, SIGTERM and SIGHUP, as they are received: the round that is under way ends in good order.
+
+    A second one ends the program at once, which harms nothing either.
+    """
+    received: list[int] = []
+
+    def receive(number: int, _: FrameType | None) -> None:
+        if received:
+            raise SystemExit(128 + number)
+        received.append(number)
+
+    before = {
+        number: signal.signal(number, receive)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,359 @@
+"""``bide pipeline``: work on many messages at once, on Spark."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from bide.cli.output import print_json
+from bide.cli.pipeline.view import progress, span_for, summary, summary_lines, survey_text
+from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
+from bide.errors import InvalidInputError, InvalidRowError
+from bide.foreign_text import visible
+from bide.pipelines.formats import FORMATS, guess_format, is_uri, refuse_missing, refuse_unwritable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame
+
+    from bide.delay.protocol import DelayInfrastructure
+    from bide.pipelines.ledger import Ledger
+    from bide.pipelines.schedule.plan import Plan
+    from bide.pipelines.schedule.run import Survey
+    from bide.spark.overdue import Past
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+_OUTCOMES = ("sent", "rejected", "dropped")
+"""What can become of a row, as the ledger counts it."""
+
+
+@click.group()
+def pipeline() -> None:
+    """Work on many messages at once, on Spark: on this machine, or on a cluster by --master.
+
+    They need bide[spark], and a Java 17 or later.
+    """
+
+
+def spark_options(command: _Decorated) -> _Decorated:
+    """Add the options of Spark, and hand over what they say as three arguments.
+
+    ``open_session`` makes a context manager of a session; ``is_here`` and ``reads_here`` say whether it runs on this
+    machine alone, and whether a path is one of this machine.
+    """
+
+    @wraps(command)
+    def wrapper(*args: Any, master: str | None, spark_conf: tuple[str, ...], time_zone: str, **kwargs: Any) -> Any:
+        configuration = pairs_of("--spark-conf", spark_conf)
+
+        def open_session(name: str, *, quiet: bool) -> Any:
+            from bide.pipelines.session import session
+
+            return session(master, name=name, configuration=configuration, time_zone=time_zone, quiet=quiet)
+
+        from bide.pipelines.requirements import missing_packages
+        from bide.pipelines.session import reads_here, runs_here
+
+        if (why_not := missing_packages()) is not None:
+            raise InvalidInputError(why_not)
+        return command(
+            *args,
+            open_session=open_session,
+            is_here=runs_here(master),
+            reads_here=reads_here(master, configuration),
+            **kwargs,
+        )
+
+    wrapped: Any = wrapper
+    for option in (
+        click.option("--time-zone", metavar="ZONE", default="UTC", show_default=True, help="Of times that name none."),
+        click.option("--spark-conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; may be repeated."),
+        click.option("--master", metavar="URL", help="Where Spark runs. [default: spark-submit's, or all cores here]"),
+    ):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[no-any-return]
+
+
+@pipeline.command()
+@click.argument("source")
+@click.option("--format", type=click.Choice(FORMATS), help="What SOURCE is. [default: what its suffix tells]")
+@click.option("--read-option", "read_options", multiple=True, metavar="KEY=VALUE", help="For Spark's reader of it.")
+@click.option("--to", metavar="QUEUE", help="The queue that the messages go to.")
+@click.option("--exchange", metavar="NAME", help="Instead of a queue: the exchange that they go to.")
+@click.option("--routing-key", metavar="KEY", help="Their routing key, for --exchange.")
+@click.option("--at-column", metavar="COLUMN", help="When a message is due: a time, or text of one.")
+@click.option("--delay-column", metavar="COLUMN",
+              help="Instead, in what time: an interval, milliseconds, or text such as 5m.")  # fmt: skip
+@click.option(
+    "--body-columns", metavar="A,B,C", help="Make a JSON body of these. [default: of all but times and headers]"
+)
+@click.option("--body-column", metavar="COLUMN", help="Take the body from this column, as it is.")
+@click.option("--header-columns", metavar="A,B,C", help="Send these as headers.")
+@click.option("--id-column", metavar="COLUMN", help="Message ids. [default: made of what is in the row]")
+@click.option("--type", "kind", metavar="NAME", help="Their message type, which endpoints choose a handler by.")
+@click.option("--name", default="", metavar="TEXT", help="Tell apart schedules with equal rows that are both meant.")
+@click.option("--ledger", metavar="DIR", help="Where it is written down what was sent; see below.")
+@click.option("--part-rows", type=click.IntRange(1), default=10_000, show_default=True, metavar="N",
+              help="Rows that are sent, and written down as sent, together; more where these would make over 10,000 "
+                   "parts.")  # fmt: skip
+@click.option("--rejects", metavar="DIR", help="Put rows that cannot be sent into Parquet files here, and go on.")
+@click.option("--past", type=click.Choice(("send", "drop", "reject")),
+              help="Rows due over 5 min before the first run: send at once, drop, or put into --rejects. "
+                   "[default: stop]")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Send nothing: count, check, and show when messages would be due.")
+@click.option("--declare/--no-declare", default=True, show_default=True,
+              help="Put the delay infrastructure on the broker where it is missing.")  # fmt: skip
+@layout_options()
+@spark_options
+@json_option("what was found and done")
+@broker_options
+@pass_settings
+def schedule(
+    settings: Settings,
+    /,
+    *,
+    source: str,
+    format: str | None,
+    read_options: tuple[str, ...],
+    ledger: str | None,
+    part_rows: int,
+    dry_run: bool,
+    as_json: bool,
+    open_session: Callable[..., Any],
+    is_here: bool,
+    reads_here: bool,
+    **rest: Any,
+) -> None:
+    """Schedule a message for every row of SOURCE: files of Parquet, CSV or JSON, or a table.
+
+    All rows are checked before the first is sent, and how many there are and when they are due is printed; --dry-run
+    does no more, and asks no broker. Rows that were due more than 5 minutes ago stop it, unless --past is given: their
+    times may be seconds that were read as milliseconds.
+
+    What was sent is written down in the ledger, part by part: the same command again, after whatever ended it, sends
+    the parts that are not in there. A part that was being sent is sent again as a whole, with the same message ids.
+    Without --ledger it lies in ~/.local/state/bide/schedule, under a name made of the broker, SOURCE and these options.
+    """
+    from bide.pipelines.schedule.run import survey
+    from bide.pipelines.session import read, spark_errors
+
+    plan = _plan(settings, **rest)
+    plan.check_letters()
+    options = pairs_of("--read-option", read_options)
+    refuse_missing(source, format, reads_here=reads_here)
+    if ledger is None and not is_here and not dry_run:
+        raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors reach")
+    to_write: Ledger | None = None
+    if not dry_run:
+        # Spark, and a large table, take their time.
+        to_write = _ledger(ledger or _own_ledger(source, format, plan), plan, is_here=is_here)
+        plan.check()
+    with open_session(f"bide pipeline schedule {source}", quiet=not settings.verbosity) as spark, spark_errors():
+        rows = read(spark, source, format=format, options=options)
+        now = datetime.now(UTC)
+        begun = (None if to_write is None else to_write.begun()) or now
+        with progress("looking through the rows"):
+            found = survey(rows, plan, now=now, begun=begun)
+        if to_write is None:
+            _show(rows, plan, found, as_json=as_json)
+        else:
+            _send(rows, plan, found, to_write, begun, part_rows=part_rows, as_json=as_json)
+
+
+def _plan(
+    settings: Settings,
+    *,
+    to: str | None,
+    exchange: str | None,
+    routing_key: str | None,
+    at_column: str | None,
+    delay_column: str | None,
+    body_columns: str | None,
+    body_column: str | None,
+    header_columns: str | None,
+    id_column: str | None,
+    kind: str | None,
+    name: str,
+    rejects: str | None,
+    past: Past | None,
+    declare: bool,
+    infrastructure: DelayInfrastructure,
+) -> Plan:
+    from bide.pipelines.schedule.plan import WINDOW, Plan
+    from bide.spark.sink_settings import SinkSettings
+
+    if (to is None) == (exchange is None):
+        raise click.UsageError("name where the messages go: --to QUEUE, or --exchange NAME with --routing-key")
+    if routing_key is not None and exchange is None:
+        raise click.UsageError("--routing-key goes with --exchange; messages to a queue need none")
+    if (at_column is None) == (delay_column is None):
+        raise click.UsageError("say when messages are due: by --at-column, or by --delay-column, and not by both")
+    if body_columns is not None and body_column is not None:
+        raise click.UsageError("give --body-columns for a JSON body, or --body-column for one as it is, not both")
+    if past == "reject" and rejects is None:
+        raise click.UsageError("--past reject goes with --rejects DIR, where these rows are put")
+    if past is not None and at_column is None:
+        raise click.UsageError("--past goes with --at-column: with --delay-column no row is due before it is sent")
+    constants = {"to": to, "exchange": exchange, "routing_key": routing_key, "type": kind}
+    if body_column is None:
+        constants["content_type"] = "application/json"
+    return Plan(
+        at_column=at_column,
+        delay_column=delay_column,
+        body_columns=_names("--body-columns", body_columns),
+        body_column=body_column,
+        id_column=id_column,
+        header_columns=_names("--header-columns", header_columns),
+        name=name,
+        settings=SinkSettings.make(
+            settings.url,
+            infrastructure=infrastructure,
+            declare=declare,
+            constants={key: value for key, value in constants.items() if value is not None},
+            rejects=rejects,
+            window=WINDOW,
+            past=past,
+        ),
+    )
+
+
+def _show(rows: DataFrame, plan: Plan, found: Survey, *, as_json: bool) -> None:
+    """What a run would do."""
+    from bide.pipelines.schedule.rows import messages
+    from bide.pipelines.schedule.run import due_times, refuse_overdue
+
+    every = span_for(found.first, found.last)
+    with progress("counting due times"):
+        # As seconds: PySpark turns timestamps into those of the driver's own zone, without saying so.
+        found_times = due_times(messages(rows, plan), every).selectExpr("unix_seconds(due) as due", "count")
+        times = [(datetime.fromtimestamp(row["due"], UTC), row["count"]) for row in found_times.collect()]
+    if as_json:
+        spans = [{"from": due.isoformat(), "count": count} for due, count in times]
+        print_json({**summary(found, plan), "every_seconds": every.total_seconds(), "due": spans})
+    else:
+        click.echo(visible(survey_text(found, plan, times, every), keep="\n"))
+    if found.bad and plan.settings.rejects is None:
+        raise _bad(found, plan)
+    refuse_overdue(found, plan)
+
+
+def _send(
+    rows: DataFrame, plan: Plan, found: Survey, ledger: Ledger, begun: datetime, *, part_rows: int, as_json: bool
+) -> None:
+    from bide.pipelines.schedule.run import head_for, send
+    from bide.pipelines.session import spark_errors
+
+    for line in summary_lines(found, plan):
+        click.echo(line, err=as_json)
+    if found.bad and plan.settings.rejects is None:
+        raise _bad(found, plan)
+    head = head_for(ledger, plan, found, part_rows=part_rows)
+    started = time.monotonic()
+    with _sending(ledger, found.rows), spark_errors(sending=True):
+        sent = send(rows, plan, ledger, head, begun=begun).collect()
+    seconds = time.monotonic() - started
+    # All that is in the ledger now and was not sent by this run, also by workers that outlived an earlier one.
+    all_parts = ledger.parts()
+    now = {
+        **{name: sum(one[name] for one in sent) for name in _OUTCOMES},
+        **{
+            f"{name}_before": sum(getattr(one, name) for one in all_parts) - sum(one[name] for one in sent)
+            for name in _OUTCOMES
+        },
+        "seconds": round(seconds, 3),
+        "ledger": ledger.folder,
+    }
+    if as_json:
+        print_json({**summary(found, plan), **now})
+        return
+    rate = f" in {seconds:.1f} s, {now['sent'] / seconds:,.0f}/s" if sent else ""
+    click.echo(f"scheduled {now['sent']:,} messages{rate}")
+    if before := sum(now[f"{name}_before"] for name in _OUTCOMES):
+        click.echo(f"{before:,} rows were done before, by an earlier run")
+    if dropped := now["dropped"] + now["dropped_before"]:
+        click.echo(f"{dropped:,} rows were dropped, because they were overdue")
+    if rejected := now["rejected"] + now["rejected_before"]:
+        click.echo(f"{rejected:,} rows were not taken: they are in {plan.settings.rejects}")
+    click.echo(f"ledger: {ledger.folder}")
+
+
+@contextmanager
+def _sending(ledger: Ledger, rows: int) -> Iterator[None]:
+    """Show on a terminal how much is in the ledger."""
+    with progress("scheduling", total=rows, done=lambda: sum(one.rows for one in ledger.parts())):
+        yield
+
+
+def _bad(found: Survey, plan: Plan) -> InvalidRowError:
+    time = "due time" if plan.at_column is not None else "delay"
+    reasons = (
+        (found.without_time, f"no {time}, or one that cannot be read"),
+        (found.without_body, "no body"),
+        (found.too_late, f"a {time} beyond the longest delay"),
+        (found.bad_headers, "a header that is not UTF-8"),
+    )
+    said = ", ".join(f"{count:,} with {what}" for count, what in reasons if count)
+    return InvalidRowError(
+        f"{found.bad:,} of {found.rows:,} rows cannot be sent ({said}), and nothing was: mend them, or name a folder "
+        "for them by --rejects"
+    )
+
+
+def _ledger(folder: str, plan: Plan, *, is_here: bool) -> Ledger:
+    """The ledger, if it is one for this."""
+    from bide.pipelines.ledger import Ledger
+    from bide.pipelines.schedule.run import begun
+
+    ledger = Ledger(folder)
+    for option, place in (("--ledger", folder), ("--rejects", plan.settings.rejects)):
+        if place is not None:
+            refuse_unwritable(option, place, is_here=is_here)
+    begun(ledger, plan)
+    return ledger
+
+
+def _own_ledger(source: str, format: str | None, plan: Plan) -> str:
+    from bide.pipelines.ledger import digest_of
+
+    # A table is the catalogue's, wherever this is run.
+    is_named = is_uri(source) or (format or guess_format(source)) == "table"
+    place = source if is_named else os.path.abspath(source)  # noqa: PTH100 (no link is followed)
+    key = digest_of({"source": place, "broker": plan.broker, "plan": plan.ledger_digest()})[:16]
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return str(Path(state) / "bide" / "schedule" / f"{Path(place).name}-{key}")
+
+
+def _names(option: str, text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    names = tuple(one.strip() for one in text.split(",") if one.strip())
+    if not names:
+        raise click.UsageError(f"{option} {text!r} names no column")
+    if len(set(names)) < len(names):
+        raise click.UsageError(f"{option} {text!r} names a column twice")
+    return names
+
+
+def pairs_of(option: str, pairs: tuple[str, ...]) -> Mapping[str, str]:
+    """Values of an option of the form ``KEY=VALUE``.
+
+    Raises:
+        UsageError: one is not.
+    """
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"{option} {pair!r} is not of the form KEY=VALUE")
+        found[name] = value
+    return found

@@ -1,0 +1,266 @@
+"""``bide pipeline plan``: what a workload will do to a broker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from bide.cli.output import print_json
+from bide.cli.pipeline.group import pairs_of, spark_options
+from bide.cli.pipeline.plan_view import plan_text
+from bide.cli.pipeline.view import progress
+from bide.cli.settings import Settings, duration_of, json_option, pass_settings, verbose_option
+from bide.errors import InvalidInputError
+from bide.pipelines.formats import FORMATS, refuse_missing, refuse_unwritable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from bide.delay.protocol import DelayInfrastructure
+    from bide.pipelines.plan.flows import Flow
+    from bide.pipelines.plan.levels import Ladder
+    from bide.pipelines.plan.workload import Workload
+
+_BROKERS: Final = ("3.10", "4.3")
+_PREFETCHES: Final = ("32", "1000")
+_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+@click.command()
+@click.argument("source", required=False)
+@click.option("--format", type=click.Choice(FORMATS), help="What SOURCE is. [default: what its suffix tells]")
+@click.option("--read-option", "read_options", multiple=True, metavar="KEY=VALUE", help="For Spark's reader of it.")
+@click.option("--at-column", metavar="COLUMN", default="at", show_default=True, help="When a message is sent.")
+@click.option("--delay-column", metavar="COLUMN", help="Its delay: an interval, or milliseconds.")
+@click.option("--due-column", metavar="COLUMN", help="When it is due, instead of a delay.")
+@click.option("--size-column", metavar="COLUMN", help="Bytes of its body. [default: --size for all]")
+@click.option("--count-column", metavar="COLUMN", help="Messages that a row stands for. [default: one]")
+@click.option("--grain", metavar="DELAY", default="10ms", show_default=True,
+              help="Round times of sending down to this: the coarser, the quicker.")  # fmt: skip
+@click.option("--rate", metavar="RATE", help="Instead of SOURCE: messages per time, as 5000/s or 1e9/d; with --delay.")
+@click.option("--delay", "delays", multiple=True, metavar="DELAY[=WEIGHT]",
+              help="For --rate: a delay (5m), or all between two (1h..2h); may be repeated.")  # fmt: skip
+@click.option("--flows", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="Instead of SOURCE: several rates, as TOML or JSON; see the documentation.")  # fmt: skip
+@click.option("--for", "length", metavar="DELAY", default="1d", show_default=True, help="How long a rate goes on.")
+@click.option("--size", type=click.IntRange(0), default=200, show_default=True, metavar="BYTES", help="Of a body.")
+@click.option("--layout", "layouts", type=click.Choice(["clock", "nservicebus"]), multiple=True,
+              help="Plan for this one only. [default: both]")  # fmt: skip
+@click.option("--lanes", type=click.IntRange(1, 64), default=1, show_default=True, help="Queues per digit (clock).")
+@click.option("--every", metavar="DELAY", default="1h", show_default=True, help="Give figures for spans as long.")
+@click.option("--tick", metavar="DELAY", default="1s", show_default=True, help="Peaks are means of this time.")
+@click.option(
+    "--broker", type=click.Choice(_BROKERS), default="4.3", show_default=True, help="Measured on which release."
+)
+@click.option("--prefetch", type=click.Choice(_PREFETCHES), default="32", show_default=True,
+              help="Its dead_letter_worker_consumer_prefetch.")  # fmt: skip
+@click.option(
+    "--hops", type=click.FloatRange(0, min_open=True), help="Hops per second of your broker, as you measured."
+)
+@click.option("--release", type=click.FloatRange(0, min_open=True), help="Messages per second that leave one queue.")
+@click.option("--disk", metavar="SIZE", help="Disk that there is for messages: 200G. Likewise --memory.")
+@click.option("--memory", metavar="SIZE", help="Memory that there is for messages: 8G.")
+@click.option("--out", metavar="DIR", help="Write the figures there as Parquet: levels and queues, by layout.")
+@json_option("all figures")
+@spark_options
+@verbose_option
+@pass_settings
+def plan(
+    settings: Settings,
+    /,
+    *,
+    every: str,
+    tick: str,
+    layouts: tuple[str, ...],
+    lanes: int,
+    broker: str,
+    prefetch: str,
+    hops: float | None,
+    release: float | None,
+    disk: str | None,
+    memory: str | None,
+    out: str | None,
+    as_json: bool,
+    open_session: Callable[..., Any],
+    is_here: bool,
+    reads_here: bool,
+    **rest: Any,
+) -> None:
+    """Tell what a workload will do to a broker: messages held, bytes, hops and releases, level by level.
+
+    The workload is SOURCE, a table with a row for each message (or --count-column of them), or is told by --rate and
+    --delay, or by --flows. Nothing is sent, and no broker is asked: its capacity is what was measured on one machine
+    with four cores, or what you give.
+    """
+    from bide.pipelines.plan.capacity import Capacity
+    from bide.pipelines.plan.occupancy import Timeline, check_spans
+    from bide.pipelines.plan.report import clear, report
+    from bide.pipelines.session import spark_errors
+
+    # What is wrong with the options is said before Spark starts.
+    spans = {"every": duration_of("--every", every), "tick": duration_of("--tick", tick)}
+    check_spans(**spans)
+    ladders = {layout: _ladder(layout, lanes) for layout in layouts or ("clock", "nservicebus")}
+    workload_of = _prepared(tuple(ladders.values()), tick=spans["tick"], reads_here=reads_here, **rest)
+    known = {
+        layout: Capacity.measured(
+            layout,
+            broker=broker,
+            prefetch=int(prefetch),
+            hops=hops,
+            release=release,
+            disk=size_of("--disk", disk),
+            memory=size_of("--memory", memory),
+        )
+        for layout in ladders
+    }
+    places = {layout: None if out is None else f"{out}/{layout}" for layout in ladders}
+    for place in filter(None, places.values()):
+        refuse_unwritable("--out", place, is_here=reads_here)
+    started = time.monotonic()
+    with open_session("bide pipeline plan", quiet=not settings.verbosity) as spark, spark_errors():
+        with progress("looking through the messages"):
+            workload = workload_of(spark)
+        timelines = {layout: Timeline(workload, ladder, **spans) for layout, ladder in ladders.items()}
+        for layout, timeline in timelines.items():
+            if (folder := places[layout]) is not None:
+                clear(timeline, folder)
+        reports = []
+        for layout, timeline in timelines.items():
+            with progress(f"planning for {layout}"):
+                reports.append(report(timeline, known[layout], out=places[layout]))
+            timeline.close()
+    seconds = time.monotonic() - started
+    if as_json:
+        facts = {"messages": workload.messages, "undelayed": workload.undelayed, "body_bytes": workload.bytes}
+        figures = [one.to_dict() for one in reports]
+        print_json({**facts, "layouts": figures, "seconds": round(seconds, 3), "out": out})
+    else:
+        click.echo(plan_text(workload, reports, spans["every"], seconds))
+        if out is not None:
+            click.echo(f"tables: {out}/<layout>/levels and {out}/<layout>/queues")
+
+
+def _flows(
+    *,
+    source: str | None,
+    rate: str | None,
+    delays: tuple[str, ...],
+    flows: Path | None,
+    length: str,
+    size: int,
+) -> list[Flow] | None:
+    """The flows that are told instead of a table."""
+    from bide.pipelines.plan.flows import flows_of
+
+    if sum(one is not None for one in (source, rate, flows)) != 1:
+        raise click.UsageError("name the workload: a table, or --rate with --delay, or --flows")
+    if (rate is None) != (not delays):
+        raise click.UsageError("--rate and --delay go together")
+    if source is not None:
+        return None
+    told = _read_flows(flows) if flows is not None else [{"rate": rate, "delay": _weighted(delays)}]
+    midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    return flows_of(told, start=midnight, length=duration_of("--for", length), size=size)
+
+
+def _prepared(
+    ladders: tuple[Ladder, ...],
+    *,
+    tick: timedelta,
+    reads_here: bool,
+    source: str | None,
+    format: str | None,
+    read_options: tuple[str, ...],
+    at_column: str,
+    delay_column: str | None,
+    due_column: str | None,
+    size_column: str | None,
+    count_column: str | None,
+    grain: str,
+    size: int,
+    **rest: Any,
+) -> Callable[[SparkSession], Workload]:
+    """What makes the workload, as soon as there is a Spark."""
+    from bide.pipelines.plan.occupancy import check_delays
+    from bide.pipelines.plan.workload import Columns, check_grain, of_flows, of_table
+    from bide.pipelines.session import read
+
+    step = duration_of("--grain", grain)
+    check_grain(step)
+    options = pairs_of("--read-option", read_options)
+    told = _flows(source=source, size=size, **rest)
+    if told is not None:
+        for ladder in ladders:
+            check_delays(max(one.longest for one in told), ladder)
+        return lambda spark: of_flows(spark, told, tick=tick)
+    assert source is not None
+    if (delay_column is None) == (due_column is None):
+        raise click.UsageError("say how long messages wait: by --delay-column, or by --due-column, and not by both")
+    refuse_missing(source, format, reads_here=reads_here)
+    columns = Columns(
+        at=at_column, delay=delay_column, due=due_column, size=size_column, count=count_column, constant_size=size
+    )
+    return lambda spark: of_table(read(spark, source, format=format, options=options), columns, grain=step)
+
+
+def _read_flows(path: Path) -> Any:
+    """The flows of a file: a list in JSON, or tables called ``flow`` in TOML."""
+    import json
+    import tomllib
+
+    found: Any
+    try:
+        if path.suffix == ".toml":
+            found = tomllib.loads(path.read_text(encoding="utf-8"))
+        else:
+            found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise InvalidInputError(f"the flows in {path} cannot be read: {error}") from error
+    flows = found.get("flow") if isinstance(found, dict) else found
+    if not isinstance(flows, list) or not flows:
+        raise InvalidInputError(f"{path} holds no flows: give tables [[flow]], or a list in JSON")
+    return flows
+
+
+def _weighted(delays: tuple[str, ...]) -> Mapping[str, float]:
+    found: dict[str, float] = {}
+    for one in delays:
+        text, equals, weight = one.partition("=")
+        try:
+            found[text] = found.get(text, 0.0) + (float(weight) if equals else 1.0)
+        except ValueError as error:
+            raise click.UsageError(f"--delay {one!r} has a weight that is no number") from error
+    return found
+
+
+def _ladder(layout: str, lanes: int) -> Ladder:
+    from bide.delay.by_name import make_infrastructure
+    from bide.pipelines.plan.levels import Ladder
+
+    infrastructure: DelayInfrastructure = make_infrastructure(layout, lanes=lanes if layout == "clock" else None)
+    return Ladder.of(infrastructure)
+
+
+def size_of(option: str, text: str | None) -> int | None:
+    """Bytes, of ``200G``, ``1.5T`` or a number of them.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    if text is None:
+        return None
+    plain = text.strip().lower().removesuffix("b")
+    unit = plain[-1] if plain and plain[-1].isalpha() else ""
+    try:
+        found = float(plain.removesuffix(unit)) * _UNITS[unit]
+    except (KeyError, ValueError) as error:
+        raise click.UsageError(f"{option} {text!r} is no size: give one such as 200G") from error
+    if not 0 < found < 1e21:
+        raise click.UsageError(f"{option} {text!r} is no size that there is")
+    return int(found)

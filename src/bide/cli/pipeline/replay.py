@@ -1,0 +1,247 @@
+"""``bide pipeline replay``: failed messages back to where they failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bide.cli.errors_view import counted
+from bide.cli.output import print_json
+from bide.cli.pipeline.group import spark_options
+from bide.cli.pipeline.replay_view import Stopped
+from bide.cli.pipeline.view import progress
+from bide.cli.running import ended_by_signals
+from bide.cli.settings import Settings, duration_of, json_option, management_options, pass_settings
+from bide.foreign_text import visible
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from bide.error_queues import Moved
+    from bide.pipelines.replay.run import FailedIn
+
+
+@click.command()
+@click.option("--queue", metavar="NAME", help="The error queue, or any dead-letter queue, that the messages leave.")
+@click.option("--audit", "audited", metavar="DIR", help="Instead: the audit that knows them; taps have the messages.")
+@click.option("--where", metavar="SQL", help="Only those that this holds for; see below. [default: all]")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N of those.")
+@click.option("--over", metavar="DELAY",
+              help="Spread them evenly over this time, while the command runs: 2h. [default: all at once]")  # fmt: skip
+@click.option("--to", metavar="QUEUE", help="To this queue rather than where they failed.")
+@click.option("--dry-run", is_flag=True, help="Send nothing: count, and show when they would be due.")
+@click.option("--no-audit", is_flag=True, help="Leave no record in the stream bide.audit (--queue).")
+@click.option("--parked", is_flag=True, help="Those of an error queue, too, where they stay (--audit).")
+@click.option("--skip-missing", is_flag=True, help="Leave out those whose bodies no tap has any more (--audit).")
+@click.option("--ledger", metavar="DIR", help="Where it is written down what was sent (--audit); see below.")
+@click.option("--part-rows", type=click.IntRange(1), default=2_000, show_default=True, metavar="N",
+              help="Messages that are sent, and written down as sent, together (--audit).")  # fmt: skip
+@spark_options
+@json_option("what was found and done")
+@management_options
+@pass_settings
+def replay(
+    settings: Settings,
+    /,
+    *,
+    queue: str | None,
+    audited: str | None,
+    over: str | None,
+    to: str | None,
+    dry_run: bool,
+    as_json: bool,
+    open_session: Callable[..., Any],
+    is_here: bool,
+    reads_here: bool,
+    **rest: Any,
+) -> int:
+    """Send failed messages back to the queues that they failed on, with their ids, headers and history.
+
+    --where is a condition in SQL: "exception like 'Timeout%' and endpoint = 'orders'". Its columns are message_id,
+    type, queue (that it failed on), endpoint, reason, failed_at, attempts, exception, text, group, sent, due, place
+    (in the error queue, or in time, from 0 on); of --queue also body (as text), size, headers, exchange, routing_key,
+    correlation_id, id.
+
+    With --queue, a message leaves the error queue when the broker has confirmed its copy. Whatever ended a run, the
+    same command sends the rest; a few hundred messages at most are sent twice, with the same ids. Exit code 1 if a
+    message could not be sent: it stays in the error queue.
+
+    With --over, messages leave one after the other. Ctrl-C stops that, and prints the command that goes on.
+
+    With --audit, copies are sent of messages that endpoints discarded or let expire, out of the streams of the taps.
+    What was chosen and sent is written down in the ledger: the same command finishes what was begun, and sends nothing
+    twice but the parts that were under way when it was killed. Without --ledger it lies in ~/.local/state/bide/replay.
+    """
+    from bide.amqp.url import DEFAULT_URL
+    from bide.delay.protocol import check_name
+    from bide.pipelines.session import spark_errors
+
+    if (queue is None) == (audited is None):
+        raise click.UsageError("say which messages: --queue NAME for those of an error queue, or --audit DIR")
+    _refuse_others(rest, queue is not None)
+    period = timedelta(0) if over is None else duration_of("--over", over)
+    if to is not None:
+        check_name("queue", to)
+    if queue is None and rest["ledger"] is None and not is_here and not dry_run:
+        raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors reach")
+    common = {"url": settings.url or DEFAULT_URL, "to": to}
+    prepare = _of_queue if queue is not None else _of_audit
+    # What is wrong with the options, the broker or the ledger is said before Spark starts.
+    job = prepare(settings, queue or audited, period, {**common, **rest}, dry_run=dry_run, as_json=as_json)
+    try:
+        with (
+            ended_by_signals(),
+            job.held,
+            open_session(f"bide pipeline replay {queue or audited}", quiet=not settings.verbosity) as spark,
+            spark_errors(),
+        ):
+            return job.work(spark)
+    except (KeyboardInterrupt, SystemExit):
+        # Of parts that tasks were sending, some may have been written down until Spark was stopped.
+        if not dry_run and (stopped := job.stopped()) is not None:
+            stopped.show(settings.arguments, over=period, as_json=as_json)
+        raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A replay that has been checked.
+
+    Attributes:
+        held: what is held from before Spark is there until it is stopped.
+        work: does it, and returns the exit code.
+        stopped: what was done before an interruption; None if nothing was begun.
+    """
+
+    held: AbstractContextManager[None]
+    work: Callable[[SparkSession], int]
+    stopped: Callable[[], Stopped | None]
+
+
+def _refuse_others(given: Mapping[str, Any], is_queue: bool) -> None:
+    wrong = ("parked", "skip_missing", "ledger") if is_queue else ("no_audit",)
+    for name in wrong:
+        if given[name]:
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with {'--audit' if is_queue else '--queue'} only")
+
+
+def _of_audit(
+    settings: Settings, place: Any, over: timedelta, given: Mapping[str, Any], *, dry_run: bool, as_json: bool
+) -> _Job:
+    from bide.cli.pipeline.replay_audit import OfAudit
+    from bide.cli.pipeline.replay_audit import replay as replay_audit
+    from bide.pipelines.audit.folder import Folder
+
+    folder = Folder(place)
+    folder.check()
+    wanted = {name: value for name, value in given.items() if name != "no_audit"}
+    work = OfAudit(folder=folder, over=over, **wanted)
+    work.check()
+    return _Job(
+        held=work.ledger_held(dry_run=dry_run),
+        work=lambda spark: replay_audit(spark, work, dry_run=dry_run, as_json=as_json),
+        stopped=work.stopped,
+    )
+
+
+def _of_queue(
+    settings: Settings, queue: Any, over: timedelta, given: Mapping[str, Any], *, dry_run: bool, as_json: bool
+) -> _Job:
+    from bide.pipelines.replay.run import FailedIn
+
+    source = FailedIn(
+        url=given["url"],
+        queue=queue,
+        to=given["to"],
+        management_url=settings.management_url,
+        record=not given["no_audit"],
+    )
+    # A dry run shows which queues are missing.
+    source.check(sends=not dry_run)
+    stopped: list[Stopped] = []
+    return _Job(
+        held=nullcontext(),
+        work=lambda spark: _replay_queue(
+            spark,
+            source,
+            over,
+            where=given["where"],
+            limit=given["limit"],
+            dry_run=dry_run,
+            as_json=as_json,
+            stopped=stopped,
+        ),
+        stopped=lambda: stopped[0] if stopped else None,
+    )
+
+
+def _replay_queue(
+    spark: SparkSession,
+    source: FailedIn,
+    over: timedelta,
+    *,
+    where: str | None,
+    limit: int | None,
+    dry_run: bool,
+    as_json: bool,
+    stopped: list[Stopped],
+) -> int:
+    from bide.cli.pipeline.replay_view import preview, show
+    from bide.pipelines.replay.run import choose, failed, keep, spread
+
+    chosen = choose(failed(spark, source), where=where, limit=limit)
+    with progress("looking through the queue"):
+        messages = keep(spread(chosen, over, begin=datetime.now(UTC)), where)
+    if not dry_run:
+        details = {"where": where, "limit": limit, "over": str(over) if over else None}
+        return _send(messages, source, details, as_json=as_json, stopped=stopped)
+    found = preview(messages, url=source.url, source=source.queue, to=source.to, more={})
+    show(found, as_json=as_json)
+    return 1 if found.missing or found.unknown else 0
+
+
+def _send(
+    messages: DataFrame, source: FailedIn, details: dict[str, Any], *, as_json: bool, stopped: list[Stopped]
+) -> int:
+    from bide.pipelines.replay.run import send
+    from bide.pipelines.session import spark_errors
+
+    given = {name: value for name, value in details.items() if value is not None}
+    total = messages.count()
+    done = 0
+
+    def count(number: int, _: int) -> None:
+        nonlocal done
+        done = number
+
+    def stop(moved: Moved) -> None:
+        kept = sum(moved.kept.values())
+        stopped.append(Stopped(source=source.queue, sent=moved.done, left=total - moved.done - kept, kept=kept))
+
+    started = time.monotonic()
+    with progress("replaying", total=total, done=lambda: done), spark_errors(sending=True):
+        found = send(messages, source, details=given, progress=count, interrupted=stop).collect()
+    seconds = time.monotonic() - started
+    sent = {row["queue"]: row["messages"] for row in found if row["outcome"] == "sent"}
+    kept = {row["reason"]: row["messages"] for row in found if row["outcome"] == "kept"}
+    gone = sum(row["messages"] for row in found if row["outcome"] == "gone")
+    number = sum(sent.values())
+    if as_json:
+        told = {"messages": total, "sent": number, "queues": sent, "kept": kept, "gone": gone}
+        print_json({**told, "seconds": round(seconds, 3)})
+    else:
+        where = ", ".join(f"{count:,} to {visible(name)}" for name, count in sent.items())
+        rate = f" in {seconds:.1f} s: {where}" if number else ""
+        click.echo(f"replayed {counted(number)}{rate}")
+    for reason, count_kept in kept.items():
+        stay = "stays" if count_kept == 1 else "stay"
+        click.echo(f"bide: {counted(count_kept)} {stay} in {source.queue}: {visible(reason)}", err=True)
+    if gone:
+        click.echo(f"bide: {counted(gone)} left {source.queue} since they were chosen", err=True)
+    return 1 if kept else 0

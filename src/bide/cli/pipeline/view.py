@@ -1,0 +1,152 @@
+"""What ``bide pipeline`` shows."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from bide.pipelines.schedule.plan import Plan
+    from bide.pipelines.schedule.run import Survey
+
+from bide.runtime.logs import logger
+
+log = logger(__name__)
+
+_SPANS: Final = (
+    *(timedelta(seconds=number) for number in (1, 5, 15, 30)),
+    *(timedelta(minutes=number) for number in (1, 5, 15, 30)),
+    *(timedelta(hours=number) for number in (1, 3, 6, 12)),
+    *(timedelta(days=number) for number in (1, 7, 30, 90, 365)),
+)
+_LINES: Final = 32
+_BAR: Final = 40
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉"
+
+
+def span_for(first: datetime | None, last: datetime | None) -> timedelta:
+    """The shortest usual span of time of which not too many lie between two times."""
+    if first is None or last is None:
+        return _SPANS[0]
+    return next((span for span in _SPANS if (last - first) / span < _LINES - 1), _SPANS[-1])
+
+
+def summary(found: Survey, plan: Plan) -> dict[str, Any]:
+    """What was found in the rows, for ``--json``."""
+    return {
+        "rows": found.rows,
+        "target": _target(plan),
+        "broker": plan.broker,
+        "first_due": None if found.first is None else found.first.isoformat(),
+        "last_due": None if found.last is None else found.last.isoformat(),
+        "past": found.past,
+        "overdue": found.overdue,
+        "without_time": found.without_time,
+        "without_body": found.without_body,
+        "too_late": found.too_late,
+        "bad_headers": found.bad_headers,
+    }
+
+
+def survey_text(found: Survey, plan: Plan, times: list[tuple[datetime, int]], every: timedelta) -> str:
+    """The same in lines, with a histogram."""
+    first, *more = summary_lines(found, plan)
+    lines = [f"{first}; nothing was sent", *more]
+    lines += histogram(times, every)
+    return "\n".join(lines)
+
+
+def summary_lines(found: Survey, plan: Plan) -> list[str]:
+    """How many messages there are, and when they are due."""
+    lines = [f"{found.rows:,} messages to {_target(plan)} on {plan.broker}"]
+    if found.first is not None and found.last is not None:
+        lines.append(f"due from {found.first:%Y-%m-%d %H:%M:%S} to {found.last:%Y-%m-%d %H:%M:%S} UTC")
+    if found.past:
+        overdue = f", {found.overdue:,} of them for more than 5 min" if found.overdue else ""
+        option = f" (--past {plan.settings.past})" if found.overdue and plan.settings.past else ""
+        lines.append(f"{found.past:,} are due already{overdue}{option}")
+    return lines
+
+
+def histogram(times: list[tuple[datetime, int]], every: timedelta) -> list[str]:
+    """A line for each span of time, those in which nothing is due as well."""
+    if not times:
+        return []
+    counts = dict(times)
+    highest = max(counts.values())
+    form = "%Y-%m-%d" if every >= timedelta(days=1) else "%Y-%m-%d %H:%M:%S" if every.seconds < 60 else "%Y-%m-%d %H:%M"
+    lines = []
+    due, last, empty = times[0][0], times[-1][0], 0
+    while True:
+        count = counts.get(due, 0)
+        if count:
+            if empty > 1:
+                lines.append(f"{'':>{len(due.strftime(form))}}  ({empty} spans with none)")
+            elif empty:
+                lines.append(f"{(due - every).strftime(form)}  {0:>11,}")
+            empty = 0
+            lines.append(f"{due.strftime(form)}  {count:>11,}  {_bar(count / highest)}")
+        else:
+            empty += 1
+        # There may be no time after the last one.
+        if last - due < every:
+            return lines
+        due += every
+
+
+def _bar(share: float) -> str:
+    eighths = max(round(share * _BAR * 8), 1)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def _target(plan: Plan) -> str:
+    constants = plan.settings.constants
+    if "to" in constants:
+        return f"the queue {constants['to']}"
+    return f"the exchange {constants['exchange']} ({constants.get('routing_key', '')!r})"
+
+
+@contextmanager
+def progress(what: str, *, total: int | None = None, done: Callable[[], int] | None = None) -> Iterator[None]:
+    """Show on a terminal that something goes on, and how far it is; elsewhere nothing.
+
+    Args:
+        total: what there is to do.
+        done: what of it is done; asked for every second, also after it has raised something.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+    columns = [SpinnerColumn(), TextColumn("{task.description}")]
+    if done is not None:
+        columns += [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        if done is None:
+            yield
+            return
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(1.0):
+                try:
+                    completed = done()
+                except Exception as error:  # noqa: BLE001 (who does the work says what is wrong, if it stays so)
+                    log.debug("it is not known how far it is: %s", error)
+                else:
+                    bar.update(task, completed=completed)
+
+        watcher = threading.Thread(target=look, name="progress", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()

@@ -1,0 +1,1 @@
+"""The client: connections that come and go, confirmed publishing, deliveries."""

@@ -1,0 +1,365 @@
+"""What a publisher knows of the broker as long as one connection lasts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable
+from datetime import timedelta
+from functools import partial
+from math import inf
+from typing import Final, TypeVar
+
+from bide.admin.apply import apply, check_streams, exists, is_into, names_in
+from bide.admin.neighbours import uses_nservicebus
+from bide.admin.settling import settle
+from bide.amqp import reply_codes
+from bide.amqp.channel import Channel
+from bide.amqp.connection import Connection
+from bide.client.encoding import Encoded, Encoder
+from bide.client.growth import Growth
+from bide.delay.clock import Clock
+from bide.delay.protocol import DelayInfrastructure, DelayRoute, ExchangeTarget, Target
+from bide.durations import sending_time
+from bide.errors import (
+    AccessRefusedError,
+    MessageTooLargeError,
+    NotAppliedError,
+    TargetNotFoundError,
+    UnsupportedTargetError,
+)
+from bide.messages.prepared import Kind, Moment, Outgoing
+from bide.runtime.logs import logger
+from bide.runtime.shared_tasks import SharedTasks
+from bide.topology import Exchange, Topology
+
+log = logger(__name__)
+
+REBIND_AFTER: Final = timedelta(seconds=30)
+"""A queue that is deleted and made again loses its bindings: they are made anew this often while they are used.
+
+The digit queues of ``Clock`` are looked for as often.
+"""
+
+_REMEMBERED: Final = 10_000
+
+_ASKING: Final = 100
+"""Messages that ask for their exchange at once, each on a channel of its own. RabbitMQ allows a connection 2,047."""
+
+MAX_RELEASE_QUEUES: Final = 1000
+"""Pairs of exchange and routing key for which one connection declares a release queue: thousands harm the broker."""
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+class Session:
+    """Sees to it that everything stands that messages need on their way, and remembers that it does.
+
+    Args:
+        infrastructure: as it is used on this broker's release.
+        declare: put it on the broker where it is missing; else its absence is an error.
+        tasks: declare what several messages need once for all of them.
+        spares_neighbours: look for NServiceBus, which may come at any time, as often as targets are bound.
+
+    Attributes:
+        encoder: of the messages that go through this connection.
+        is_outdated: NServiceBus uses the virtual host now, and another session has to hide the keys of ``Clock``.
+        suspects: held while a message is sent on a channel of its own, see :meth:`Publisher.publish`.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        infrastructure: DelayInfrastructure,
+        *,
+        declare: bool,
+        tasks: SharedTasks,
+        spares_neighbours: bool = False,
+    ) -> None:
+        self.connection = connection
+        self.infrastructure = infrastructure
+        self._growth = (
+            Growth(connection, infrastructure, tasks, declare=declare) if isinstance(infrastructure, Clock) else None
+        )
+        self.encoder = Encoder(infrastructure, frame_max=connection.frame_max, growth=self._growth)
+        self.suspects = asyncio.Lock()
+        self._declare = declare
+        self._spares_neighbours = spares_neighbours
+        self._neighbours_known_until = connection.loop.time() + REBIND_AFTER.total_seconds()
+        self.is_outdated = False
+        self._channel: Channel | None = None
+        self._applied = False
+        self._largest: int | None = None
+        self._targets: dict[tuple[Target, bool], float] = {}
+        self._requirements: dict[Topology, float] = {}
+        self._release_queues: set[str] = set()
+        self._exchanges: dict[str, float] = {}
+        self._kinds: dict[tuple[Kind, bool], float] = {}
+        self._doubt_at = inf
+        self._opening = asyncio.Lock()
+        self._declaring = asyncio.Lock()
+        self._asking = asyncio.Semaphore(_ASKING)
+        self._tasks = tasks
+
+    async def channel(self) -> Channel:
+        """The publishing channel, once the broker and the socket take more.
+
+        Raises:
+            BideError: the connection broke.
+        """
+        while True:
+            channel = self._channel
+            if channel is None or not channel.is_open:
+                async with self._opening:
+                    channel = self._channel
+                    if channel is None or not channel.is_open:
+                        channel = self._channel = await self.connection.channel(confirms=True)
+            await self.connection.writable()
+            if channel.is_open:
+                return channel
+
+    def moment(self) -> Moment:
+        """The present, as a message is sent with it."""
+        return Moment(sending_time(self.connection.now()), self.connection.monotonic())
+
+    def is_prepared(self, message: Outgoing) -> bool:
+        """Whether :meth:`prepare` would find everything as it should be, known without asking anybody."""
+        if self._largest is not None and len(message.body) > self._largest:
+            return False
+        now = self.connection.loop.time()
+        if now >= self._doubt_at:
+            self._doubt(now)
+        if message.kind is None:
+            return False
+        if message.due is None:
+            waits = bool(message.delay)
+        else:
+            moment = self.moment()
+            due = message.starting(*moment).due
+            waits = due is not None and due > moment.now
+        return self._kinds.get((message.kind, waits), 0.0) > now
+
+    async def prepare(self, message: Outgoing, *, digits: bool = True) -> Moment:
+        """See to it that everything stands that this message needs on its way.
+
+        Args:
+            digits: the queues that it waits in, too.
+
+        Returns:
+            When it was looked at. The digits of a delay up to a due time change as time passes: where those of the
+            time of the sending are not there, the message is sent with those of this time, and so never early.
+
+        Raises:
+            MessageTooLargeError: the broker's limit is known, and the message over it.
+            TargetNotFoundError: its queue or exchange does not exist.
+            NotAppliedError: the delay infrastructure is missing and may not be declared.
+            UnsupportedBrokerError: the broker lacks a feature that it needs.
+            BrokerError: the broker refuses, or the connection broke.
+        """
+        if self._largest is not None and len(message.body) > self._largest:
+            raise too_large(message, self._largest)
+        moment = self.moment()
+        route = message.starting(*moment).route(self.infrastructure, moment.now)
+        if route is None:
+            if isinstance(message.target, ExchangeTarget):
+                await self._expect(message.target.exchange)
+                self._remember_kind(message.kind, self._exchanges.get(message.target.exchange, 0.0), waits=False)
+            else:
+                self._remember_kind(message.kind, inf, waits=False)
+            return moment
+        if route.hops and not self._applied:
+            await self._tasks.run((self, "infrastructure"), self._ensure_applied)
+        if route.hops and self._spares_neighbours and self._neighbours_known_until <= self.connection.loop.time():
+            await self._tasks.run((self, "neighbours"), self._look_for_neighbours)
+        if self._growth is not None and digits:
+            try:
+                await self._growth.ensure(route.digits)
+            except TargetNotFoundError:
+                # Exchanges of the infrastructure were deleted.
+                self.forget(self.infrastructure.delivery_exchange)
+                await self._tasks.run((self, "infrastructure"), self._ensure_applied)
+                await self._growth.ensure(route.digits)
+        key = await self._ensure_bound(message.target, route)
+        self._remember_kind(message.kind, self._targets.get(key, 0.0), waits=route.hops > 0)
+        return moment
+
+    def encode(
+        self, message: Outgoing, *, channel: int, mandatory: bool, prepared_at: Moment | None
+    ) -> tuple[Outgoing, Encoded] | None:
+        """Encode a message that is sent now. Its delay counts from here: all of it, or of a repeated one the rest.
+
+        Args:
+            prepared_at: what :meth:`prepare` returned for this sending, if it was called.
+
+        Returns:
+            The message, started, with its frames; None if digits of its delay are not ready.
+
+        Raises:
+            InvalidInputError: it cannot be delayed so long, or so, or a value cannot be encoded.
+        """
+        now = sending_time(self.connection.now())
+        # Most of what is sent in bulk passes here: the second clock is asked only where it is needed.
+        started = message if message.delay is None else message.starting(now, self.connection.monotonic())
+        encoded = self.encoder.encode(started, now, channel=channel, mandatory=mandatory)
+        if encoded is None and prepared_at is not None:
+            started = message.starting(*prepared_at)
+            encoded = self.encoder.encode(started, prepared_at.now, channel=channel, mandatory=mandatory)
+        return None if encoded is None else (started, encoded)
+
+    def remember_limit(self, size: int) -> None:
+        """The broker takes no bodies over so many bytes."""
+        self._largest = size
+
+    def forget(self, exchange: str) -> None:
+        """An exchange that was there is not there any more, or not for us."""
+        self._exchanges.pop(exchange, None)
+        if self.infrastructure.owns(exchange):
+            # Somebody has taken the infrastructure away: it is put there again.
+            self._applied = False
+            if self._growth is not None:
+                self._growth.forget()
+            self._requirements.clear()
+        self._targets.clear()
+        self._kinds.clear()
+
+    async def _ensure_applied(self) -> None:
+        async with self._declaring:
+            probes = self.infrastructure.probes()
+            is_complete = await exists(self.connection, probes)
+            if self._growth is not None:
+                if not is_complete:
+                    await self._put_core(self._growth)
+                self._growth.is_complete = is_complete
+                self._doubt_at = self.connection.loop.time() + REBIND_AFTER.total_seconds()
+            elif is_complete:
+                await self._complete(probes)
+            elif self._declare:
+                await check_streams(self.connection, prefix=self.infrastructure.delivery_exchange)
+                applied = await apply(self.connection, self.infrastructure.topology(), last=probes, can_move=False)
+                await settle(self.connection, prefix=self.infrastructure.delivery_exchange, can_move=False)
+                log.info("put the delay infrastructure %s on the broker: %s", self.infrastructure.name, applied)
+            else:
+                raise NotAppliedError(
+                    f"the delay infrastructure {self.infrastructure.name!r} is not on the virtual host "
+                    f"{self.connection.url.vhost!r} of {self.connection.address}: run 'bide delay apply', "
+                    "or connect with declare=True (on the command line, without --no-declare)"
+                )
+            self._applied = True
+
+    async def _put_core(self, growth: Growth) -> None:
+        if not self._declare:
+            raise growth.not_applied()
+        delivery = self.infrastructure.delivery_exchange
+        try:
+            if not await exists(self.connection, Topology([Exchange(delivery)])):
+                await check_streams(self.connection, prefix=delivery)
+            await apply(self.connection, growth.core, can_move=False)
+        except AccessRefusedError as error:
+            raise growth.not_applied(str(error)) from error
+
+    async def _complete(self, probes: Topology) -> None:
+        """The probes are declared last, so only their own bindings may be missing, or just be under way."""
+        if not self._declare:
+            return
+        queues = {one.name for one in probes.queues}
+        bindings = [one for one in self.infrastructure.topology().bindings if is_into(one, queues)]
+        try:
+            await apply(
+                self.connection,
+                Topology(bindings=bindings),
+                external=names_in(Topology(bindings=bindings)),
+                can_move=False,
+            )
+        except AccessRefusedError as error:
+            log.debug("the delay infrastructure is taken as it is: %s", error)
+
+    async def _look_for_neighbours(self) -> None:
+        self.is_outdated = await uses_nservicebus(self.connection)
+        self._neighbours_known_until = self.connection.loop.time() + REBIND_AFTER.total_seconds()
+
+    async def _ensure_bound(self, target: Target, route: DelayRoute) -> tuple[Target, bool]:
+        # A route without delay needs less than one with, so each kind is remembered for itself.
+        key = (target, bool(len(route.requires)))
+        if not self._is_known(self._targets, key):
+            await self._tasks.run((self, "target", key), partial(self._bind, key, route))
+        return key
+
+    async def _bind(self, key: tuple[Target, bool], route: DelayRoute) -> None:
+        async with self._declaring:
+            keyed = self._keyed_release_queues(key[0], route.requires)
+            await self._check(route.expects)
+            if len(route.requires) and not self._is_known(self._requirements, route.requires):
+                try:
+                    await apply(self.connection, route.requires, external=names_in(route.requires), can_move=False)
+                    if route.requires.queues and route.requires not in self._requirements:
+                        await settle(self.connection, prefix=self.infrastructure.delivery_exchange, can_move=False)
+                except TargetNotFoundError as error:
+                    raise TargetNotFoundError(
+                        f"{error} (nothing can be delivered to it)", reply_code=error.reply_code
+                    ) from error
+                self._remember(self._requirements, route.requires)
+                self._release_queues |= keyed
+            self._remember(self._targets, key)
+
+    def _keyed_release_queues(self, target: Target, requires: Topology) -> set[str]:
+        """The release queues of a pair of exchange and routing key, checked against the limit of a connection."""
+        if not isinstance(target, ExchangeTarget):
+            return set()
+        keyed = {one.name for one in requires.queues if "x-dead-letter-routing-key" in one.arguments}
+        if len(self._release_queues | keyed) > MAX_RELEASE_QUEUES:
+            raise UnsupportedTargetError(
+                f"the exchange {target.exchange!r} with the routing key {target.routing_key!r} needs a release queue, "
+                f"and this connection has declared {len(self._release_queues)}, the most that it may: use fewer "
+                "routing keys, name queues as targets (to=...), or use the clock layout on a virtual host without "
+                "NServiceBus"
+            )
+        return keyed
+
+    async def _expect(self, exchange: str) -> None:
+        # A publish to a missing exchange closes the channel, and takes the confirms of others with it.
+        if not self._is_known(self._exchanges, exchange):
+            await self._tasks.run((self, "exchange", exchange), partial(self._look_for, exchange))
+
+    async def _look_for(self, exchange: str) -> None:
+        async with self._asking:
+            await self._check(Topology([Exchange(exchange)]))
+            self._remember(self._exchanges, exchange)
+
+    def _doubt(self, now: float) -> None:
+        if self._growth is not None:
+            self._growth.doubt()
+        self._doubt_at = now + REBIND_AFTER.total_seconds()
+
+    async def _check(self, expected: Topology) -> None:
+        for kind, topology in (
+            *((f"exchange {one.name!r}", Topology([one])) for one in expected.exchanges),
+            *((f"queue {one.name!r}", Topology(queues=[one])) for one in expected.queues),
+        ):
+            if not await exists(self.connection, topology):
+                raise TargetNotFoundError(
+                    f"the {kind} does not exist on the virtual host {self.connection.url.vhost!r}: declare it before "
+                    "messages are sent to it",
+                    reply_code=reply_codes.NOT_FOUND,
+                )
+
+    def _is_known(self, known: dict[_Key, float], key: _Key) -> bool:
+        return known.get(key, 0.0) > self.connection.loop.time()
+
+    def _remember_kind(self, kind: Kind | None, until: float, *, waits: bool) -> None:
+        if kind is None:
+            return
+        if len(self._kinds) >= _REMEMBERED:
+            self._kinds.clear()
+        self._kinds[kind, waits] = until
+
+    def _remember(self, known: dict[_Key, float], key: _Key) -> None:
+        if len(known) >= _REMEMBERED:
+            known.clear()
+        known[key] = self.connection.loop.time() + REBIND_AFTER.total_seconds()
+
+
+def too_large(message: Outgoing, limit: int) -> MessageTooLargeError:
+    """The error for a body over the broker's limit."""
+    return MessageTooLargeError(
+        f"the body of the message {message.message_id!r} has {len(message.body)} bytes, the broker's limit is {limit}: "
+        "send less, or raise max_message_size on the broker"
+    )

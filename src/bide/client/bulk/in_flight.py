@@ -1,0 +1,80 @@
+"""A letter of a bulk publish on its way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bide.amqp.confirms import Unconfirmed
+from bide.client.broker_state import Session
+from bide.client.publish_result import Outcome
+from bide.errors import BideError, InvalidInputError
+from bide.messages.prepared import Moment, Outgoing
+
+if TYPE_CHECKING:
+    from bide.client.bulk.sender import Run
+
+
+class Parcel(Unconfirmed):
+    """A letter on its way.
+
+    Attributes:
+        message: what the letter stands for; None if it cannot be read.
+        attempts: how often it was sent.
+        refusals: how many of these the broker certainly did not take.
+        was_lost: whether the connection broke after it was sent.
+        error: why it is not on the broker, once that is known.
+        prepared_in: the session in which everything was found to be there that it needs.
+        prepared_at: when; see :meth:`bide.client.broker_state.Session.prepare`.
+        elsewhere: whether another host confirmed it.
+    """
+
+    __slots__ = (
+        *("attempts", "elsewhere", "error", "hops", "letter", "message", "position", "prepared_at", "prepared_in"),
+        *("refusals", "run", "was_lost"),
+    )
+
+    def __init__(self, run: Run, letter: Any, position: int, message: Outgoing | None) -> None:
+        self.run = run
+        self.letter = letter
+        self.position = position
+        self.message = message
+        self.attempts = 0
+        self.refusals = 0
+        self.was_lost = False
+        self.error: BideError | None = None
+        self.prepared_in: Session | None = None
+        self.prepared_at: Moment | None = None
+        self.elsewhere = False
+        self.hops = 0
+
+    @property
+    def mandatory(self) -> bool:
+        """Whether it is returned where no queue takes it."""
+        mandatory: bool = self.letter.mandatory
+        return mandatory
+
+    @property
+    def may_be_there(self) -> bool:
+        """Whether the broker may have it from a sending that was not confirmed."""
+        return self.attempts > self.refusals
+
+    def settle(self, error: BideError | None) -> None:
+        """Tell the run what became of it."""
+        self.run.settled(self, None if self.elsewhere else error)
+
+    def outcome(self) -> Outcome:
+        """What became of it, for the caller."""
+        message = self.message
+        if message is None:
+            return Outcome(self.letter, self.position, None, None, 0, self.error)
+        due = message.due if self.attempts else None
+        return Outcome(self.letter, self.position, message.message_id, due, self.attempts, self.error)
+
+
+def unsendable(position: int, error: Exception) -> InvalidInputError:
+    """The error for a letter that cannot be checked or encoded."""
+    if isinstance(error, InvalidInputError):
+        return error
+    found = InvalidInputError(f"the letter {position} cannot be sent: {type(error).__name__}: {error}")
+    found.__cause__ = error
+    return found

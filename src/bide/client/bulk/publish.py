@@ -1,0 +1,96 @@
+"""Many messages, published one after the other without waiting for each: as fast as the broker takes them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing
+from typing import Final, Self
+
+from bide.client.bulk.in_flight import Parcel
+from bide.client.bulk.sender import Run
+from bide.client.publish_result import Outcome, Report, Tally, not_taken
+from bide.errors import BulkInDoubtError, ClosedError
+
+KEPT_FAILURES: Final = 1_000
+"""Failures that a report of a whole publishing holds."""
+
+
+class BulkPublish:
+    """A publishing of many letters, made by :meth:`bide.Client.publish_many`. Use it once, in one of three ways.
+
+    ``async for outcome in publishing`` gives the :class:`Outcome` of every letter, as soon as it is known;
+    ``async for report in publishing.batches()`` gives a :class:`Report` of what became known since the one before;
+    ``report = await publishing`` gives one in the end.
+
+    It sends only while it is asked for results. Who leaves the iteration early abandons what was sent and is not
+    confirmed.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._is_used = False
+
+    def count_from(self, position: int) -> Self:
+        """Give the first letter this position instead of 0, for an input in several parts."""
+        self._run.count_from(position)
+        return self
+
+    def __aiter__(self) -> AsyncGenerator[Outcome, None]:
+        return self._outcomes(self._use())
+
+    def batches(self) -> AsyncGenerator[Report, None]:
+        """Reports of what became known, each with all its failures.
+
+        Raises:
+            BulkInDoubtError: see :meth:`bide.Client.publish_many`.
+        """
+        return self._reports(self._use())
+
+    def __await__(self) -> Generator[None, None, Report]:
+        return self._whole(self._use()).__await__()
+
+    def _use(self) -> Run:
+        if self._is_used:
+            raise ClosedError("these letters were published already: call publish_many again with others")
+        self._is_used = True
+        return self._run
+
+    @staticmethod
+    async def _outcomes(run: Run) -> AsyncGenerator[Outcome, None]:
+        async with aclosing(run.rounds()) as rounds:
+            async for parcels in rounds:
+                for parcel in parcels:
+                    yield parcel.outcome()
+
+    @staticmethod
+    async def _reports(run: Run) -> AsyncGenerator[Report, None]:
+        async with aclosing(run.rounds()) as rounds:
+            async for parcels in rounds:
+                tally = Tally(keep=len(parcels))
+                _count(parcels, tally)
+                yield tally.report()
+
+    @staticmethod
+    async def _whole(run: Run) -> Report:
+        tally = Tally(keep=KEPT_FAILURES)
+        try:
+            async with aclosing(run.rounds()) as rounds:
+                async for parcels in rounds:
+                    _count(parcels, tally)
+        except BulkInDoubtError as error:
+            error.report = tally.report()
+            raise
+        except Exception as error:
+            error.add_note(f"until then: {tally.report()}")
+            raise
+        report = tally.report()
+        if report.failures:
+            raise not_taken(report)
+        return report
+
+
+def _count(parcels: list[Parcel], tally: Tally) -> None:
+    failed = [one for one in parcels if one.error is not None]
+    tally.confirm(len(parcels) - len(failed))
+    if failed:
+        tally.fail(one.outcome() for one in failed)

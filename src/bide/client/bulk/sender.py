@@ -1,0 +1,449 @@
+"""The sending of a bulk publish: a window of messages on a channel of its own, sent again when that breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from bide.amqp import reply_codes
+from bide.amqp.channel import Channel
+from bide.amqp.confirms import Unconfirmed
+from bide.client.broker_state import Session, too_large
+from bide.client.bulk.in_flight import Parcel, unsendable
+from bide.client.bulk.input import NOTHING, Source, source_of
+from bide.client.bulk.unreachable import Unreachable
+from bide.client.publish_result import denied, in_doubt, not_sent, with_unsent
+from bide.client.publisher import OnLost, Publisher
+from bide.errors import (
+    BideError,
+    BrokerError,
+    BulkInDoubtError,
+    ClosedError,
+    ConnectionLostError,
+    InvalidInputError,
+    MessageTooLargeError,
+    NotAppliedError,
+    PublishError,
+    TargetNotFoundError,
+    UnsupportedBrokerError,
+)
+from bide.messages.outgoing import Letter
+from bide.runtime.logs import logger
+
+log = logger(__name__)
+
+MAX_BYTES: Final = 64 << 20
+"""Bytes of bodies sent and not confirmed, above which no more are sent: they are kept to be sent again."""
+
+_TURN: Final = 256
+"""Messages that are sent in one turn of the event loop."""
+
+_TURN_SECONDS: Final = 0.01
+"""A turn ends after this time: an input that is slow to give letters holds up neither those before nor others."""
+
+
+class _OutOfReachError(Exception):
+    """No connection can be had, for a reason that another try would not change."""
+
+    def __init__(self, reason: BideError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+class Run:
+    """Sends letters, and tells what became of them. It is run once.
+
+    Args:
+        window: letters that were taken from the input and whose fate is not known.
+        timeout: seconds without any confirm after which it gives up. Time in which the broker says that it takes no
+            publishes does not count.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        letters: Iterable[Letter] | AsyncIterable[Letter],
+        *,
+        window: int,
+        on_lost: OnLost,
+        timeout: float,
+    ) -> None:
+        self._publisher = publisher
+        self._letters = letters
+        # Fewer while it is not known for which of them the broker closes the channel.
+        self._window = self._limit = window
+        self._on_lost = on_lost
+        self._timeout = timeout
+        self._session: Session | None = None
+        self._channel: Channel | None = None
+        self._taken = 0
+        self._in_flight = 0
+        self._bytes = 0
+        self._known: list[Parcel] = []
+        self._lost: list[Parcel] = []
+        self._again: deque[Parcel] = deque()
+        self._unreachable = Unreachable()
+        self._news = asyncio.Event()
+        self._end: BideError | None = None
+        self._has_moved = True
+        self._since = self._deadline = 0.0
+        self._reason = ""
+        self._trouble = ""
+
+    def count_from(self, position: int) -> None:
+        """Give the first letter this position instead of 0."""
+        self._taken = position
+
+    async def rounds(self) -> AsyncGenerator[list[Parcel], None]:
+        """Send, and hand out what became known, whenever something did.
+
+        Whatever ends it early is raised after the last of what is known was handed out; what the input raises, after
+        everything before it is known.
+        """
+        source = source_of(self._letters, self._news.set)
+        self._publisher.oldest.add(self._oldest)
+        failure: Exception | None = None
+        try:
+            while True:
+                if self._known:
+                    known, self._known = self._known, []
+                    yield known
+                    # How long the caller took is no silence of the broker.
+                    self._has_moved = True
+                    continue
+                if failure is not None or self._is_done(source):
+                    break
+                try:
+                    await self._round(source)
+                except Exception as error:  # noqa: BLE001 (raised below)
+                    failure = error
+            for cause in (failure, self._end, source.error):
+                if cause is not None:
+                    left = [] if cause is source.error else source.left()
+                    raise with_unsent(cause, left, first=self._taken) if isinstance(cause, BideError) else cause
+        finally:
+            self._publisher.oldest.discard(self._oldest)
+            if self._channel is not None:
+                self._channel.abandon()
+            await source.close()
+
+    def _oldest(self) -> Parcel | None:
+        """The letter that waits longest for its confirm or its first sending, if it may be sent again."""
+        oldest = self._channel.confirms.oldest if self._channel is not None else None
+        waiting = oldest if isinstance(oldest, Parcel) else next(iter(self._again), None)
+        return waiting if self._on_lost == "repeat" else None
+
+    def _is_done(self, source: Source) -> bool:
+        return (source.ended or self._end is not None) and not self._is_waiting()
+
+    def settled(self, parcel: Parcel, error: BideError | None) -> None:
+        """The broker's word on one message, or the end of its channel."""
+        self._in_flight -= 1
+        self._bytes -= len(parcel.body)
+        self._news.set()
+        if error is None or isinstance(error, PublishError):
+            self._has_moved = True
+            if error is None:
+                self._known.append(parcel)
+            else:
+                parcel.refusals += 1
+                self._denied(parcel, error)
+        else:
+            self._lost.append(parcel)
+
+    async def _round(self, source: Source) -> None:
+        """One turn: send what may be sent, or wait for whatever comes first."""
+        try:
+            await self._go_on(source)
+        except TimeoutError as error:
+            connection = self._session.connection if self._session is not None else None
+            if connection is not None and connection.is_open and connection.blocked_by is not None:
+                # It is there, and says that it takes messages again later.
+                self._has_moved = True
+            elif self._is_waiting():
+                raise self._in_doubt(self._out_of_time()) from error
+            else:
+                raise PublishError(f"the broker was not reached within {self._timeout:g} s: is it up?") from error
+        except BulkInDoubtError:
+            raise
+        except _OutOfReachError as error:
+            if self._is_waiting():
+                raise self._in_doubt(str(error)) from error.reason
+            raise error.reason from error.reason.__cause__
+        except BideError as error:
+            if self._session is not None and not self._session.connection.is_open and not _is_final(error):
+                self._trouble = self._session.connection.trouble
+                log.debug("publishing goes on over another connection after: %s", error)
+            elif self._is_waiting():
+                raise self._in_doubt(str(error)) from error
+            else:
+                raise
+        except Exception as error:
+            # Whatever that is, what is on its way has to be named.
+            if not self._is_waiting():
+                raise
+            raise self._in_doubt(f"{type(error).__name__}: {error}") from error
+
+    async def _go_on(self, source: Source) -> None:
+        if self._lost:
+            self._sort()
+        if not self._again and not self._in_flight:
+            self._limit = self._window
+        session, channel = self._session, self._channel
+        if session is None or channel is None or not session.connection.is_open or not channel.is_open:
+            self._trouble = session.connection.trouble if session is not None else self._trouble
+            async with self._patience("the broker was not reached"):
+                session = self._session = await self._connected()
+                channel = self._channel = await session.connection.channel(confirms=True)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        unprepared: list[Parcel] = []
+        is_interrupted = self._send(source, session, channel, unprepared)
+        self._again.extendleft(reversed(unprepared))
+        # The broker cannot be heard while the input takes its time.
+        took = loop.time() - started
+        self._since += took
+        self._deadline += took
+        if unprepared:
+            async with self._patience("what they need on their way was not there yet"):
+                await self._prepare_all(session, unprepared)
+                if session.is_outdated:
+                    # On the same connection, so the channel stays.
+                    self._session = await self._connected()
+            # That was an answer.
+            self._has_moved = True
+        elif is_interrupted:
+            # So that confirms, and other tasks, get their turn.
+            await asyncio.sleep(0)
+        elif not self._known and not self._lost and not self._is_done(source):
+            self._news.clear()
+            if not session.connection.is_writable:
+                session.connection.when_writable(self._has_room)
+            if self._is_waiting():
+                async with self._patience():
+                    await self._news.wait()
+            else:
+                # It is the input's turn, which may take as long as it likes.
+                await self._news.wait()
+                self._has_moved = True
+
+    async def _connected(self) -> Session:
+        """The session of an open connection, opened anew if need be, which is tried as long as it may succeed."""
+        try:
+            return await self._publisher.session()
+        except BideError as error:
+            raise _OutOfReachError(error) from error
+
+    def _is_waiting(self) -> bool:
+        """Whether there are messages whose fate is not known."""
+        return bool(self._in_flight or self._lost or self._again)
+
+    @asynccontextmanager
+    async def _patience(self, reason: str = "") -> AsyncIterator[None]:
+        """Within the time that the broker has left to confirm something, or to answer at all.
+
+        Args:
+            reason: what else to say when it is over.
+        """
+        if self._has_moved:
+            self._has_moved = False
+            self._since = asyncio.get_running_loop().time()
+            self._deadline = self._since + self._timeout
+        self._reason = reason
+        async with asyncio.timeout_at(self._deadline):
+            yield
+
+    def _out_of_time(self) -> str:
+        was_sent = self._in_flight or any(one.attempts for one in (*self._lost, *self._again))
+        what = "no confirm" if was_sent else "nothing was sent"
+        reason = (self._session.connection.trouble if self._session else "") or self._trouble or self._reason
+        return f"{what} within {self._deadline - self._since:g} s{reason and ': '}{reason}"
+
+    def _has_room(self) -> None:
+        self._has_moved = True
+        self._news.set()
+
+    def _send(self, source: Source, session: Session, channel: Channel, unprepared: list[Parcel]) -> bool:
+        """Send what may be sent now, set aside what is not prepared, and return whether there may be more to send."""
+        connection, number, clock = session.connection, channel.number, asyncio.get_running_loop().time
+        end, held = clock() + _TURN_SECONDS, 0
+        for _ in range(_TURN):
+            if clock() >= end:
+                return True
+            is_full = self._in_flight + len(unprepared) >= self._limit or self._bytes + held >= MAX_BYTES
+            if is_full or not connection.is_writable:
+                return False
+            parcel = self._again.popleft() if self._again else self._take(source)
+            if parcel is None:
+                return False
+            message, made = parcel.message, None
+            if parcel.elsewhere:
+                self._known.append(parcel)
+                continue
+            if message is None:
+                continue
+            if parcel.prepared_in is session or session.is_prepared(message):
+                try:
+                    made = session.encode(
+                        message, channel=number, mandatory=parcel.letter.mandatory, prepared_at=parcel.prepared_at
+                    )
+                except Exception as error:  # noqa: BLE001 (what is wrong with one letter does not harm the others)
+                    self._denied(parcel, unsendable(parcel.position, error))
+                    continue
+            elif (unreachable := self._unreachable.error(message.kind)) is not None:
+                self._denied(parcel, unreachable)
+                continue
+            if made is None:
+                parcel.prepared_in = None
+                unprepared.append(parcel)
+                held += len(message.body)
+                continue
+            parcel.message, encoded = made
+            Unconfirmed.__init__(parcel, encoded.exchange, encoded.routing_key, message.message_id, message.body)
+            channel.post(encoded.frames, parcel)
+            parcel.attempts += 1
+            self._in_flight += 1
+            self._bytes += len(message.body)
+        return True
+
+    def _take(self, source: Source) -> Parcel | None:
+        """The next letter of the input, checked; None where there is none, or it is not the time for new ones."""
+        if self._limit < self._window or self._end is not None:
+            return None
+        letter = source.take()
+        if letter is NOTHING:
+            return None
+        position = self._taken
+        self._taken += 1
+        try:
+            if not isinstance(letter, Letter):
+                raise InvalidInputError(f"the item {position} is of type {type(letter).__name__}: give a bide.Letter")
+            return Parcel(self, letter, position, self._publisher.letters.check(letter))
+        except Exception as error:  # noqa: BLE001 (whatever is wrong with one letter is no harm to the others)
+            parcel = Parcel(self, letter, position, None)
+            self._failed(parcel, unsendable(position, error))
+            return parcel
+
+    def _failed(self, parcel: Parcel, error: BideError) -> None:
+        parcel.error = error
+        self._known.append(parcel)
+
+    def _denied(self, parcel: Parcel, error: BideError) -> None:
+        """The broker does not take it now; it may have done so when it was sent before, and the confirm was lost."""
+        assert parcel.message is not None
+        if parcel.may_be_there and not isinstance(error, MessageTooLargeError):
+            error = denied(parcel.message.message_id, error)
+        self._failed(parcel, error)
+
+    async def _prepare_all(self, session: Session, parcels: list[Parcel]) -> None:
+        first, *others = parcels
+        await self._prepare(session, first)
+        if self._end is None:
+            results = await asyncio.gather(*(self._prepare(session, one) for one in others), return_exceptions=True)
+            for error in filter(None, results):
+                raise error
+
+    async def _prepare(self, session: Session, parcel: Parcel) -> None:
+        message = parcel.message
+        assert message is not None
+        try:
+            parcel.prepared_at = await session.prepare(message)
+        except ConnectionLostError:
+            # Where it was another, that only checked the broker, it is tried again.
+            if not session.connection.is_open:
+                raise
+        except (BrokerError, InvalidInputError) as error:
+            if isinstance(error, BrokerError) and not session.connection.is_open:
+                raise
+            self._again.remove(parcel)
+            self._denied(parcel, error)
+            if isinstance(error, NotAppliedError | UnsupportedBrokerError):
+                # The next message would fare no better.
+                self._end = error
+            if isinstance(error, BrokerError):
+                self._unreachable.add(message.kind, error)
+        else:
+            parcel.prepared_in = session
+
+    def _sort(self) -> None:
+        """Find out what becomes of the messages that were not confirmed when their channel closed."""
+        lost, self._lost = self._lost, []
+        session, channel = self._session, self._channel
+        assert session is not None
+        assert channel is not None
+        assert channel.closed_with is not None
+        error = channel.closed_with
+        if channel.connection.is_open and not isinstance(error, ClosedError):
+            # The broker closed the channel alone: one of the messages on it is to blame.
+            lost = self._without_blamed(session, channel, lost)
+        else:
+            for one in lost:
+                one.was_lost = True
+        self._again = deque(sorted((*lost, *self._again), key=lambda one: one.position))
+        if lost and (self._on_lost == "raise" or isinstance(error, ClosedError)):
+            raise self._in_doubt(str(error)) from error
+
+    def _without_blamed(self, session: Session, channel: Channel, lost: list[Parcel]) -> list[Parcel]:
+        """Settle those that made the broker close the channel, as far as it tells, and return the others.
+
+        Where the broker does not say which it was, fewer and fewer are sent at once, until it is alone.
+        """
+        error = channel.closed_with
+        assert error is not None
+        refused = reply_codes.subject(channel.close_text)
+        blamed = [] if refused is None else [one for one in lost if one.exchange == refused]
+        is_known = bool(blamed)
+        if refused is not None and blamed:
+            session.forget(refused)
+        if (size := reply_codes.size_limit(channel.close_text)) is not None:
+            _, limit = size
+            session.remember_limit(limit)
+            blamed = [one for one in lost if len(one.body) > limit]
+            for one in blamed:
+                assert one.message is not None
+                self._failed(one, too_large(one.message, limit))
+        elif blamed and isinstance(error, TargetNotFoundError):
+            # The exchange was there before, and may have taken some of them, if there are several. It is looked for
+            # once more, or put there.
+            for one in blamed:
+                one.prepared_in = None
+                if len(lost) == 1:
+                    one.refusals += 1
+            blamed = [one for one in blamed if one.attempts > 1]
+            for one in blamed:
+                self._denied(one, error)
+        else:
+            blamed = blamed or (lost if len(lost) == 1 else [])
+            for one in blamed:
+                # Whether an exchange may be written to, the broker asks for the first message of a channel to it; and
+                # what it refuses now, it refused before, where that is not what a broken connection left open.
+                one.refusals = 0 if one.was_lost else one.attempts
+                self._denied(one, error)
+        is_known = is_known or bool(blamed)
+        self._has_moved = self._has_moved or is_known
+        self._limit = self._window if is_known else max(1, len(lost) // 4)
+        settled = set(map(id, blamed))
+        return [one for one in lost if id(one) not in settled]
+
+    def _in_doubt(self, reason: str) -> BulkInDoubtError:
+        """The error that says what is in doubt: what was sent and is not confirmed."""
+        if self._channel is not None and self._channel.is_open:
+            # What is in flight is given up: its fate comes back with the end of the channel.
+            self._channel.abandon()
+        waiting = sorted((*self._lost, *self._again), key=lambda one: one.position)
+        self._lost, self._again = [], deque()
+        for one in waiting:
+            assert one.message is not None
+            one.error = (in_doubt if one.attempts else not_sent)(one.message.message_id, reason)
+        return BulkInDoubtError(
+            reason,
+            in_doubt=tuple(one.outcome() for one in waiting if one.attempts),
+            unsent=tuple(one.outcome() for one in waiting if not one.attempts),
+        )
+
+
+def _is_final(error: BideError) -> bool:
+    return isinstance(error, ClosedError) or not isinstance(error, BrokerError)

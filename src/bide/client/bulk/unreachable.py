@@ -1,0 +1,39 @@
+"""Targets that could not be reached a moment ago."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Final
+
+from bide.errors import BideError
+from bide.messages.prepared import Kind
+
+_REMEMBERED: Final = 10_000
+
+_SECONDS: Final = 1.0
+"""For this time a target is not asked for again."""
+
+
+class Unreachable:
+    """The errors of kinds of messages whose target could not be reached, for a second each."""
+
+    def __init__(self) -> None:
+        self._errors: OrderedDict[Kind, tuple[BideError, float]] = OrderedDict()
+
+    def add(self, kind: Kind | None, error: BideError) -> None:
+        """Remember an error for messages of this kind."""
+        if kind is not None:
+            self._errors[kind] = error, asyncio.get_running_loop().time() + _SECONDS
+            if len(self._errors) > _REMEMBERED:
+                self._errors.popitem(last=False)
+
+    def error(self, kind: Kind | None) -> BideError | None:
+        """The error that a message of this kind met a moment ago, or None."""
+        if kind is None or kind not in self._errors:
+            return None
+        error, until = self._errors[kind]
+        if asyncio.get_running_loop().time() < until:
+            return error
+        del self._errors[kind]
+        return None

@@ -1,0 +1,404 @@
+"""The client: publish now or later, receive, declare."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from bide.admin.apply import Applied, Removed, apply, destroy, exists
+from bide.amqp.url import BrokerUrl
+from bide.arguments import whole_number
+from bide.client.consumer import Consumer
+from bide.client.publisher import OnLost, Publisher, Receipt, checked_on_lost
+from bide.client.reconnecting import Link
+from bide.delay.clock import Clock
+from bide.delay.protocol import DelayInfrastructure, check_name
+from bide.durations import DelayLike, DueTimeLike, parse_delay
+from bide.errors import BrokerUnreachableError
+from bide.messages.outgoing import Letter
+from bide.messages.prepared import Outgoing
+from bide.topology import Queue, Topology
+
+if TYPE_CHECKING:
+    from bide.client.bulk.publish import BulkPublish
+
+Stamp = Callable[[Outgoing], AbstractContextManager[Mapping[str, Any]]]
+"""Entered before a message is sent, and left when the broker has it, or with the error. It gives headers to add; the
+message's own of the same names win."""
+
+_Result = TypeVar("_Result")
+
+
+class Client:
+    """A client of one broker. Make it with :func:`connect`.
+
+    It keeps one connection for publishing and one for receiving, so that a broker that blocks publishers still gets
+    acknowledgements, and opens them again when they break.
+    """
+
+    def __init__(self, url: BrokerUrl, publisher: Publisher, *, stamp: Stamp | None = None) -> None:
+        self.url = url
+        self._publisher = publisher
+        self._stamp = stamp
+        self._receiving = Link(replace(url, name=f"{url.name} (receiving)"))
+        publisher.link.on_leave = self._receiving.leave
+        # A consumer that the caller has dropped must not be kept.
+        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+
+    async def __aenter__(self) -> Self:
+        self._receiving.check_loop()
+        try:
+            await self._publisher.connection()
+        except BaseException:
+            await self._publisher.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close: unsettled messages go back to their queues, unconfirmed publishes are reported as in doubt."""
+        try:
+            await asyncio.gather(*(one.close() for one in list(self._consumers)))
+            await asyncio.gather(self._receiving.close(), self._publisher.close())
+        except asyncio.CancelledError:
+            await self._cut()
+            raise
+
+    async def _cut(self) -> None:
+        """Close the connections without waiting for the broker, which may be what took too long."""
+        closing = [asyncio.create_task(one) for one in (self._receiving.close(), self._publisher.close())]
+        # They have to begin: one that is cancelled after that cuts its connection.
+        await asyncio.sleep(0)
+        for task in closing:
+            task.cancel()
+        await asyncio.wait(closing)
+
+    def now(self) -> datetime:
+        """The time by which delays are counted, in UTC: this machine's, or that of a broker in memory."""
+        return self.url.transport.now()
+
+    async def release(self) -> tuple[int, ...]:
+        """The broker's release, such as ``(4, 3, 6)``.
+
+        Raises:
+            BrokerError: the broker cannot be reached.
+        """
+        return (await self._in_time(self._publisher.connection())).release
+
+    async def infrastructure(self) -> DelayInfrastructure:
+        """The delay infrastructure as it is used on this broker.
+
+        Raises:
+            BrokerError: the broker cannot be reached.
+        """
+        return await self._in_time(self._publisher.infrastructure())
+
+    async def publish(
+        self,
+        body: bytes | str | None = None,
+        *,
+        json: Any = None,
+        to: str | None = None,
+        exchange: str | None = None,
+        routing_key: str = "",
+        delay: DelayLike | None = None,
+        deliver_at: DueTimeLike | None = None,
+        isolated: bool = False,
+        mandatory: bool = True,
+        headers: Mapping[str, Any] | None = None,
+        message_id: str | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        type: str | None = None,
+        user_id: str | None = None,
+        app_id: str | None = None,
+        timestamp: datetime | None = None,
+        persistent: bool = True,
+        priority: int | None = None,
+        expiration: DelayLike | None = None,
+    ) -> Receipt:
+        """Send a message and wait until the broker has it.
+
+        Args:
+            body: bytes, or text that is sent as UTF-8.
+            json: instead of a body: anything that serialises as JSON.
+            to: the queue that it goes to.
+            exchange: instead of a queue: the exchange that it goes to, with its ``routing_key``.
+            delay: how long from now; at least this long, rounded up to the infrastructure's resolution.
+            deliver_at: instead of a delay: the due time, with a time zone. One in the past is delivered at once.
+            isolated: reach the queue over a release queue of its own (one hop more), so that if it refuses messages
+                only its own wait. Exchanges always are. Only for delayed messages with ``Clock``.
+            mandatory: an undelayed message that no queue takes is an error rather than dropped.
+            message_id: kept; made if it is None.
+            persistent: survive a restart of the broker in classic queues (quorum queues always do).
+            priority: 0 to 255. A delayed message carries it in a header, and bide's consumer restores it.
+            expiration: how long the message is of use in its queue. A delayed message carries it in a header;
+                see ``Message.expired``.
+
+        Raises:
+            InvalidInputError: in one of its kinds; nothing was sent.
+            TargetNotFoundError: the queue or exchange does not exist.
+            UnroutableError: no queue takes it.
+            PublishRefusedError: no queue stored it.
+            PublishInDoubtError: the connection broke before the confirm, and ``on_lost`` is ``"raise"``, or there was
+                no time left to repeat, or repeating met with another error, which is the cause then.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        letter = Letter(
+            body,
+            json=json,
+            to=to,
+            exchange=exchange,
+            routing_key=routing_key,
+            delay=delay,
+            deliver_at=deliver_at,
+            isolated=isolated,
+            mandatory=mandatory,
+            headers=headers,
+            message_id=message_id,
+            correlation_id=correlation_id,
+            reply_to=reply_to,
+            content_type=content_type,
+            content_encoding=content_encoding,
+            type=type,
+            user_id=user_id,
+            app_id=app_id,
+            timestamp=timestamp,
+            persistent=persistent,
+            priority=priority,
+            expiration=expiration,
+        )
+        message = self._publisher.letters.check(letter)
+        if self._stamp is None:
+            return await self._publisher.publish(message, mandatory=mandatory)
+        with self._stamp(message) as headers:
+            return await self._publisher.publish(message.stamped(headers), mandatory=mandatory)
+
+    def publish_many(
+        self,
+        letters: Iterable[Letter] | AsyncIterable[Letter],
+        *,
+        window: int | None = None,
+        on_lost: OnLost | None = None,
+    ) -> BulkPublish:
+        """Send many messages as fast as the broker takes them, each confirmed; see :class:`bide.BulkPublish`.
+
+        ``async for outcome in client.publish_many(bide.Letter(row, to="orders", delay="5m") for row in rows): ...``
+
+        Messages go out in the order of the input, and what becomes of them is told in the order in which the broker
+        does, which may be another. A letter that cannot be sent, or that the broker refuses, is reported as an outcome
+        and holds nothing up. However long the input, memory holds the window alone, and of an asynchronous input up to
+        1,000 letters, or 8 MB of bodies, that are read ahead.
+
+        While the broker says that it takes no publishes (an alarm), it waits; when nothing is confirmed for the
+        client's ``timeout`` otherwise, it gives up.
+
+        Args:
+            letters: taken one by one, as there is room for more. What they raise is raised again once everything
+                before it is known.
+            window: messages sent and not yet confirmed, 1 to 1,000,000; the client's ``max_in_flight`` if None. Bodies
+                count too: not more than 64 MB of them are in flight, or one.
+            on_lost: what to do with messages whose confirms were lost with the connection; the client's own if None.
+                ``"repeat"`` sends them again, ``"raise"`` ends with ``BulkInDoubtError``.
+
+        Raises:
+            InvalidInputError: an argument cannot be used. Letters that cannot be sent are outcomes.
+            BulkPublishError: awaited, and some messages were not taken; all others are on the broker.
+            BulkInDoubtError: nothing is confirmed any more, or the connection broke and ``on_lost`` is ``"raise"``. It
+                names what is in doubt, and what was taken from the input and not sent; awaited, it has the report of
+                all others.
+            NotAppliedError: the delay infrastructure is missing and may not be declared.
+            BrokerError: the broker cannot be reached, or refuses. If letters of an asynchronous input were read ahead
+                then, it is the cause of a BulkInDoubtError that names them; so with NotAppliedError.
+        """
+        # Only here: "import bide" should not pay for what not everybody uses.
+        from bide.client.bulk.publish import BulkPublish
+        from bide.client.bulk.sender import Run
+
+        publisher = self._publisher
+        run = Run(
+            publisher,
+            letters,
+            window=publisher.max_in_flight if window is None else whole_number("window", window, 1, 1_000_000),
+            on_lost=publisher.on_lost if on_lost is None else checked_on_lost(on_lost),
+            timeout=publisher.timeout.total_seconds(),
+        )
+        return BulkPublish(run)
+
+    async def forward(self, message: Outgoing, *, mandatory: bool = True) -> Receipt:
+        """Send a message that was made from a received one, and wait until the broker has it.
+
+        Raises:
+            BideError: as :meth:`publish`.
+        """
+        return await self._publisher.publish(message, mandatory=mandatory)
+
+    async def bind(self, queue: str) -> None:
+        """Bind a queue to the delay infrastructure, which is put on the broker where it is missing.
+
+        Delayed messages that others send can then be delivered to it, also if it was deleted and made again.
+
+        Raises:
+            TargetNotFoundError: the queue does not exist.
+            NotAppliedError: the infrastructure is missing and may not be declared.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        infrastructure = await self.infrastructure()
+        message = Outgoing.make(b"", to=queue, delay=infrastructure.resolution)
+        try:
+            await self._publisher.prepare(message)
+        except TimeoutError as error:
+            raise BrokerUnreachableError(
+                f"the broker at {self.url} did not bind {queue!r} in time: see that it is up and what it is busy with, "
+                "and try again"
+            ) from error
+
+    async def exists(self, queue: str) -> bool:
+        """Whether a queue of this name exists.
+
+        Raises:
+            InvalidNameError: the name cannot be one.
+            BrokerError: the broker cannot be reached, or this user may not see it.
+        """
+        check_name("queue", queue)
+        return await exists(await self._in_time(self._publisher.connection()), Topology(queues=[Queue(queue)]))
+
+    def consume(
+        self,
+        queue: str,
+        *,
+        prefetch: int = 100,
+        arguments: Mapping[str, Any] | None = None,
+        exclusive: bool = False,
+    ) -> Consumer:
+        """The messages of a queue: ``async for message in client.consume("orders")``; see :class:`bide.Consumer`.
+
+        Args:
+            prefetch: at most this many unsettled messages, 1 to 65,535.
+            arguments: of the consumer, such as ``x-priority`` or ``x-stream-offset``.
+            exclusive: refuse to share a classic queue with other consumers; quorum queues ignore it.
+
+        Raises:
+            InvalidInputError: a bad name or prefetch. Errors of the broker come with the first message.
+        """
+        consumer = Consumer(self._receiving, queue, prefetch=prefetch, arguments=arguments, exclusive=exclusive)
+        self._consumers.add(consumer)
+        return consumer
+
+    async def declare(self, topology: Topology, *, external: Iterable[str] = ()) -> Applied:
+        """Declare exchanges, queues and bindings; what exists as wanted is left as it is.
+
+        What a busy broker refuses for a moment is tried again, until nothing has succeeded for the client's
+        ``timeout``. What was declared before is not declared again.
+
+        Args:
+            external: names of exchanges and queues that others declare, and that bindings and arguments may refer to.
+
+        Raises:
+            InvalidTopologyError: the topology contradicts itself; nothing was declared.
+            DeclarationMismatchError: something exists with other properties.
+            UnsupportedBrokerError: the broker lacks an exchange type.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        connection = await self._in_time(self._publisher.connection())
+        return await apply(connection, topology, external=external, retry_for=self._publisher.timeout)
+
+    async def destroy(self, topology: Topology, *, force: bool = False, external: Iterable[str] = ()) -> Removed:
+        """Delete the exchanges and queues of a topology; what is gone already is no error.
+
+        Args:
+            force: delete queues that hold messages, and the messages with them.
+            external: as for :meth:`declare`.
+
+        Raises:
+            NotEmptyError: queues hold messages and ``force`` is off; nothing was deleted that was not made again.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        connection = await self._in_time(self._publisher.connection())
+        return await destroy(connection, topology, force=force, external=external, retry_for=self._publisher.timeout)
+
+    async def _in_time(self, reaching: Awaitable[_Result]) -> _Result:
+        """Wait for a connection that is opened again, but not for ever."""
+        try:
+            async with asyncio.timeout(self._publisher.timeout.total_seconds()):
+                return await reaching
+        except TimeoutError as error:
+            raise self._unreached() from error
+
+    def _unreached(self) -> BrokerUnreachableError:
+        seconds = self._publisher.timeout.total_seconds()
+        return BrokerUnreachableError(
+            f"the connection to {self.url} broke and was not back within {seconds:g} s: see that the broker is up and "
+            "can be reached, or connect with a longer timeout"
+        )
+
+
+class Connecting:
+    """What :func:`connect` returns: ``async with`` opens and closes the client, ``await`` opens it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def __aenter__(self) -> Client:
+        return await self._client.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+    def __await__(self) -> Any:
+        return self._client.__aenter__().__await__()
+
+
+def connect(
+    url: str | BrokerUrl | None = None,
+    *,
+    infrastructure: DelayInfrastructure | None = None,
+    declare: bool = True,
+    timeout: DelayLike = timedelta(seconds=30),
+    on_lost: OnLost = "repeat",
+    max_in_flight: int = 10_000,
+    stamp: Stamp | None = None,
+) -> Connecting:
+    """Connect to a broker: ``async with bide.connect("amqp://localhost") as client``.
+
+    Args:
+        url: of the broker; None takes ``BIDE_URL``, or RabbitMQ's default on this machine.
+        infrastructure: how delays are made; ``Clock()`` if None.
+        declare: put the delay infrastructure on the broker at the first delayed message where it is missing.
+        timeout: for one publish, reconnecting and repeating included; of other calls, for reconnecting, and for how
+            long what the broker refuses for a moment is tried again.
+        on_lost: what to do with a message whose confirm was lost with the connection: ``"repeat"`` sends it again
+            with the same message id, so that it arrives at least once; ``"raise"`` reports it as in doubt.
+        max_in_flight: messages sent and not yet confirmed; further publishes wait.
+        stamp: called with each message of :meth:`Client.publish`; returns a context manager that surrounds its sending
+            and gives headers to add to it. ``bide.observability.tracing`` has one.
+
+    Raises:
+        InvalidInputError: a value cannot be used. Errors of the broker come when the client is opened.
+    """
+    address = (
+        url if isinstance(url, BrokerUrl) else BrokerUrl.from_environment() if url is None else BrokerUrl.parse(url)
+    )
+    publisher = Publisher(
+        address,
+        infrastructure or Clock(),
+        declare=declare,
+        timeout=parse_delay(timeout),
+        on_lost=checked_on_lost(on_lost),
+        max_in_flight=whole_number("max_in_flight", max_in_flight, 1, 1_000_000),
+    )
+    return Connecting(Client(address, publisher, stamp=stamp))

@@ -1,0 +1,204 @@
+"""Receiving: an endless sequence of messages that outlives its connection."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+from bide.arguments import whole_number
+from bide.client.message import Message
+from bide.client.reconnecting import Link
+from bide.client.subscription import Subscription, retire_with
+from bide.delay.protocol import check_name
+from bide.errors import AccessRefusedError, BideError, BrokerError, ConsumerCancelledError, TargetNotFoundError
+from bide.runtime.logs import logger
+
+log = logger(__name__)
+
+MAX_PREFETCH: Final = 65535
+
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 2.0
+
+
+class Consumer:
+    """Messages of one queue, as an asynchronous iterator.
+
+    It subscribes at the first message asked for. When the connection breaks it subscribes again; what it had received
+    and not yet handed out is dropped then, because the broker delivers it again. Several tasks may iterate over it.
+
+    Close it, or leave its ``async with`` block, to give all unsettled messages back. A consumer that nothing refers to
+    any more, as after a ``break`` out of ``async for message in client.consume(...)``, gives back what it had not yet
+    handed out; what it had can still be settled.
+
+    Args:
+        prefetch: at most this many unsettled messages, 1 to 65,535.
+        arguments: of the consumer, such as ``x-priority`` or ``x-stream-offset``.
+        exclusive: refuse to share a classic queue with other consumers. Quorum queues ignore it: declare them with
+            ``x-single-active-consumer``.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        queue: str,
+        *,
+        prefetch: int = 100,
+        arguments: Mapping[str, Any] | None = None,
+        exclusive: bool = False,
+    ) -> None:
+        check_name("queue", queue)
+        self.queue = queue
+        self._link = link
+        self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
+        self._arguments = arguments
+        self._exclusive = exclusive
+        self._subscription: Subscription | None = None
+        self._retiring: weakref.finalize[..., Any] | None = None
+        self._subscribing = asyncio.Lock()
+        self._was_subscribed = False
+        self._stopped: Subscription | None = None
+        self._closed = False
+        self._patience: asyncio.Timeout | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    @property
+    def subscribed(self) -> bool:
+        """Whether the broker sends it messages at the moment."""
+        return self._subscription is not None and self._subscription.channel.is_open
+
+    @property
+    def ready(self) -> int:
+        """How many messages are there without waiting."""
+        return self._subscription.ready if self._subscription is not None else 0
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __aenter__(self) -> Self:
+        await self._subscribed()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def __anext__(self) -> Message:
+        while True:
+            subscription = await self._subscribed()
+            if subscription is None:
+                raise StopAsyncIteration
+            try:
+                delivery, received_at = await subscription.next()
+            except BideError as error:
+                self._ended(subscription, error)
+            else:
+                return Message(delivery, subscription, received_at)
+
+    def stop(self) -> None:
+        """Take no more: what was received and not handed out goes back; what was can be settled until it is closed."""
+        self._end()
+        subscription = self._let_go()
+        if subscription is not None:
+            self._stopped = subscription
+            subscription.stop()
+
+    async def close(self) -> None:
+        """Stop: what was not settled goes back to the queue. Who waits for a message gets none any more."""
+        self._end()
+        subscription = self._let_go() or self._stopped
+        self._stopped = None
+        if subscription is not None:
+            await subscription.close()
+
+    def _end(self) -> None:
+        self._closed = True
+        patience, self._patience = self._patience, None
+        if patience is not None:
+            # Who wants to subscribe may wait for a broker that is away for long.
+            patience.reschedule(asyncio.get_running_loop().time())
+
+    async def _subscribed(self) -> Subscription | None:
+        """The subscription, or None when the consumer is closed.
+
+        Raises:
+            TargetNotFoundError: the queue does not exist.
+            AccessRefusedError: this user may not read from it, or another consumer has it for itself.
+            BrokerError: it cannot be reached, or refuses, before the first subscription; later ones are tried again.
+        """
+        async with self._subscribing:
+            if self._closed or self._subscription is not None:
+                return self._subscription
+            try:
+                async with asyncio.timeout(None) as self._patience:
+                    subscription = await self._subscribe()
+            except TimeoutError:
+                if self.closed:
+                    return None
+                raise
+            finally:
+                self._patience = None
+            if self.closed:
+                subscription.channel.abandon()
+                return None
+            self._subscription = subscription
+            self._retiring = retire_with(self, subscription)
+            self._was_subscribed = True
+            return subscription
+
+    async def _subscribe(self) -> Subscription:
+        pause = _FIRST_PAUSE
+        while True:
+            connection = await self._link.connection()
+            try:
+                return await Subscription.open(
+                    connection,
+                    self.queue,
+                    prefetch=self._prefetch,
+                    arguments=self._arguments,
+                    exclusive=self._exclusive,
+                )
+            except BrokerError as error:
+                if connection.is_open and not (self._was_subscribed and _may_pass(error)):
+                    raise
+                log.info("cannot consume from %s yet: %s", self.queue, error)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _ended(self, subscription: Subscription, error: BideError) -> None:
+        if self._closed or self._subscription is not subscription:
+            # Another task has seen to it.
+            return
+        self._let_go()
+        if isinstance(error, ConsumerCancelledError):
+            raise ConsumerCancelledError(f"{error} ({self.queue!r})", reply_code=error.reply_code) from error
+        if subscription.channel.connection.is_open:
+            # The broker closed this channel alone: an acknowledgement timeout, or a wrong settlement.
+            log.warning("the broker closed the channel of the consumer of %s: %s", self.queue, error)
+        else:
+            log.info("consuming from %s again after: %s", self.queue, error)
+
+    def _let_go(self) -> Subscription | None:
+        subscription, self._subscription = self._subscription, None
+        if self._retiring is not None:
+            self._retiring.detach()
+            self._retiring = None
+        return subscription
+
+
+def _may_pass(error: BrokerError) -> bool:
+    """Whether a refusal may end by itself: the connection is back, but the queue or its leader may not be, or the
+    broker may not have noticed yet that the connection before is gone."""
+    if isinstance(error, TargetNotFoundError):
+        return "inaccessible" in str(error)
+    if isinstance(error, AccessRefusedError):
+        return "exclusive use" in str(error)
+    return True

@@ -1,0 +1,202 @@
+"""Leaving a node that answers nothing, or confirms nothing, for another host of the URL."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Final, Literal
+
+from bide.amqp.connection import Connection
+from bide.amqp.url import address_of
+from bide.errors import BideError
+from bide.runtime.logs import logger
+
+log = logger(__name__)
+
+TICK: Final = 0.5
+PROBE_AFTER: Final = 3.0
+"""Seconds without any answer, while something waits for one, after which the node is probed."""
+PROBE_ANSWER: Final = 3.0
+"""Seconds that the node has to answer the probe."""
+LEAVE_AFTER: Final = 6.0
+"""Seconds without any answer after which the node is left, if another host is better."""
+JITTER: Final = 1.3
+"""Both times are up to this factor longer, at random: the clients of a node must not all leave it at once."""
+TRIAL: Final = 10.0
+"""Seconds that another host has to confirm a message. Electing new leaders of quorum queues takes about five."""
+
+FIRST_PAUSE: Final = 5.0
+LONGEST_PAUSE: Final = 60.0
+"""Seconds between two probes while nothing is answered, and after a move; randomised."""
+
+Reason = Literal["silent", "unconfirmed"]
+"""Why a node was left: it sent not a byte, or it confirmed nothing while another host did."""
+
+moves: Final = Counter[Reason]()
+"""How often connections of this process left a node."""
+
+Trial = Callable[[Connection], Awaitable[bool]]
+"""Sends a message that waits for its confirm over another connection, and tells whether that was confirmed."""
+
+
+class Failover:
+    """Watches a connection on which something waits for an answer.
+
+    A node that was stopped or cut off from its clients sends nothing, not even an answer to a probe. It is left as soon
+    as another host lets us in. A node that was cut off from the majority of its cluster answers probes and sends
+    heartbeats, but confirms nothing for quorum queues: it is left if another host confirms a message that waits here.
+    A node that confirms anything meanwhile is slow and not broken, and one that blocks publishers says so: neither is
+    left.
+
+    Args:
+        trial: see ``Trial``; None where no messages are published, or none may be repeated.
+        on_move: called with the connection to go on with, before the other one is given up.
+    """
+
+    def __init__(self, trial: Trial | None, on_move: Callable[[Connection], None]) -> None:
+        self._trial = trial
+        self._on_move = on_move
+        self._handle: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._seen = 0
+        self._quiet = 0.0
+        self._limit = 0.0
+        self._pause = FIRST_PAUSE
+        self._rests_until = 0.0
+
+    def watch(self, connection: Connection) -> None:
+        """Watch this connection from now on, as long as it is open."""
+        if self._handle is not None:
+            self._handle.cancel()
+        self._note_answer(connection)
+        self._handle = connection.loop.call_later(TICK, self._tick, connection)
+
+    async def stop(self) -> None:
+        """Watch nothing any more."""
+        if self._handle is not None:
+            self._handle.cancel()
+        task, self._task = self._task, None
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+
+    def _tick(self, connection: Connection) -> None:
+        if not connection.is_open:
+            return
+        self._handle = connection.loop.call_later(TICK, self._tick, connection)
+        if self._is_well(connection):
+            self._note_answer(connection)
+            return
+        # Ticks are counted and not seconds: nothing can be received while the event loop is blocked.
+        self._quiet += TICK
+        is_examined = self._task is not None and not self._task.done()
+        if self._quiet >= self._limit and not is_examined and connection.loop.time() >= self._rests_until:
+            self._task = connection.loop.create_task(self._examine(connection))
+
+    def _is_well(self, connection: Connection) -> bool:
+        return connection.blocked_by is not None or not connection.is_waiting or connection.answers != self._seen
+
+    def _note_answer(self, connection: Connection) -> None:
+        self._seen = connection.answers
+        self._quiet = 0.0
+        self._limit = _jittered(PROBE_AFTER)
+        connection.trouble = ""
+        if connection.loop.time() >= self._rests_until + LONGEST_PAUSE:
+            self._pause = FIRST_PAUSE
+
+    async def _examine(self, connection: Connection) -> None:
+        """Find out whether the node is broken, and leave it if it is and another host is not."""
+        begun = connection.loop.time()
+        connection.probe()
+        other, reason = None, None
+        try:
+            other, failure = await self._other_host(connection)
+            reason = await self._verdict(connection, other, begun=begun, failure=failure)
+            if other is None or reason is None or not (connection.is_open and other.is_open):
+                reason = None
+                return
+            log.warning("leaving the broker at %s for %s: %s", connection.address, other.address, connection.trouble)
+            moves[reason] += 1
+            self._on_move(other)
+        finally:
+            if reason is None and other is not None:
+                await other.close()
+            self._rests_until = connection.loop.time() + self._pause * random.uniform(0.5, 1.0)  # noqa: S311
+            self._pause = min(self._pause * 2, LONGEST_PAUSE)
+
+    async def _other_host(self, connection: Connection) -> tuple[Connection | None, str]:
+        """A connection to another host, or None and the reason why there is none."""
+        url = connection.url
+        hosts = tuple(one for one in url.hosts if address_of(*one) != connection.address)
+        if not hosts:
+            return None, ""
+        # In random order, whatever the URL says: the first may be broken too, and the next time another is tried.
+        others = replace(url, hosts=hosts, shuffle=True, timeout=timedelta(seconds=PROBE_ANSWER))
+        try:
+            return await Connection.open(others), ""
+        except BideError as error:
+            return None, str(error)
+
+    async def _verdict(
+        self, connection: Connection, other: Connection | None, *, begun: float, failure: str
+    ) -> Reason | None:
+        """Why to leave the node, or None for staying there."""
+        trying = None
+        if other is not None and self._trial is not None:
+            trying = connection.loop.create_task(_succeeds(self._trial, other))
+        patience = _jittered(LEAVE_AFTER)
+        try:
+            while connection.is_open and not self._is_well(connection):
+                is_silent = connection.heartbeat.received_at < begun
+                seconds = connection.loop.time() - begun
+                if self._quiet >= patience and seconds >= PROBE_ANSWER:
+                    connection.trouble = _described(connection, is_silent=is_silent, failure=failure)
+                    if other is None or not other.is_open:
+                        return None
+                    if is_silent:
+                        return "silent"
+                    if trying is not None and trying.done() and trying.result():
+                        connection.trouble = (
+                            f"the node at {connection.address} confirms nothing, and the one at {other.address} does"
+                        )
+                        return "unconfirmed"
+                    if trying is None or trying.done() or seconds >= TRIAL:
+                        return None
+                await asyncio.sleep(TICK)
+            return None
+        finally:
+            if trying is not None:
+                trying.cancel()
+                await asyncio.wait({trying})
+
+
+def _described(connection: Connection, *, is_silent: bool, failure: str) -> str:
+    if is_silent:
+        return f"the node at {connection.address} answers nothing at all: see whether it is up and can be reached"
+    others = f", and no other host of the URL lets us in ({failure})" if failure else ""
+    return (
+        f"the node at {connection.address} answers, but confirms and declares nothing{others}: most likely the "
+        "majority of the cluster's nodes is lost; start the nodes that are down, or repair the network between them "
+        "('rabbitmqctl cluster_status' lists those that run)"
+    )
+
+
+def _jittered(seconds: float) -> float:
+    return seconds * random.uniform(1.0, JITTER)  # noqa: S311 (no secret)
+
+
+async def _succeeds(trial: Trial, other: Connection) -> bool:
+    """Whether the trial succeeds. It is repeated: a channel that still takes a lost node for the leader waits 10 s."""
+    try:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_ANSWER):
+                    return await trial(other)
+    except BideError as error:
+        log.debug("the trial of the broker at %s failed: %s", other.address, error)
+        return False

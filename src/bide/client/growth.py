@@ -1,0 +1,197 @@
+"""The digit queues of a ``Clock`` that grows with use, as one connection knows them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from bide.admin.apply import apply, exists, names_in
+from bide.admin.settling import settle
+from bide.amqp import codec
+from bide.amqp.connection import Connection
+from bide.delay.clock import Clock
+from bide.delay.clock_digits import LEVELS, Digit
+from bide.delay.clock_keys import digit_key
+from bide.errors import AccessRefusedError, BideError, BrokerError, NotAppliedError
+from bide.runtime.logs import logger
+from bide.runtime.shared_tasks import SharedTasks
+from bide.topology import Topology
+
+log = logger(__name__)
+
+Keys = list[list[bytes | None]]
+"""By level and digit the encoded key, or None where what the digit needs was not declared or seen."""
+
+_LEVEL_INDEX: Final = {level.letter: index for index, level in enumerate(LEVELS)}
+
+
+class Growth:
+    """Declares the queue of a digit, and the binding that leads to it, before the first message that needs it is sent.
+
+    All digits that are needed meanwhile are declared together next.
+
+    Args:
+        clock: as it is used on this broker's release.
+        tasks: declare for all callers that wait.
+        declare: declare what is missing; else its absence is an error.
+
+    Attributes:
+        is_complete: whether the broker has the mark of ``bide delay apply``: every queue that exists is bound, and is
+            not new.
+    """
+
+    def __init__(self, connection: Connection, clock: Clock, tasks: SharedTasks, *, declare: bool) -> None:
+        self.is_complete = False
+        self._connection = connection
+        self._clock = clock
+        self._declare = declare
+        self._keys: dict[tuple[str, int], Keys] = {}
+        self._safe: set[Digit] = set()
+        self._wanted: set[Digit] = set()
+        self._tasks = tasks
+
+    @property
+    def core(self) -> Topology:
+        """What is declared before any digit."""
+        return self._clock.core_topology()
+
+    def keys(self, padding: str, lane: int) -> Keys:
+        """The keys of the digits that are ready. The lists change as digits become ready, and when they are doubted."""
+        keys = self._keys.get((padding, lane))
+        if keys is None:
+            keys = self._keys[padding, lane] = [[None] * (level.highest + 1) for level in LEVELS]
+            self._add_zeros(padding, keys)
+        return keys
+
+    def has(self, digits: Iterable[Digit]) -> bool:
+        """Whether everything that these digits need is there."""
+        return all(self._key(one) is not None for one in digits)
+
+    def doubt(self) -> None:
+        """Look for the queues again before their next use, in case one was deleted."""
+        for (padding, _), keys in self._keys.items():
+            for level in keys:
+                level[:] = [None] * len(level)
+            self._add_zeros(padding, keys)
+
+    def forget(self) -> None:
+        """Declare everything again that is used from now on."""
+        self.is_complete = False
+        self._safe.clear()
+        self.doubt()
+
+    async def ensure(self, digits: Iterable[Digit]) -> None:
+        """Wait until everything that these digits need is there.
+
+        Raises:
+            NotAppliedError: a queue is missing and may not be declared.
+            BrokerError: the broker refuses, or the connection broke.
+        """
+        missing = [one for one in digits if self._key(one) is None]
+        while missing:
+            self._wanted.update(missing)
+            failed = await self._tasks.run(self, self._declare_wanted)
+            for one in missing:
+                if one in failed:
+                    raise failed[one]
+            missing = [one for one in missing if self._key(one) is None]
+
+    def _key(self, digit: Digit) -> bytes | None:
+        return self.keys(digit.padding, digit.lane)[_LEVEL_INDEX[digit.level.letter]][digit.value]
+
+    def _add(self, digit: Digit) -> None:
+        keys = self.keys(digit.padding, digit.lane)
+        if not digit.value:
+            # A level that a message passes has no lanes.
+            for (padding, lane), others in self._keys.items():
+                if padding == digit.padding and lane != digit.lane:
+                    others[_LEVEL_INDEX[digit.level.letter]][0] = _encoded(digit)
+        keys[_LEVEL_INDEX[digit.level.letter]][digit.value] = _encoded(digit)
+
+    def _add_zeros(self, padding: str, keys: Keys) -> None:
+        if self._clock.has_core_bindings(padding):
+            for level, place in zip(LEVELS, keys, strict=True):
+                place[0] = _encoded(Digit(level, 0, padding=padding))
+
+    async def _declare_wanted(self) -> Mapping[Digit, BideError]:
+        """Declare what is wanted by now, and return the errors of the digits that this fails for."""
+        # The publishes of the same turn of the event loop come along.
+        await asyncio.sleep(0)
+        digits, self._wanted = self._wanted, set()
+        failed: dict[Digit, BideError] = {}
+        try:
+            await self._prepare(digits)
+        except BideError as error:
+            if len(digits) == 1 or not isinstance(error, BrokerError) or not self._connection.is_open:
+                return dict.fromkeys(digits, error)
+            # A queue that cannot be declared does not keep the others from being used.
+            for one in digits:
+                try:
+                    await self._prepare({one})
+                except BideError as single:
+                    failed[one] = single
+        for one in digits.difference(failed):
+            self._add(one)
+        return failed
+
+    async def _prepare(self, digits: set[Digit]) -> None:
+        known = digits if self.is_complete else digits & self._safe
+        if known and not await exists(self._connection, _queues(self._clock, known)):
+            # Only the broker's answer to each single one would tell which it is: all are declared, which does no harm.
+            known = set()
+        # The mark says nothing of bindings for keys of more words than it stands for.
+        known = {one for one in known if one in self._safe or self._clock.has_core_bindings(one.padding)}
+        rest = digits - known
+        if rest:
+            if not self._declare and not self.is_complete:
+                raise self.not_applied()
+            await self._declare_queues(rest)
+        # Another client may have declared a known queue anew, for keys of other words than these.
+        wanted = self._clock.digit_topology(digits if self._declare else rest)
+        bindings = Topology(bindings=wanted.bindings)
+        try:
+            if len(bindings):
+                await apply(self._connection, bindings, external=names_in(bindings), can_move=False)
+        except AccessRefusedError:
+            if rest or not self.is_complete:
+                raise
+        self._safe |= rest
+        if rest:
+            log.debug("the delay queues %s are ready", _listed(_queues(self._clock, rest)))
+
+    async def _declare_queues(self, digits: set[Digit]) -> None:
+        """Declare the queues of digits and make them safe: they are bound after that, and get no message before."""
+        queues = _queues(self._clock, digits)
+        if not self._declare:
+            if not await exists(self._connection, queues):
+                raise self.not_applied(f"queues that a delay needs are missing, among {_listed(queues)}")
+        elif queues.queues:
+            try:
+                await apply(self._connection, queues, external=names_in(queues), can_move=False)
+                await settle(self._connection, prefix=self._clock.delivery_exchange, can_move=False)
+            except AccessRefusedError as error:
+                if not (self.is_complete and await exists(self._connection, queues)):
+                    raise self.not_applied(str(error)) from error
+
+    def not_applied(self, reason: str = "") -> NotAppliedError:
+        """The error for a client that may not declare what is missing."""
+        return NotAppliedError(
+            f"the delay infrastructure {self._clock.name!r} is not complete on the virtual host "
+            f"{self._connection.url.vhost!r} of {self._connection.address}{reason and f' ({reason})'}: run 'bide delay "
+            "apply' with the same options as a user who may declare it, or connect with declare=True (on the command "
+            "line, without --no-declare) as such a user"
+        )
+
+
+def _encoded(digit: Digit) -> bytes:
+    return codec.field_value(digit.padding + digit_key(digit.level, digit.value, digit.lane if digit.value else 0))
+
+
+def _queues(clock: Clock, digits: Iterable[Digit]) -> Topology:
+    return Topology(queues=clock.digit_topology(digits).queues)
+
+
+def _listed(queues: Topology) -> str:
+    names = [repr(one.name) for one in queues.queues]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

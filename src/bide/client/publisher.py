@@ -1,0 +1,435 @@
+"""Confirmed publishing through a connection that comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Literal, Protocol
+
+from bide.admin.apply import check_release
+from bide.admin.neighbours import uses_nservicebus
+from bide.amqp import reply_codes
+from bide.amqp.channel import Channel
+from bide.amqp.confirms import Awaited
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.client.broker_state import Session, too_large
+from bide.client.publish_result import denied, in_doubt
+from bide.client.reconnecting import Link
+from bide.delay.clock import Clock, carrier_for
+from bide.delay.protocol import DelayInfrastructure
+from bide.errors import (
+    BideError,
+    BrokerError,
+    ClosedError,
+    ConnectionLostError,
+    InvalidInputError,
+    MessageTooLargeError,
+    PublishError,
+    PublishInDoubtError,
+    TargetNotFoundError,
+)
+from bide.messages.outgoing import Letters
+from bide.messages.prepared import Moment, Outgoing
+from bide.runtime.logs import logger
+from bide.runtime.shared_tasks import SharedTasks
+
+log = logger(__name__)
+
+OnLost = Literal["repeat", "raise"]
+"""What to do with a message whose confirm was lost with the connection: send it again, or tell the caller."""
+
+
+def checked_on_lost(value: OnLost) -> OnLost:
+    """The value, if it is one.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    if value not in ("repeat", "raise"):
+        raise InvalidInputError(f"on_lost={value!r}: give 'repeat' or 'raise'")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """The broker has the message.
+
+    Attributes:
+        due: when it will be delivered; None for a message that was not delayed.
+        hops: queues that it waits in.
+        attempts: how often it was sent; more than one may mean that it arrives more than once. One does not mean that
+            it arrives once: brokers dead-letter some messages twice when leaders of queues change.
+    """
+
+    message_id: str
+    due: datetime | None
+    hops: int
+    attempts: int
+
+
+class Waiting(Protocol):
+    """A message that is not confirmed yet. If another host confirms it, ``elsewhere`` is set."""
+
+    # Outgoing, or None for a letter that cannot be read.
+    message: Any
+    attempts: int
+    elsewhere: bool
+    hops: int
+
+    @property
+    def mandatory(self) -> bool:
+        """Whether it is returned where no queue takes it."""
+
+
+@dataclass(slots=True)
+class _Sending:
+    """One message on its way to the broker.
+
+    Attributes:
+        attempts: how often it was sent.
+        was_lost: whether the connection broke after it was sent.
+        reason: why it is not confirmed yet.
+        suspect: whether it may be the one for which the broker closed a channel.
+        blamed: whether it certainly is.
+        lacks_digits: whether it could not be encoded, because digits of its delay were not ready.
+        elsewhere: whether another host confirmed it.
+        trouble: what was known of the node, when a connection broke that it waited on.
+    """
+
+    message: Outgoing
+    mandatory: bool
+    reason: str
+    attempts: int = 0
+    was_lost: bool = False
+    suspect: bool = False
+    blamed: bool = False
+    lacks_digits: bool = False
+    elsewhere: bool = False
+    trouble: str = ""
+    hops: int = 0
+
+    def receipt(self) -> Receipt:
+        """What the caller gets once the broker has it."""
+        message = self.message
+        return Receipt(message_id=message.message_id, due=message.due, hops=self.hops, attempts=self.attempts)
+
+    def in_doubt(self, reason: str) -> PublishInDoubtError:
+        """The error for a message that was sent and not confirmed."""
+        return in_doubt(self.message.message_id, reason)
+
+    def may_be_there(self, error: BideError) -> bool:
+        """Whether the broker may have it from an earlier sending, though it refuses it now."""
+        if isinstance(error, TargetNotFoundError):
+            # What it goes to was there before.
+            return self.attempts > 1
+        return self.was_lost and not isinstance(error, MessageTooLargeError)
+
+    def out_of_time(self, seconds: float, connection: Connection | None) -> PublishError:
+        """The error for a message whose time is up."""
+        reason = (connection.trouble if connection is not None else "") or self.trouble or self.reason
+        if connection is not None and connection.is_open and connection.blocked_by is not None:
+            reason = f"the broker takes no publishes at the moment: {connection.blocked_by}"
+        if self.attempts:
+            return self.in_doubt(f"no confirm within {seconds:g} s: {reason}")
+        message_id = self.message.message_id
+        return PublishError(
+            f"the message {message_id!r} was not sent within {seconds:g} s: {reason}", message_id=message_id
+        )
+
+
+class Publisher:
+    """Sends messages, each confirmed by the broker.
+
+    Args:
+        declare: put the delay infrastructure on the broker where it is missing; else its absence is an error.
+        timeout: for one message; declaring what it needs, reconnecting and repeating included.
+        on_lost: see ``OnLost``.
+        max_in_flight: messages sent and not yet confirmed; further publishes wait.
+
+    Attributes:
+        letters: checks what is to be sent.
+        link: the publishing connection, as it comes and goes.
+        oldest: asked for a message that waits longest and may be sent again, or None; see ``Waiting``.
+        timeout, on_lost, max_in_flight: as given.
+    """
+
+    def __init__(
+        self,
+        url: BrokerUrl,
+        infrastructure: DelayInfrastructure,
+        *,
+        declare: bool = True,
+        timeout: timedelta = timedelta(seconds=30),
+        on_lost: OnLost = "repeat",
+        max_in_flight: int = 10_000,
+    ) -> None:
+        self.letters = Letters()
+        self.link = Link(url, trial=self._is_confirmed_by)
+        self._infrastructure = infrastructure
+        self._declare = declare
+        self.timeout = timeout
+        self.on_lost = on_lost
+        self.max_in_flight = max_in_flight
+        self.oldest: set[Callable[[], Waiting | None]] = {self._oldest}
+        self._waiting: dict[int, _Sending] = {}
+        self._window = asyncio.Semaphore(max_in_flight)
+        self._session: Session | None = None
+        self._tasks = SharedTasks()
+        self._opening = asyncio.Lock()
+
+    async def connection(self) -> Connection:
+        """The publishing connection."""
+        return (await self.session()).connection
+
+    async def infrastructure(self) -> DelayInfrastructure:
+        """The delay infrastructure as it is used on this broker's release."""
+        return (await self.session()).infrastructure
+
+    async def close(self) -> None:
+        """Close the connection."""
+        try:
+            await self._tasks.stop()
+        finally:
+            await self.link.close()
+
+    async def prepare(self, message: Outgoing) -> None:
+        """See to it that such a message can be delivered after its delay, without sending it.
+
+        Raises:
+            BideError: as :meth:`publish`, but for what only a sending can meet.
+        """
+        async with asyncio.timeout(self.timeout.total_seconds()):
+            while True:
+                session = await self.session()
+                try:
+                    await session.prepare(message, digits=False)
+                except BrokerError:
+                    if session.connection.is_open:
+                        raise
+                else:
+                    if not session.is_outdated:
+                        return
+
+    async def publish(self, message: Outgoing, *, mandatory: bool = True) -> Receipt:
+        """Send one message and wait for its confirm.
+
+        The broker answers a message that it cannot accept by closing the channel, with all that is unconfirmed on it,
+        and does not always say for which. Then each of these is sent again on a channel of its own, one at a time: the
+        one to blame fails, the others go through. If an exchange is gone, the broker may have some of those that were
+        on their way to it: they are sent again where it can be put back.
+
+        Raises:
+            UnroutableError: no queue takes it.
+            PublishRefusedError: no queue stored it.
+            PublishInDoubtError: the connection broke before the confirm, and repeating is off, out of time, or met with
+                another error, which is the cause then.
+            PublishError: it was not sent in time.
+            TargetNotFoundError: its queue or exchange does not exist.
+            NotAppliedError: the delay infrastructure is missing and may not be declared.
+            MessageTooLargeError: the body is over the broker's limit.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        sending = _Sending(message, mandatory, f"{self.max_in_flight} messages before it are not confirmed yet")
+        seconds = self.timeout.total_seconds()
+        try:
+            async with asyncio.timeout(seconds), self._window:
+                self._waiting[id(sending)] = sending
+                sending.reason = "the broker was not reached"
+                while True:
+                    session = await self._session_for(sending)
+                    if await self._round(session, sending):
+                        return sending.receipt()
+                    log.debug("the message %s is not confirmed yet: %s", message.message_id, sending.reason)
+        except TimeoutError as error:
+            if sending.elsewhere:
+                return sending.receipt()
+            connection = self._session.connection if self._session is not None else None
+            if connection is not None and connection.lost.done():
+                sending.reason = f"{sending.reason}: {connection.lost.result()}"
+            raise sending.out_of_time(seconds, connection) from error
+        finally:
+            self._waiting.pop(id(sending), None)
+
+    async def _session_for(self, sending: _Sending) -> Session:
+        try:
+            return await self.session()
+        except BideError as error:
+            if not sending.attempts:
+                raise
+            raise denied(sending.message.message_id, error) from error
+
+    async def _round(self, session: Session, sending: _Sending) -> bool:
+        """Try to send a message once, and tell whether it was confirmed; False if it is worth another try."""
+        before = sending.attempts
+        try:
+            sending.reason = "what it needs on its way was not there yet"
+            prepared_at = None
+            if sending.lacks_digits or not session.is_prepared(sending.message):
+                prepared_at = await session.prepare(sending.message)
+                if session.is_outdated:
+                    return False
+            if not sending.suspect:
+                return await self._send(session, await session.channel(), sending, prepared_at)
+            async with session.suspects, await session.connection.channel(confirms=True) as channel:
+                await session.connection.writable()
+                return await self._send(session, channel, sending, prepared_at)
+        except PublishError as error:
+            if sending.elsewhere:
+                return True
+            if sending.attempts < 2:
+                raise
+            # The broker may have taken it before, and that was not heard.
+            raise denied(sending.message.message_id, error) from error
+        except BideError as error:
+            if sending.elsewhere:
+                return True
+            sending.reason = str(error)
+            sending.trouble = session.connection.trouble
+            if sending.attempts == before:
+                # Nothing was sent: what the broker, or our own checks, said before would only come again.
+                # (That a connection broke that only checked the broker is not its last word.)
+                is_open = session.connection.is_open and not isinstance(error, ConnectionLostError)
+                if is_open or not isinstance(error, BrokerError):
+                    if not before or isinstance(error, MessageTooLargeError):
+                        raise
+                    raise denied(sending.message.message_id, error) from error
+            elif sending.blamed:
+                if not sending.may_be_there(error):
+                    raise
+                raise denied(sending.message.message_id, error) from error
+            elif self.on_lost == "raise" or isinstance(error, ClosedError):
+                raise sending.in_doubt(str(error)) from error
+            else:
+                sending.was_lost = sending.was_lost or not session.connection.is_open
+            return False
+
+    def _oldest(self) -> _Sending | None:
+        return next(iter(self._waiting.values()), None) if self.on_lost == "repeat" else None
+
+    async def _is_confirmed_by(self, other: Connection) -> bool:
+        """Send a message that waits over another connection, and tell whether that host confirms it."""
+        waiting = next(filter(None, (oldest() for oldest in self.oldest)), None)
+        if waiting is None or waiting.message is None:
+            return False
+        session = await self._session_on(other)
+        prepared_at = await session.prepare(waiting.message)
+        async with await other.channel(confirms=True) as channel:
+            made = session.encode(
+                waiting.message, channel=channel.number, mandatory=waiting.mandatory, prepared_at=prepared_at
+            )
+            if made is None:
+                return False
+            message, encoded = made
+            waiting.message = message
+            confirm = Awaited(encoded.exchange, encoded.routing_key, message.message_id, message.body, loop=other.loop)
+            channel.post(encoded.frames, confirm)
+            waiting.attempts += 1
+            waiting.hops = encoded.hops
+            await confirm.future
+            waiting.elsewhere = True
+        return True
+
+    async def _send(self, session: Session, channel: Channel, sending: _Sending, prepared_at: Moment | None) -> bool:
+        """Send it and wait for the confirm; False if nothing was sent, because digits of its delay are not ready."""
+        made = session.encode(
+            sending.message, channel=channel.number, mandatory=sending.mandatory, prepared_at=prepared_at
+        )
+        sending.lacks_digits = made is None
+        if made is None:
+            return False
+        message, encoded = made
+        sending.message = message
+        sending.hops = encoded.hops
+        confirm = Awaited(
+            encoded.exchange, encoded.routing_key, message.message_id, message.body, loop=session.connection.loop
+        )
+        channel.post(encoded.frames, confirm)
+        sending.attempts += 1
+        sending.reason = "the broker has not confirmed it"
+        try:
+            await confirm.future
+            return True
+        except PublishError:
+            raise
+        except BrokerError as error:
+            if session.connection.is_open:
+                # The broker closed the channel alone: one of the messages on it is to blame.
+                self._judge(session, channel, sending, encoded.exchange, error)
+            raise
+
+    def _judge(self, session: Session, channel: Channel, sending: _Sending, exchange: str, error: BrokerError) -> None:
+        """Find out whether this message made the broker close the channel, or was only on it too."""
+        text, failed = channel.close_text, channel.confirms.failed
+        size = reply_codes.size_limit(text)
+        if size is not None:
+            _, limit = size
+            session.remember_limit(limit)
+            sending.blamed = len(sending.message.body) > limit
+            if sending.blamed:
+                raise too_large(sending.message, limit) from error
+            return
+        refused = reply_codes.subject(text)
+        if refused == exchange:
+            session.forget(exchange)
+            if isinstance(error, TargetNotFoundError) and sending.attempts == 1:
+                is_alone = failed[exchange] == 1
+                may_return = session.infrastructure.owns(exchange) and self.on_lost == "repeat"
+                if may_return or not is_alone:
+                    # The exchange was there before, and may have taken it. It is looked for once more, or put there.
+                    return
+        if sending.suspect or failed.total() == 1:
+            sending.blamed = True
+        elif refused is not None:
+            # Whether an exchange may be written to, the broker asks for the first message of a channel to it.
+            sending.blamed = refused == exchange
+        else:
+            sending.suspect = True
+
+    async def session(self) -> Session:
+        """What is known of the broker, on an open connection.
+
+        Raises:
+            ClosedError: the publisher was closed.
+            BrokerError: the first connection could not be opened, or the broker is none that can be used.
+        """
+        session = self._session
+        if session is not None and session.connection.is_open and not session.is_outdated:
+            if session.connection.loop is not asyncio.get_running_loop():
+                await self.link.connection()
+            return session
+        async with self._opening:
+            session = self._session
+            if session is not None and session.connection.is_open and not session.is_outdated:
+                return session
+            while True:
+                connection = await self.link.connection()
+                try:
+                    session = self._session = await self._session_on(connection)
+                    return session
+                except BrokerError:
+                    if connection.is_open:
+                        raise
+
+    async def _session_on(self, connection: Connection) -> Session:
+        check_release(connection)
+        infrastructure = self._infrastructure
+        spares_neighbours = False
+        if isinstance(infrastructure, Clock) and infrastructure.carrier is None:
+            infrastructure = replace(infrastructure, carrier=carrier_for(connection.release))
+        if isinstance(infrastructure, Clock) and infrastructure.carrier == "CC" and not infrastructure.hides_keys:
+            if not await uses_nservicebus(connection):
+                spares_neighbours = True
+            elif carrier_for(connection.release) == "CC":
+                infrastructure = replace(infrastructure, hides_keys=True)
+            else:
+                infrastructure = replace(infrastructure, carrier="BCC")
+        return Session(
+            connection,
+            infrastructure,
+            declare=self._declare,
+            tasks=self._tasks,
+            spares_neighbours=spares_neighbours,
+        )

@@ -1,0 +1,261 @@
+"""The synchronous face of the client, for scripts: the same calls, one thread for all connections.
+
+``with bide.connect_sync("amqp://localhost") as client: client.publish(b"...", to="orders", delay="5m")``
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from bide.admin.apply import Applied, Removed
+from bide.amqp.url import BrokerUrl
+from bide.client.client import Client, Connecting, Stamp, connect
+from bide.client.consumer import Consumer
+from bide.client.message import Message
+from bide.client.publisher import OnLost, Receipt
+from bide.delay.protocol import DelayInfrastructure
+from bide.durations import DelayLike, parse_delay
+from bide.errors import ClosedError, InvalidInputError
+from bide.topology import Topology
+
+_LAST_WORDS: Final = 1.0
+"""Seconds that calls of other threads have to return, with their errors, once the connections are closed."""
+
+_MOST_AT_ONCE: Final = 100
+"""Messages that are handed from the client's thread to the caller's together."""
+
+_Result = TypeVar("_Result")
+
+
+class SyncMessage:
+    """A received message; see :class:`bide.Message`, whose attributes it has, with settling calls that block."""
+
+    def __init__(self, message: Message, client: SyncClient) -> None:
+        self._message = message
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+    def ack(self) -> None:
+        """See :meth:`bide.Message.ack`."""
+        self._client.wait_for(self._message.ack())
+
+    def requeue(self) -> None:
+        """See :meth:`bide.Message.requeue`."""
+        self._client.wait_for(self._message.requeue())
+
+    def reject(self) -> None:
+        """See :meth:`bide.Message.reject`."""
+        self._client.wait_for(self._message.reject())
+
+    def __repr__(self) -> str:
+        return repr(self._message)
+
+
+class SyncClient:
+    """A client whose calls block. Make it with :func:`connect_sync`. Several threads may use it at once.
+
+    A process that forks must connect after the fork.
+    """
+
+    def __init__(self, connecting: Connecting) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="bide", daemon=True)
+        self._thread.start()
+        self._closed = False
+        self._gate = threading.Lock()
+        try:
+            self._client: Client = self.wait_for(connecting.__aenter__())
+        except BaseException:
+            self._stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections and end the thread; calls that other threads wait in fail."""
+        if self._closed:
+            return
+        if os.getpid() != self._pid:
+            # The sockets and the event loop are the parent's: it would miss them.
+            self._closed = True
+            return
+        try:
+            self.wait_for(self._client.close())
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        with self._gate:
+            if self._closed:
+                return
+            self._closed = True
+            # The last work that the loop takes on.
+            ended = asyncio.run_coroutine_threadsafe(_end_others(), self._loop)
+        ended.result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def wait_for(self, work: Coroutine[Any, Any, _Result], timeout: float | None = None) -> _Result:
+        """Run a coroutine in the client's thread.
+
+        Raises:
+            ClosedError: the client was closed, meanwhile or before, or belongs to another process.
+            TimeoutError: it took longer than ``timeout`` seconds; it was cancelled.
+        """
+        future = self.submit(work)
+        try:
+            return future.result(timeout)
+        except concurrent.futures.CancelledError:
+            raise ClosedError("the client was closed") from None
+        except BaseException:
+            # A caller that is interrupted, or tired of waiting, must not leave the work behind.
+            future.cancel()
+            raise
+
+    def submit(self, work: Coroutine[Any, Any, _Result]) -> concurrent.futures.Future[_Result]:
+        """Start a coroutine in the client's thread.
+
+        Raises:
+            ClosedError: the client was closed, or belongs to another process.
+        """
+        if os.getpid() != self._pid:
+            work.close()
+            raise ClosedError("this client was made before a fork: connect after it")
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise InvalidInputError(
+                "this client was called in its own thread, where the call would wait for itself: use its attribute "
+                "'client' there"
+            )
+        with self._gate:
+            if self._closed:
+                work.close()
+                raise ClosedError("the client was closed")
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have the client's thread call a function soon.
+
+        Raises:
+            ClosedError: the client was closed, or belongs to another process.
+        """
+        if os.getpid() != self._pid:
+            raise ClosedError("this client was made before a fork: connect after it")
+        with self._gate:
+            if self._closed:
+                raise ClosedError("the client was closed")
+            self._loop.call_soon_threadsafe(function)
+
+    @property
+    def client(self) -> Client:
+        """The client that does the work, for coroutines that run in its thread."""
+        return self._client
+
+    def release(self) -> tuple[int, ...]:
+        """The broker's release, such as ``(4, 3, 6)``."""
+        return self.wait_for(self._client.release())
+
+    def publish(self, body: bytes | str | None = None, **options: Any) -> Receipt:
+        """Send a message and wait until the broker has it; the options are those of :meth:`bide.Client.publish`."""
+        return self.wait_for(self._client.publish(body, **options))
+
+    def declare(self, topology: Topology, *, external: Iterable[str] = ()) -> Applied:
+        """See :meth:`bide.Client.declare`."""
+        return self.wait_for(self._client.declare(topology, external=external))
+
+    def destroy(self, topology: Topology, *, force: bool = False, external: Iterable[str] = ()) -> Removed:
+        """See :meth:`bide.Client.destroy`."""
+        return self.wait_for(self._client.destroy(topology, force=force, external=external))
+
+    @contextmanager
+    def consume(
+        self, queue: str, *, timeout: DelayLike | None = None, prefetch: int = 100, **options: Any
+    ) -> Iterator[Iterator[SyncMessage]]:
+        """The messages of a queue: ``with client.consume("orders") as messages: for message in messages: ...``.
+
+        Args:
+            queue: its name.
+            timeout: end the iteration when no message comes for this long; None waits for ever.
+            prefetch: at most this many unsettled messages.
+            options: the others of :meth:`bide.Client.consume`.
+        """
+        consumer = self._client.consume(queue, prefetch=prefetch, **options)
+        seconds = None if timeout is None else parse_delay(timeout).total_seconds()
+        self.wait_for(consumer.__aenter__())
+        try:
+            yield self._messages(consumer, seconds)
+        finally:
+            self.wait_for(consumer.close())
+
+    def _messages(self, consumer: Consumer, seconds: float | None) -> Iterator[SyncMessage]:
+        while messages := self.wait_for(_next(consumer, seconds)):
+            for message in messages:
+                # What was lost while those before it were handled comes again.
+                if not message.lost:
+                    yield SyncMessage(message, self)
+
+
+async def _end_others() -> None:
+    """Let whatever still runs in the loop come to its end; cancel what does not."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if not others:
+        return
+    _, running = await asyncio.wait(others, timeout=_LAST_WORDS)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _next(consumer: Consumer, seconds: float | None) -> list[Message]:
+    """The next message, with those that are there already: to go from thread to thread takes longer than to receive."""
+    try:
+        async with asyncio.timeout(seconds):
+            first = await anext(consumer, None)
+    except TimeoutError:
+        return []
+    messages = [first] if first is not None else []
+    while messages and consumer.ready and len(messages) < _MOST_AT_ONCE:
+        messages.append(await anext(consumer))
+    return messages
+
+
+def connect_sync(
+    url: str | BrokerUrl | None = None,
+    *,
+    infrastructure: DelayInfrastructure | None = None,
+    declare: bool = True,
+    timeout: DelayLike = timedelta(seconds=30),
+    on_lost: OnLost = "repeat",
+    max_in_flight: int = 10_000,
+    stamp: Stamp | None = None,
+) -> SyncClient:
+    """Connect to a broker, for code without an event loop; the arguments are those of :func:`bide.connect`."""
+    return SyncClient(
+        connect(
+            url,
+            infrastructure=infrastructure,
+            declare=declare,
+            timeout=timeout,
+            on_lost=on_lost,
+            max_in_flight=max_in_flight,
+            stamp=stamp,
+        )
+    )

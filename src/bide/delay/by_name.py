@@ -1,0 +1,99 @@
+"""Delay infrastructures by the names that the command line gives them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+from bide.delay.clock import Clock
+from bide.durations import DelayLike, parse_delay
+from bide.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bide.delay.protocol import DelayInfrastructure
+
+Layout = Literal["clock", "nservicebus", "nservicebus-v1", "celery", "waiting-hall"]
+Routing = Literal["conventional", "direct"]
+QueueType = Literal["quorum", "classic"]
+
+LAYOUTS: Final[tuple[Layout, ...]] = get_args(Layout)
+ROUTINGS: Final[tuple[Routing, ...]] = get_args(Routing)
+QUEUE_TYPES: Final[tuple[QueueType, ...]] = get_args(QueueType)
+
+_SETTINGS: Final[Mapping[str, frozenset[str]]] = {
+    "clock": frozenset({"prefix", "max_delay", "resolution", "lanes"}),
+    "nservicebus": frozenset({"routing", "levels"}),
+    "nservicebus-v1": frozenset({"routing", "levels"}),
+    "celery": frozenset({"prefix", "queue_type"}),
+    "waiting-hall": frozenset({"prefix", "resolution", "levels"}),
+}
+"""What can be set about each layout."""
+
+
+def make_infrastructure(
+    layout: str = "clock",
+    *,
+    prefix: str | None = None,
+    max_delay: DelayLike | None = None,
+    resolution: DelayLike | None = None,
+    lanes: int | None = None,
+    routing: Routing | None = None,
+    levels: int | None = None,
+    queue_type: QueueType | None = None,
+) -> DelayInfrastructure:
+    """The infrastructure of a layout. What is None keeps the layout's own default.
+
+    Args:
+        layout: one of :data:`LAYOUTS`.
+        prefix: starts every name; of ``clock``, ``celery`` and ``waiting-hall``.
+        max_delay: no queues for longer delays; of ``clock``.
+        resolution: delays are rounded up to it; of ``clock`` and ``waiting-hall``.
+        lanes: parallel queues per digit; of ``clock``.
+        routing: ``conventional`` or ``direct``; of the two ``nservicebus`` layouts.
+        levels: of ``waiting-hall``; and fewer than 28, to explain and to experiment, of the ``nservicebus`` layouts.
+        queue_type: of the levels' queues, ``quorum`` or ``classic``; of ``celery``.
+
+    Raises:
+        InvalidInputError: the layout is unknown, has no such setting, or refuses its value.
+    """
+    if layout not in _SETTINGS:
+        raise InvalidInputError(f"the layout {layout!r} is unknown: give one of {', '.join(_SETTINGS)}")
+    given: dict[str, Any] = {
+        name: value
+        for name, value in (
+            ("prefix", prefix),
+            ("max_delay", None if max_delay is None else parse_delay(max_delay)),
+            ("resolution", None if resolution is None else parse_delay(resolution)),
+            ("lanes", lanes),
+            ("routing", routing),
+            ("levels", levels),
+            ("queue_type", queue_type),
+        )
+        if value is not None
+    }
+    _refuse_foreign(layout, given)
+    if layout == "clock":
+        return Clock(**given)
+    if layout == "celery":
+        from bide.delay.celery import Celery
+
+        return Celery(**given)
+    if layout == "waiting-hall":
+        from bide.delay.waiting_hall import WaitingHall
+
+        return WaitingHall(**given)
+    from bide.delay.nservicebus import NServiceBus
+
+    return NServiceBus(version=1 if layout == "nservicebus-v1" else 2, **given)
+
+
+def _refuse_foreign(layout: str, given: Mapping[str, Any]) -> None:
+    """Refuse a setting that another layout has: leaving it out in silence would give what was not asked for."""
+    for name in given:
+        if name not in _SETTINGS[layout]:
+            owners = " and ".join(one for one, settings in _SETTINGS.items() if name in settings)
+            raise InvalidInputError(
+                f"the layout {layout!r} has no {name.replace('_', ' ')}, which is a setting of {owners}: "
+                "leave it out, or choose another layout"
+            )

@@ -1,0 +1,153 @@
+"""What a received message looked like when it was sent.
+
+Delay infrastructures leave traces on a message: transport keys, headers, a routing key with the delay in front. This
+module takes them off again, whichever of the infrastructures the message came through.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, Final
+
+from bide.delay.cascade import original_key
+from bide.delay.clock_keys import is_transport_key
+from bide.delay.protocol import (
+    HEADER_DUE,
+    HEADER_EXCHANGE,
+    HEADER_EXPIRATION,
+    HEADER_PICK_UP_KEY,
+    HEADER_PRIORITY,
+    HEADER_ROUTING_KEY,
+    HEADER_SENT,
+    HEADER_TO,
+)
+from bide.durations import from_milliseconds
+
+_ENDS: Final = tuple(
+    (f"x-{which}-death-exchange", f"x-{which}-death-queue", f"x-{which}-death-reason") for which in ("first", "last")
+)
+
+DEATH_HEADERS: Final = frozenset({"x-death", *(name for names in _ENDS for name in names)})
+"""What RabbitMQ adds when it dead-letters."""
+
+OWN_PREFIX: Final = "bide-"
+"""Headers that start so are bide's own."""
+
+TRANSPORT_HEADERS: Final = frozenset(
+    {
+        "NServiceBus.Transport.RabbitMQ.DelayInSeconds",
+        "x-delivery-count",
+        "x-acquired-count",
+    }
+)
+"""Headers of others that belong to the way, not to the message."""
+
+_CASCADE_QUEUE: Final = re.compile(
+    r"nsb(?:\.v2)?\.delay-level-\d\d|(?:.+_)?celery_delayed_\d+"
+    r"|bide\.release\.(?:nsb(?:\.v2)?|(?:.+_)?celery):.*",
+    re.DOTALL,
+)
+_CLOCK_EXCHANGE: Final = re.compile(r"(.+\.v1\.)(?:(?:in\.)?[edhmsc]|released)", re.DOTALL)
+_CLOCK_QUEUE: Final = re.compile(r"[edhmsc]\d{1,2}(?:/\d+)?|release\..*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentMessage:
+    """A message as it was sent, and when it was due.
+
+    Attributes:
+        exchange: the exchange that it was sent to; empty for one sent to a queue.
+        values: its properties by their AMQP names, headers cleaned.
+        due: its due time; :func:`restore` gives that of bide, or None for a message that bide did not delay.
+        sent_at: when bide sent it, or None for a message of others.
+    """
+
+    exchange: str
+    routing_key: str
+    values: Mapping[str, Any]
+    due: datetime | None
+    sent_at: datetime | None = None
+
+
+def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> SentMessage:
+    """Undo what the way through a delay infrastructure did to a message."""
+    headers = values.get("headers")
+    if not headers:
+        # A message from NServiceBus or Celery always has headers.
+        return SentMessage(exchange=exchange, routing_key=routing_key, values=values, due=None)
+    restored = dict(values)
+    if isinstance(expiration := headers.get(HEADER_EXPIRATION), str):
+        restored["expiration"] = expiration
+    if isinstance(priority := headers.get(HEADER_PRIORITY), int):
+        restored["priority"] = priority
+    target = headers.get(HEADER_TO)
+    if isinstance(target, str) and target[:2] in ("q:", "x:"):
+        exchange = target[2:] if target[0] == "x" else ""
+    routing_key = original_key(routing_key)
+    if isinstance(own_key := headers.get(HEADER_PICK_UP_KEY), str):
+        routing_key = own_key
+    # A copy, of a message that was retried or that failed, tells by itself where the first one was sent to.
+    if isinstance(first_exchange := headers.get(HEADER_EXCHANGE), str):
+        exchange = first_exchange
+    if isinstance(first_key := headers.get(HEADER_ROUTING_KEY), str):
+        routing_key = first_key
+    due, sent = headers.get(HEADER_DUE), headers.get(HEADER_SENT)
+    restored["headers"] = _clean(headers)
+    return SentMessage(
+        exchange=exchange,
+        routing_key=routing_key,
+        values=restored,
+        due=from_milliseconds(due) if isinstance(due, int) else None,
+        sent_at=from_milliseconds(sent) if isinstance(sent, int) else None,
+    )
+
+
+def _clean(headers: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {
+        name: value
+        for name, value in headers.items()
+        if name not in TRANSPORT_HEADERS and not name.startswith(OWN_PREFIX)
+    }
+    for name in ("CC", "BCC"):
+        keys = kept.get(name)
+        if isinstance(keys, list):
+            kept[name] = [key for key in keys if not (isinstance(key, str) and is_transport_key(key))]
+            if not kept[name]:
+                del kept[name]
+    deaths = kept.get("x-death")
+    if isinstance(deaths, list):
+        kept["x-death"] = [
+            death
+            for death in deaths
+            if not (isinstance(death, dict) and _is_ours(death.get("exchange"), death.get("queue")))
+        ]
+        if not kept["x-death"]:
+            del kept["x-death"]
+    for exchange, queue, reason in _ENDS:
+        if _is_ours(kept.get(exchange), kept.get(queue)):
+            for name in (exchange, queue, reason):
+                kept.pop(name, None)
+    return kept
+
+
+def _is_ours(exchange: Any, queue: Any) -> bool:
+    """Whether a message that came from this exchange, and died in this queue, was only being delayed."""
+    return isinstance(exchange, str) and isinstance(queue, str) and _was_delayed(exchange, queue)
+
+
+@lru_cache(maxsize=4096)
+def _was_delayed(exchange: str, queue: str) -> bool:
+    # A delayed message asks this four times, and all of an infrastructure's messages for the same few hundred names.
+    if _CASCADE_QUEUE.fullmatch(queue):
+        return True
+    # Only both names together tell our queues from a queue of the user's called "orders.v1.release.eu".
+    found = _CLOCK_EXCHANGE.fullmatch(exchange)
+    return (
+        found is not None
+        and queue.startswith(found[1])
+        and _CLOCK_QUEUE.fullmatch(queue.removeprefix(found[1])) is not None
+    )

@@ -1,0 +1,12 @@
+"""What an operator does with failed messages: look, retry, edit, archive, discard; and the record of it."""
+
+from __future__ import annotations
+
+from bide.error_queues.error_queue import ErrorQueue
+from bide.error_queues.grouping import Group, Summary
+from bide.error_queues.operation_result import Moved
+from bide.error_queues.operator_log import AuditRecord, read_audit
+from bide.recoverability.failed import FailedMessage
+from bide.recoverability.selection import Selection
+
+__all__ = ["AuditRecord", "ErrorQueue", "FailedMessage", "Group", "Moved", "Selection", "Summary", "read_audit"]

@@ -1,0 +1,159 @@
+"""What a private broker is configured with: its ports, its configuration files, its environment."""
+
+from __future__ import annotations
+
+import random
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Self
+
+from bide.errors import LocalBrokerError
+from bide.local_broker.processes import FOLDER_MARK
+
+LOOPBACK = "127.0.0.1"
+NODE_NAME = "bide@localhost"
+USER = "bide"
+MANAGEMENT_PLUGIN = "rabbitmq_management"
+STREAM_PLUGIN = "rabbitmq_stream"
+PLUGINS = (MANAGEMENT_PLUGIN, STREAM_PLUGIN, "rabbitmq_consistent_hash_exchange")
+
+# Below the range that the system takes the local ports of outgoing connections from. In that range, a client that
+# keeps dialling the port of a stopped broker ends up, once in a while, connected to itself, and the port is taken.
+_FIRST_PORT, _LAST_PORT = 20_000, 32_767
+
+
+_RETRY_MS = 20_000
+"""A target that has not confirmed a dead letter for so long gets it twice: long enough for a busy queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """The loopback ports of a broker."""
+
+    amqp: int
+    management: int
+    stream: int
+    distribution: int
+    epmd: int
+
+    @classmethod
+    def choose(cls, *, before: Self | None = None) -> Self:
+        """Return free ports: those of *before* as far as they are free, else others at random."""
+        chosen: dict[str, int] = {}
+        for field in fields(cls):
+            port: int | None = getattr(before, field.name) if before else None
+            if port is None or not is_free(port):
+                port = _random_free_port(exclude=chosen.values())
+            chosen[field.name] = port
+        return cls(**chosen)
+
+    def taken(self) -> list[int]:
+        """Return those that somebody listens on."""
+        return [port for port in asdict(self).values() if not is_free(port)]
+
+
+def is_free(port: int) -> bool:
+    """Return whether a server could listen on this loopback port now."""
+    with socket.socket() as probe:
+        # As Erlang does it: connections of an earlier server that are not forgotten yet do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
+
+
+def _random_free_port(*, exclude: Iterable[int]) -> int:
+    excluded = set(exclude)
+    generator = random.SystemRandom()  # not seeded: brokers that start at the same moment must not agree
+    for _ in range(1_000):
+        port = generator.randint(_FIRST_PORT, _LAST_PORT)
+        if port not in excluded and is_free(port):
+            return port
+    raise LocalBrokerError(f"no free loopback port between {_FIRST_PORT} and {_LAST_PORT} after 1,000 tries")
+
+
+def rabbitmq_conf(*, ports: Ports, password: str, plugins: Iterable[str], extra: str) -> str:
+    """Return ``rabbitmq.conf``. It holds the password: the file must be its owner's alone."""
+    lines = [
+        f"listeners.tcp.local = {LOOPBACK}:{ports.amqp}",
+        f"default_user = {USER}",
+        f"default_pass = {password}",
+        "log.console = false",
+        "log.file = rabbitmq.log",
+        "log.file.level = info",
+        "log.file.rotation.size = 10485760",
+        "log.file.rotation.count = 2",
+    ]
+    if MANAGEMENT_PLUGIN in plugins:
+        lines += [f"management.tcp.ip = {LOOPBACK}", f"management.tcp.port = {ports.management}"]
+    if STREAM_PLUGIN in plugins:
+        lines += [
+            f"stream.listeners.tcp.local = {LOOPBACK}:{ports.stream}",
+            f"stream.advertised_host = {LOOPBACK}",
+            f"stream.advertised_port = {ports.stream}",
+        ]
+    return "\n".join([*lines, extra.strip(), ""])
+
+
+def advanced_config(*, dead_letter_prefetch: int) -> str:
+    """Return ``advanced.config``, for what ``rabbitmq.conf`` has no key for.
+
+    The dead-letter worker of a quorum queue has 32 messages under way by default, which holds a delay queue that
+    releases many at once down to some 8,000 a second. It waits 180 s before it sends a message again that no queue
+    took, as happens to those that fall due while the broker starts.
+    """
+    return (
+        f"[{{rabbit, [{{dead_letter_worker_consumer_prefetch, {dead_letter_prefetch}}}, "
+        f"{{dead_letter_worker_publisher_confirm_timeout, {_RETRY_MS}}}]}}].\n"
+    )
+
+
+def enabled_plugins(plugins: Iterable[str]) -> str:
+    """Return the ``enabled_plugins`` file: an Erlang list."""
+    return f"[{','.join(plugins)}].\n"
+
+
+def inetrc() -> str:
+    """Return the file that tells Erlang where the host of :data:`NODE_NAME` is.
+
+    Not every container has an ``/etc/hosts``, and in some ``localhost`` is ``::1`` first, where nothing listens.
+    """
+    return '{host, {127,0,0,1}, ["localhost"]}.\n{lookup, [file, native]}.\n'
+
+
+def environment(*, folder: Path, ports: Ports, path: str, more: Mapping[str, str]) -> dict[str, str]:
+    """Return the whole environment of the node and its tools.
+
+    Nothing is taken over from ours: RABBITMQ_* and ERL_* variables of another node would lead this one astray.
+    """
+    configuration, log = folder / "conf", folder / "log"
+    return {
+        FOLDER_MARK: str(folder),
+        "PATH": path,
+        # The cookie, which lets tools talk to the node, lies in the home folder.
+        "HOME": str(folder / "home"),
+        "LC_ALL": "en_US.UTF-8" if sys.platform == "darwin" else "C.UTF-8",
+        "ERL_EPMD_ADDRESS": LOOPBACK,
+        "ERL_EPMD_PORT": str(ports.epmd),
+        # For every Erlang that is started here, rabbitmqctl included: its distribution listens on loopback only,
+        # and no epmd is started beside ours. (The scripts of RabbitMQ 4 set ERL_FLAGS themselves.)
+        "ERL_AFLAGS": "-kernel inet_dist_use_interface {127,0,0,1} -start_epmd false",
+        "ERL_INETRC": str(configuration / "inetrc"),
+        "ERL_CRASH_DUMP": str(log / "erl_crash.dump"),
+        "RABBITMQ_NODENAME": NODE_NAME,
+        "RABBITMQ_DIST_PORT": str(ports.distribution),
+        "RABBITMQ_CONF_ENV_FILE": str(configuration / "rabbitmq-env.conf"),
+        "RABBITMQ_CONFIG_FILE": str(configuration / "rabbitmq.conf"),
+        "RABBITMQ_CONFIG_FILES": str(configuration / "conf.d"),
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(configuration / "advanced.config"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(configuration / "enabled_plugins"),
+        "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+        "RABBITMQ_LOG_BASE": str(log),
+        "RABBITMQ_PID_FILE": str(folder / "node.pid"),
+        **more,
+    }

@@ -1,0 +1,354 @@
+"""Start, find and stop a private RabbitMQ node."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, final
+from urllib.parse import quote
+
+from bide.errors import LocalBrokerError
+from bide.local_broker.configuration import LOOPBACK, MANAGEMENT_PLUGIN, NODE_NAME, PLUGINS, STREAM_PLUGIN, USER, Ports
+from bide.local_broker.installation import find_installation
+from bide.local_broker.launch import crash, halt, is_running, kill, launch
+from bide.local_broker.management import Management
+from bide.local_broker.processes import marked
+from bide.local_broker.settings import Settings
+from bide.local_broker.state import State, create_folder, create_subfolders, default_folder, locked, password_of
+
+_START_TIMEOUT = timedelta(minutes=3)
+_STOP_TIMEOUT = timedelta(seconds=30)
+_TOOL_TIMEOUT = timedelta(minutes=2)
+_CLEAR_TIMEOUT = timedelta(minutes=5)
+_PORT_TRIES = 3
+
+
+@final
+class LocalBroker:
+    """A RabbitMQ node that bide started; made by :meth:`start` and :func:`find_running`.
+
+    Its properties read the folder anew each time, so they stay right when another process restarts the broker.
+    """
+
+    def __init__(self, folder: Path, *, owner_fd: int | None = None) -> None:
+        """Attach to the broker in *folder*; use :meth:`start` or :func:`find_running` instead."""
+        self._folder = folder
+        self._owner_fd = owner_fd
+        self._outlives = owner_fd is None
+
+    @classmethod
+    def start(
+        cls,
+        folder: Path | None = None,
+        *,
+        ephemeral: bool = False,
+        detached: bool | None = None,
+        home: Path | None = None,
+        chroot: Path | None = None,
+        dead_letter_prefetch: int = 1_000,
+        plugins: Sequence[str] = PLUGINS,
+        extra_config: str = "",
+        environment: Mapping[str, str] | None = None,
+        timeout: timedelta = _START_TIMEOUT,
+    ) -> Self:
+        """Start a broker and wait until it is ready, or return the one that runs in *folder* already, as it is.
+
+        A broker that was started in the folder before keeps its data and password, and its ports as far as they are
+        still free.
+
+        Args:
+            folder: where everything of it is kept; by default :func:`default_folder`, or a new
+                temporary folder for an ephemeral one.
+            ephemeral: remove the folder when the broker stops.
+            detached: let it go on when this process ends. Otherwise it is killed then, even after ``kill -9``,
+                unless a fork of this process lives on. By default true, but for an ephemeral one.
+            home: the RabbitMQ to run, see :func:`bide.local_broker.installation.find_installation`.
+            chroot: run the RabbitMQ that is installed in this root folder of another system.
+            dead_letter_prefetch: messages that the dead-letter worker of a quorum queue has under way.
+            plugins: the plugins to enable; rabbitmq_management has to be among them.
+            extra_config: more lines for ``rabbitmq.conf``.
+            environment: more environment variables for the node and its tools.
+            timeout: how long the start may take.
+
+        Raises:
+            BrokerNotFoundError: no RabbitMQ is installed.
+            LocalBrokerError: it did not start, with the last lines of its log; or the folder cannot be used.
+            ValueError: rabbitmq_management is not among *plugins*.
+        """
+        if MANAGEMENT_PLUGIN not in plugins:
+            raise ValueError(f"plugins has to include {MANAGEMENT_PLUGIN}: it tells when the broker is ready")
+        settings = Settings(
+            installation=find_installation(home=home, chroot=chroot),
+            ephemeral=ephemeral,
+            dead_letter_prefetch=dead_letter_prefetch,
+            plugins=tuple(plugins),
+            extra_config=extra_config,
+            environment=environment or {},
+            stop_seconds=_STOP_TIMEOUT.total_seconds(),
+        )
+        outlive = not ephemeral if detached is None else detached
+        seconds = timeout.total_seconds()
+        folder = _choose_folder(folder, ephemeral=ephemeral)
+        create_folder(folder)
+        with locked(folder, seconds=seconds):
+            state = State.load(folder)
+            if state is not None and is_running(state):
+                return cls(folder)
+            kill(folder)
+            create_subfolders(folder)
+            before = state.ports if state else None
+            try:
+                owner_fd = _launch_on_free_ports(folder, settings, before=before, seconds=seconds, outlive=outlive)
+            except BaseException:
+                if ephemeral:
+                    _remove(folder, but="log")
+                raise
+        return cls(folder, owner_fd=owner_fd)
+
+    @property
+    def folder(self) -> Path:
+        """The folder that holds everything of this broker."""
+        return self._folder
+
+    @property
+    def running(self) -> bool:
+        """Whether the node is up."""
+        state = State.load(self._folder)
+        return state is not None and is_running(state)
+
+    @property
+    def release(self) -> str:
+        """The release of RabbitMQ, e.g. ``"3.10.8"``."""
+        return self._state().release
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the node, None when it is not running."""
+        state = self._state()
+        return state.pids.server if state.pids and is_running(state) else None
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of all live processes of this broker: supervisor, epmd, node, its helpers, and tools at work."""
+        return marked(self._folder)
+
+    @property
+    def user(self) -> str:
+        """The name of the broker's administrator, the only user at first."""
+        return USER
+
+    @property
+    def password(self) -> str:
+        """The administrator's password."""
+        return password_of(self._folder)
+
+    @property
+    def url(self) -> str:
+        """The AMQP URL of the virtual host ``/``, with the password."""
+        return self.vhost_url("/")
+
+    @property
+    def management_url(self) -> str:
+        """The base URL of the management API and page, with the password."""
+        return f"http://{self.user}:{self.password}@{LOOPBACK}:{self._state().ports.management}/"
+
+    @property
+    def management(self) -> Management:
+        """The management API, for calls as the administrator."""
+        return Management(host=LOOPBACK, port=self._state().ports.management, user=self.user, password=self.password)
+
+    @property
+    def stream_url(self) -> str | None:
+        """The URL of the stream protocol for the virtual host ``/``, with the password; None without the plugin."""
+        port = self.stream_port
+        return None if port is None else f"rabbitmq-stream://{self.user}:{self.password}@{LOOPBACK}:{port}"
+
+    @property
+    def stream_port(self) -> int | None:
+        """The port of the stream protocol; None without the plugin."""
+        state = self._state()
+        return state.ports.stream if STREAM_PLUGIN in state.plugins else None
+
+    def vhost_url(self, vhost: str, *, user: str | None = None, password: str | None = None) -> str:
+        """Return the AMQP URL of a virtual host, for the administrator unless *user* and *password* name another.
+
+        That of ``/`` has no path: librabbitmq and others read a lone slash as the virtual host with the empty name.
+        """
+        port = self._state().ports.amqp
+        name, secret = quote(user or self.user, safe=""), quote(password or self.password, safe="")
+        path = "" if vhost == "/" else f"/{quote(vhost, safe='')}"
+        return f"amqp://{name}:{secret}@{LOOPBACK}:{port}{path}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``bide broker status --json`` prints, passwords in the URLs included."""
+        return {
+            "url": self.url,
+            "management_url": self.management_url,
+            "stream_url": self.stream_url,
+            "release": self.release,
+            "folder": str(self._folder),
+            "pid": self.pid,
+            "running": self.running,
+        }
+
+    def stop(self, *, timeout: timedelta = _STOP_TIMEOUT) -> None:
+        """Stop the broker gracefully, by force after *timeout*; an ephemeral one at once, and remove its folder.
+
+        Stopping a broker that is not running ends what a crash left of it; otherwise it does nothing.
+
+        Raises:
+            LocalBrokerError: another process holds the broker's lock, or a process does not end.
+        """
+        if self._folder.exists():
+            with locked(self._folder, seconds=timeout.total_seconds()):
+                state = State.load(self._folder)
+                if state is None:
+                    kill(self._folder)
+                else:
+                    halt(state, seconds=timeout.total_seconds())
+                    if state.ephemeral:
+                        _remove(self._folder)
+        self._close_owner_fd()
+
+    def kill(self) -> None:
+        """End the node by SIGKILL, as a crash would; the folder stays, for :meth:`restart`."""
+        crash(self._state())
+
+    def restart(self, *, timeout: timedelta = _START_TIMEOUT) -> None:
+        """Start the broker again after :meth:`kill`, or stop and start it, with its data and ports.
+
+        Raises:
+            LocalBrokerError: it did not start, or another program listens on one of its ports by now.
+        """
+        seconds = timeout.total_seconds()
+        with locked(self._folder, seconds=seconds):
+            state = self._state()
+            halt(state, seconds=seconds)
+            self._close_owner_fd()
+            if taken := state.ports.taken():
+                raise LocalBrokerError(
+                    f"another program listens on port {', '.join(map(str, taken))} of the broker in {self._folder} "
+                    "by now: end it, or start the broker anew on other ports"
+                )
+            self._owner_fd = launch(state, seconds=seconds, outlive=self._outlives)
+
+    def rabbitmqctl(self, *arguments: str, timeout: timedelta = _TOOL_TIMEOUT) -> str:
+        """Run ``rabbitmqctl --quiet`` with *arguments* on this broker; return what it printed.
+
+        Raises:
+            LocalBrokerError: it failed, with what it said, or took longer than *timeout*.
+        """
+        state = self._state()
+        try:
+            done = subprocess.run(
+                [*state.commands["rabbitmqctl"], "--node", NODE_NAME, "--quiet", *arguments],
+                env=state.environment,
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=timeout.total_seconds(),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise LocalBrokerError(
+                f"rabbitmqctl {arguments[0]} took longer than {timeout.total_seconds():g} s"
+            ) from None
+        if done.returncode != 0:
+            said = (done.stderr.strip() or done.stdout.strip()) or "nothing"
+            raise LocalBrokerError(f"rabbitmqctl {arguments[0]} failed with status {done.returncode} and said: {said}")
+        return done.stdout
+
+    def add_vhost(self, name: str) -> str:
+        """Add a virtual host that the administrator may use; return its AMQP URL."""
+        self.management.call("PUT", "vhosts", name)
+        self.set_permissions(name, self.user)
+        return self.vhost_url(name)
+
+    def delete_vhost(self, name: str, *, timeout: timedelta = _CLEAR_TIMEOUT) -> None:
+        """Delete a virtual host and everything in it, which may take minutes where that is much."""
+        replace(self.management, timeout=timeout).call("DELETE", "vhosts", name)
+
+    def add_user(self, name: str, password: str, *, tags: Sequence[str] = ()) -> None:
+        """Add a user, who has no permissions yet, or change the password and tags of one."""
+        self.management.call("PUT", "users", name, body={"password": password, "tags": ",".join(tags)})
+
+    def delete_user(self, name: str) -> None:
+        """Delete a user."""
+        self.management.call("DELETE", "users", name)
+
+    def set_permissions(
+        self, vhost: str, user: str, *, configure: str = ".*", write: str = ".*", read: str = ".*"
+    ) -> None:
+        """Set what a user may do in a virtual host: a regular expression for the names of each kind of operation."""
+        body = {"configure": configure, "write": write, "read": read}
+        self.management.call("PUT", "permissions", vhost, user, body=body)
+
+    def _state(self) -> State:
+        state = State.load(self._folder)
+        if state is None:
+            raise LocalBrokerError(f"there is no broker in {self._folder} any more")
+        return state
+
+    def _close_owner_fd(self) -> None:
+        if self._owner_fd is not None:
+            os.close(self._owner_fd)
+            self._owner_fd = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"LocalBroker({str(self._folder)!r})"
+
+
+def find_running(folder: Path | None = None) -> LocalBroker | None:
+    """Return the broker that runs in *folder* (by default :func:`default_folder`), None if none does."""
+    folder = (folder or default_folder()).expanduser().resolve()
+    broker = LocalBroker(folder)
+    return broker if broker.running else None
+
+
+def _choose_folder(folder: Path | None, *, ephemeral: bool) -> Path:
+    if folder is None:
+        folder = Path(tempfile.mkdtemp(prefix="bide-broker-")) if ephemeral else default_folder()
+    return folder.expanduser().resolve()
+
+
+def _launch_on_free_ports(
+    folder: Path, settings: Settings, *, before: Ports | None, seconds: float, outlive: bool
+) -> int | None:
+    """Configure and launch the broker; again on other ports where another program was quicker to take one."""
+    tries = _PORT_TRIES
+    while True:
+        tries -= 1
+        ports = Ports.choose(before=before)
+        try:
+            return launch(settings.write(folder, ports=ports), seconds=seconds, outlive=outlive)
+        except LocalBrokerError:
+            if tries == 0 or not ports.taken():
+                raise
+
+
+def _remove(folder: Path, *, but: str | None = None) -> None:
+    """Remove a broker's folder, or everything in it but one entry."""
+    if but is None:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for entry in folder.iterdir():
+        if entry.is_dir() and entry.name != but:
+            shutil.rmtree(entry, ignore_errors=True)
+        elif not entry.is_dir():
+            entry.unlink(missing_ok=True)

@@ -1,0 +1,62 @@
+"""What a caller chooses about a broker, and how that is written to its folder."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bide.local_broker.configuration import (
+    LOOPBACK,
+    Ports,
+    advanced_config,
+    enabled_plugins,
+    environment,
+    inetrc,
+    rabbitmq_conf,
+)
+from bide.local_broker.installation import Installation
+from bide.local_broker.state import State, password_of, write_private
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The choices of a caller of :meth:`bide.local_broker.LocalBroker.start`, which explains them."""
+
+    installation: Installation
+    ephemeral: bool
+    dead_letter_prefetch: int
+    plugins: tuple[str, ...]
+    extra_config: str
+    environment: Mapping[str, str]
+    stop_seconds: float
+
+    def write(self, folder: Path, *, ports: Ports) -> State:
+        """Write the node's configuration; return how to run it."""
+        configuration = folder / "conf"
+        main = rabbitmq_conf(ports=ports, password=password_of(folder), plugins=self.plugins, extra=self.extra_config)
+        advanced = advanced_config(dead_letter_prefetch=self.dead_letter_prefetch)
+        write_private(configuration / "rabbitmq.conf", main)
+        write_private(configuration / "advanced.config", advanced)
+        write_private(configuration / "enabled_plugins", enabled_plugins(self.plugins))
+        write_private(configuration / "inetrc", inetrc())
+        # Empty, so that the system's own file of this name is not read.
+        write_private(configuration / "rabbitmq-env.conf", "")
+        command, sbin = self.installation.command, self.installation.home / "sbin"
+        # Certificates and the like that extra_config names may lie among the temporary files.
+        visible = sorted({Path(tempfile.gettempdir()).resolve(), folder})
+        return State(
+            folder=folder,
+            ephemeral=self.ephemeral,
+            release=self.installation.release,
+            ports=ports,
+            plugins=self.plugins,
+            commands={
+                "epmd": command(self.installation.epmd, "-address", LOOPBACK, "-port", str(ports.epmd)),
+                "server": command(sbin / "rabbitmq-server", visible=visible),
+                "rabbitmqctl": command(sbin / "rabbitmqctl", visible=visible),
+            },
+            environment=environment(folder=folder, ports=ports, path=self.installation.path, more=self.environment),
+            stop_seconds=self.stop_seconds,
+        )

@@ -1,0 +1,198 @@
+"""What is on disk about a private broker: its folder, its lock, and ``broker.json``."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from bide.errors import LocalBrokerError
+from bide.local_broker.configuration import Ports
+
+STATE_FILE = "broker.json"
+PASSWORD_FILE = "password"  # noqa: S105 - a file name
+LOCK_FILE = "bide-broker.lock"
+_FORMAT = 1
+_SUBFOLDERS = ("conf", "conf/conf.d", "data", "home", "log")
+# flock has no time limit of its own: it is tried at this interval until the deadline.
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pids:
+    """The processes of a broker that started."""
+
+    supervisor: int
+    epmd: int
+    server: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A broker as ``broker.json`` describes it; the supervisor reads the same file.
+
+    Attributes:
+        folder: where everything of the broker is.
+        ephemeral: whether the folder goes when the broker stops.
+        release: e.g. ``"3.10.8"``.
+        ports: its loopback ports.
+        plugins: the plugins that are enabled.
+        commands: the command lines of ``epmd``, ``server`` and ``rabbitmqctl``.
+        environment: the whole environment that they run in.
+        stop_seconds: how long the node may take to stop before it is killed.
+        pids: its processes, once it was ready; they may have ended since.
+    """
+
+    folder: Path
+    ephemeral: bool
+    release: str
+    ports: Ports
+    plugins: tuple[str, ...]
+    commands: dict[str, list[str]]
+    environment: dict[str, str]
+    stop_seconds: float
+    pids: Pids | None = None
+
+    @classmethod
+    def load(cls, folder: Path) -> Self | None:
+        """Return what the folder's file says; None when there is no such file, or none that can be read."""
+        try:
+            values = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+            if values.pop("format") != _FORMAT:
+                return None
+            values |= {"folder": folder, "ports": Ports(**values["ports"]), "plugins": tuple(values["plugins"])}
+            if values["pids"] is not None:
+                values["pids"] = Pids(**values["pids"])
+            return cls(**values)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+
+    def save(self) -> None:
+        """Write the file, so that a reader sees the old or the new one, never half of it."""
+        values = {"format": _FORMAT, **asdict(self), "folder": str(self.folder)}
+        write_private(self.folder / STATE_FILE, json.dumps(values, indent=2) + "\n")
+
+    def with_pids(self, pids: Pids | None) -> Self:
+        """Return this state with other processes."""
+        return replace(self, pids=pids)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner may read, replacing what is there in one step."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    temporary.replace(path)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, *, seconds: float) -> Iterator[None]:
+    """Hold the folder's lock: one process at a time starts or stops its broker.
+
+    Raises:
+        LocalBrokerError: another process holds the lock for longer than *seconds*.
+    """
+    path = folder / LOCK_FILE
+    deadline = time.monotonic() + seconds
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if _try_lock(descriptor) and _is_still(descriptor, path):
+                yield
+                return
+        finally:
+            os.close(descriptor)
+        if time.monotonic() >= deadline:
+            raise LocalBrokerError(
+                f"another process has been starting or stopping the broker in {folder} for {seconds:g} s"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_still(descriptor: int, path: Path) -> bool:
+    """Return whether *path* is the open file; whoever held the lock before may have removed the folder."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def create_folder(folder: Path) -> None:
+    """Make the folder, its owner's alone.
+
+    Raises:
+        LocalBrokerError: it cannot be made, is another user's, or holds something that is not a broker.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.geteuid():
+            raise LocalBrokerError(f"the folder {folder} belongs to another user: name one of your own")
+        # In this order: the lock file is the first that a broker's folder gets, maybe by another process just now.
+        if any(folder.iterdir()) and not (folder / LOCK_FILE).exists():
+            raise LocalBrokerError(f"the folder {folder} holds other files than a broker's: name a new or an empty one")
+        folder.chmod(0o700)
+        (folder / LOCK_FILE).touch(mode=0o600)
+    except OSError as error:
+        raise LocalBrokerError(f"the folder {folder} cannot be used for a broker: {error.strerror}") from error
+
+
+def create_subfolders(folder: Path) -> None:
+    """Make the folders inside, and the cookie that lets tools talk to the node."""
+    try:
+        for name in _SUBFOLDERS:
+            (folder / name).mkdir(mode=0o700, exist_ok=True)
+        cookie = folder / "home" / ".erlang.cookie"
+        if not cookie.exists() or not cookie.read_text(encoding="ascii"):
+            write_private(cookie, secrets.token_hex(20))
+            cookie.chmod(0o400)
+    except OSError as error:
+        raise LocalBrokerError(
+            f"the folder {folder} cannot be used for a broker: {error.filename}: {error.strerror}"
+        ) from error
+
+
+def password_of(folder: Path) -> str:
+    """Return the broker's password, made at the first start.
+
+    Raises:
+        LocalBrokerError: the file is gone, while the node's data knows only what was in it.
+    """
+    path = folder / PASSWORD_FILE
+    try:
+        password = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        password = ""
+    if password:
+        return password
+    if any((folder / "data").iterdir()):
+        raise LocalBrokerError(
+            f"{path} is missing or empty: bring it back, or remove {folder} and with it all messages"
+        )
+    password = secrets.token_hex(24)
+    write_private(path, password + "\n")
+    return password
+
+
+def default_folder() -> Path:
+    """Return where a broker lives unless told otherwise: ``bide/broker`` in $XDG_STATE_HOME or ``~/.local/state``."""
+    state_home = os.environ.get("XDG_STATE_HOME", "")
+    # The XDG base directory specification says to ignore a relative path.
+    base = Path(state_home) if Path(state_home).is_absolute() else Path.home() / ".local" / "state"
+    return base / "bide" / "broker"

@@ -1,0 +1,1 @@
+"""Messages to be sent, as values, and their checks."""

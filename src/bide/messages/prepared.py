@@ -1,0 +1,372 @@
+"""A message on its way out: what the caller gave, checked, and as the properties that go on the wire."""
+
+from __future__ import annotations
+
+import json as json_codec
+import os
+import re
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+from bide.arguments import whole_number
+from bide.delay.protocol import (
+    HEADER_DUE,
+    HEADER_EXPIRATION,
+    HEADER_PRIORITY,
+    HEADER_SENT,
+    DelayInfrastructure,
+    DelayRoute,
+    ExchangeTarget,
+    QueueTarget,
+    Target,
+    check_name,
+)
+from bide.delay.received import DEATH_HEADERS, OWN_PREFIX
+from bide.durations import DelayLike, DueTimeLike, format_delay, parse_delay, parse_due_time, to_milliseconds
+from bide.errors import (
+    InvalidDelayError,
+    InvalidDueTimeError,
+    InvalidInputError,
+    InvalidNameError,
+    ReservedHeaderError,
+)
+
+_COPIED: Final = DEATH_HEADERS | {"x-delivery-count", "x-acquired-count"}
+_TEXT_PROPERTIES: Final = (
+    "content_type",
+    "content_encoding",
+    "correlation_id",
+    "reply_to",
+    "message_id",
+    "type",
+    "user_id",
+    "app_id",
+)
+_DIGITS: Final = re.compile(r"[0-9]{1,20}")
+_MAX_EXPIRATION: Final = timedelta(days=3650)
+"""The broker's limit; it closes the channel on a message with more, and the other messages on it fail with that one."""
+
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_DIFFERENT: Final = frozenset({"headers", "correlation_id", "message_id", "timestamp"})
+_MUTABLE: Final = (Mapping, list, tuple, bytearray)
+
+_id_prefix = os.urandom(10).hex()
+_id_counter = count()
+
+
+def new_message_id() -> str:
+    """A message id that no other process and no other call makes: 80 random bits and a counter."""
+    return f"{_id_prefix}{next(_id_counter):012x}"
+
+
+def _after_fork() -> None:
+    global _id_prefix
+    _id_prefix = os.urandom(10).hex()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Moment(NamedTuple):
+    """A moment by both clocks of a connection.
+
+    Attributes:
+        now: in UTC, in which due times are given.
+        monotonic: seconds by the clock that cannot be set, which delays are counted by.
+    """
+
+    now: datetime
+    monotonic: float
+
+
+class Kind:
+    """What messages that are alike share, so that it is checked and encoded once. Equal only to itself.
+
+    Attributes:
+        values: their properties by their AMQP names, but those that differ: headers, ids and timestamp.
+    """
+
+    __slots__ = ("is_delayed", "target", "values")
+
+    def __init__(self, target: Target, values: Mapping[str, Any], *, is_delayed: bool) -> None:
+        self.target = target
+        self.values = {name: value for name, value in values.items() if name not in _DIFFERENT}
+        self.is_delayed = is_delayed
+
+
+# Not frozen, because making a frozen one takes five times as long, and bulk publishing makes two of each letter.
+@dataclass(slots=True, kw_only=True)
+class Outgoing:
+    """A message that was checked and can be sent. Nobody changes one.
+
+    Attributes:
+        delay: how long after its sending it is due, or None.
+        due: when it is due; for a message with a delay it is set by :meth:`starting`, at each sending.
+        started_at: when the delay began, by the connection's monotonic clock; None before the first sending.
+        values: properties by their AMQP names, without what the delay adds; absent ones are left out, and headers where
+            there are none.
+        kind: what it shares with others, where that is known.
+        is_copy: of a message that was sent before, so that the time of its sending is not this one's.
+    """
+
+    target: Target
+    body: bytes
+    message_id: str
+    delay: timedelta | None = None
+    due: datetime | None = None
+    started_at: float | None = None
+    values: Mapping[str, Any] = field(repr=False)
+    kind: Kind | None = field(default=None, repr=False, compare=False)
+    is_copy: bool = False
+
+    @classmethod
+    def make(
+        cls,
+        body: bytes | str | None,
+        *,
+        json: Any = None,
+        to: str | None = None,
+        exchange: str | None = None,
+        routing_key: str = "",
+        delay: DelayLike | None = None,
+        deliver_at: DueTimeLike | None = None,
+        isolated: bool = False,
+        headers: Mapping[str, Any] | None = None,
+        persistent: bool = True,
+        priority: int | None = None,
+        expiration: DelayLike | None = None,
+        timestamp: datetime | None = None,
+        **text_properties: str | None,
+    ) -> Outgoing:
+        """Check a message.
+
+        Raises:
+            InvalidInputError: in one of its kinds, for the first thing that cannot be sent.
+        """
+        target = _target(to, exchange, routing_key, isolated)
+        values: dict[str, Any] = {
+            name: text_properties.pop(name) for name in _TEXT_PROPERTIES if text_properties.get(name) is not None
+        }
+        unknown = [name for name, value in text_properties.items() if value is not None]
+        if unknown:
+            raise InvalidInputError(f"{unknown[0]!r} is no property of a message: see Client.publish")
+        for name, value in values.items():
+            if not isinstance(value, str):
+                raise InvalidInputError(f"the {name} {value!r} is not text")
+            check_name(name.replace("_", " "), value, empty=True)
+        if body is not None and json is not None:
+            raise InvalidInputError("both a body and json were given: give one")
+        if json is not None:
+            values.setdefault("content_type", "application/json")
+        if delay is not None and deliver_at is not None:
+            raise InvalidDueTimeError(f"both a delay ({delay}) and a due time ({deliver_at}) were given: give one")
+        wait = None if delay is None else parse_delay(delay)
+        due = None if deliver_at is None else parse_due_time(deliver_at)
+        if headers:
+            values["headers"] = checked_headers(headers, delayed=wait is not None or due is not None)
+        values["delivery_mode"] = 2 if persistent else 1
+        message_id = values.setdefault("message_id", new_message_id())
+        if priority is not None:
+            values["priority"] = whole_number("priority", priority, 0, 255)
+        if expiration is not None:
+            values["expiration"] = _expiration(expiration)
+        if timestamp is not None:
+            if not isinstance(timestamp, datetime):
+                raise InvalidInputError(f"the timestamp {timestamp!r} is no datetime: give one with a time zone")
+            if timestamp.tzinfo is None:
+                raise InvalidInputError(f"the timestamp {timestamp!s} has no time zone: give an aware datetime")
+            values["timestamp"] = timestamp
+        return cls(target=target, body=body_of(body, json), message_id=message_id, delay=wait, due=due, values=values)
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """The sender's own."""
+        return self.values.get("headers") or {}
+
+    def starting(self, now: datetime, monotonic: float = 0.0) -> Outgoing:
+        """The same message for a sending now: due after its delay, or when it is repeated, after the rest of that.
+
+        The rest is counted by a clock that cannot be set, and the due time from it by the present one. So a message
+        that is repeated after this machine's clock was set waits as long as it would have waited without that.
+
+        Args:
+            monotonic: what the connection's monotonic clock shows. It is not needed to check a message.
+
+        Raises:
+            InvalidDueTimeError: it would be due after the year 9999.
+        """
+        if self.delay is None:
+            return self
+        started_at, rest = self.started_at, self.delay
+        if started_at is None:
+            started_at = monotonic
+        else:
+            rest -= timedelta(seconds=monotonic - started_at)
+        try:
+            due = now + rest
+        except OverflowError as error:
+            raise InvalidDueTimeError(f"the delay {self.delay} ends after the year 9999: give a shorter one") from error
+        # Every field by name: dataclasses.replace takes several times as long.
+        return Outgoing(
+            target=self.target,
+            body=self.body,
+            message_id=self.message_id,
+            delay=self.delay,
+            due=due,
+            started_at=started_at,
+            values=self.values,
+            kind=self.kind,
+            is_copy=self.is_copy,
+        )
+
+    def stamped(self, headers: Mapping[str, Any]) -> Outgoing:
+        """The same message with more headers; its own of the same names win.
+
+        Raises:
+            InvalidInputError: a name cannot be sent.
+            ReservedHeaderError: bide or the broker sets it itself.
+        """
+        if not headers:
+            return self
+        added = checked_headers(headers, delayed=self.delay is not None or self.due is not None)
+        return replace(self, values={**self.values, "headers": {**added, **self.headers}})
+
+    def route(self, infrastructure: DelayInfrastructure, now: datetime) -> DelayRoute | None:
+        """The route from now on, or None for a message that is not delayed.
+
+        A due time in the past gives a delay of zero: the message is delivered at once.
+        """
+        if self.due is None:
+            return None
+        return infrastructure.route(max(self.due - now, timedelta(0)), self.target, message_id=self.message_id)
+
+    def wire_values(
+        self, route: DelayRoute | None, now: datetime, expected: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The properties to send with this route.
+
+        Args:
+            now: the time of the sending.
+            expected: headers that receivers expect; the caller's own of the same names win.
+
+        Expiration and priority would act on the delay queues: an expiration cuts the wait short, a priority holds
+        others back on RabbitMQ 4.0 to 4.2. So they travel as headers while the message waits.
+        """
+        values = dict(self.values)
+        headers = {**(expected or {}), **self.headers}
+        if not self.is_copy:
+            headers.setdefault(HEADER_SENT, to_milliseconds(now))
+        if route is not None and self.due is not None:
+            headers |= {**route.headers, HEADER_DUE: to_milliseconds(self.due)}
+        if route is not None and route.hops:
+            if (expiration := values.pop("expiration", None)) is not None:
+                headers[HEADER_EXPIRATION] = expiration
+            if (priority := values.pop("priority", None)) is not None:
+                headers[HEADER_PRIORITY] = priority
+        values["headers"] = headers
+        return values
+
+
+def _target(to: str | None, exchange: str | None, routing_key: str, isolated: bool) -> Target:
+    if (to is None) == (exchange is None):
+        raise InvalidInputError("name where the message goes: either to= (a queue) or exchange=")
+    if to is not None:
+        if routing_key:
+            raise InvalidInputError(
+                f"the routing key {routing_key!r} goes with exchange=; a message to the queue {to!r} needs none"
+            )
+        check_name("queue", to)
+        if isolated.__class__ is not bool:
+            raise InvalidInputError(f"isolated is {isolated!r}: give True or False")
+        return QueueTarget(to, isolated)
+    assert exchange is not None
+    if not exchange:
+        raise InvalidNameError("the exchange name is empty: name the queue with to= instead of the default exchange")
+    check_name("exchange", exchange)
+    check_name("routing key", routing_key, empty=True)
+    return ExchangeTarget(exchange, routing_key)
+
+
+def checked_headers(headers: Mapping[str, Any], *, delayed: bool) -> dict[str, Any]:
+    """The headers to send, copied.
+
+    Args:
+        delayed: whether the message will be delayed.
+
+    Raises:
+        InvalidInputError: a name cannot be sent.
+        ReservedHeaderError: bide or the broker sets it itself.
+    """
+    if not isinstance(headers, Mapping):
+        raise InvalidInputError(f"the headers are of type {type(headers).__name__}: give a mapping")
+    kept = {}
+    for name, value in headers.items():
+        if not isinstance(name, str):
+            raise InvalidInputError(f"the header name {name!r} is not text")
+        check_name("header", name)
+        if name.startswith(OWN_PREFIX):
+            raise ReservedHeaderError(f"the header {name!r} starts with {OWN_PREFIX!r}, which is bide's own: rename it")
+        if delayed and name in ("CC", "BCC"):
+            raise ReservedHeaderError(
+                f"the header {name!r} carries the delay of a delayed message: publish to an exchange with the bindings "
+                "you need, or once per routing key"
+            )
+        if name in ("CC", "BCC") and not _is_texts(value):
+            raise InvalidInputError(f"the header {name!r} is {value!r}: give a list of routing keys")
+        # A copied x-death makes brokers below 4.0.1 take the next hop for a cycle and drop or hold the message.
+        if name not in _COPIED:
+            # The message may wait for a connection while the caller goes on with what he passed in.
+            kept[name] = _copied(name, value) if isinstance(value, _MUTABLE) else value
+    return kept
+
+
+def _copied(name: str, value: Any) -> Any:
+    try:
+        return deepcopy(value)
+    except (TypeError, RecursionError) as error:
+        raise InvalidInputError(f"the header {name!r} has a value that cannot be copied: {error}") from error
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+
+
+def _expiration(value: DelayLike) -> str:
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        milliseconds = int(value)
+    else:
+        # Cut off first: the longest timedelta cannot be negated.
+        milliseconds = -(-min(parse_delay(value), _MAX_EXPIRATION + _MILLISECOND) // _MILLISECOND)
+    if milliseconds > _MAX_EXPIRATION // _MILLISECOND:
+        raise InvalidDelayError(
+            f"the expiration {value!s} is longer than the broker takes ({format_delay(_MAX_EXPIRATION)}): give a "
+            "shorter one, or none"
+        )
+    return str(milliseconds)
+
+
+def body_of(body: bytes | str | None, json: Any) -> bytes:
+    """The bytes of a body.
+
+    Raises:
+        InvalidInputError: it is neither bytes nor text, or cannot be serialised.
+    """
+    if json is not None:
+        try:
+            return json_codec.dumps(json, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidInputError(f"json={type(json).__name__} cannot be serialised: {error}") from error
+    if body is None:
+        return b""
+    if isinstance(body, str):
+        try:
+            return body.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidInputError(f"the body has characters that UTF-8 cannot carry ({error}): give bytes") from error
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    raise InvalidInputError(f"the body is of type {type(body).__name__}: give bytes, text, or json=")

@@ -1,0 +1,1 @@
+"""Conversations ready to use: request and reply, an event bus, partitions, a wire tap."""

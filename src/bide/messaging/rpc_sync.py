@@ -1,0 +1,51 @@
+"""The synchronous face of :mod:`bide.messaging.rpc_caller`: calls that block.
+
+``with SyncCaller(client) as prices: reply = prices.call("apples", to="prices", timeout="2s")``
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from bide.client.message import Message
+from bide.client.sync import SyncClient
+from bide.durations import DelayLike
+from bide.messaging.rpc_caller import Caller, Replies
+
+
+class SyncCaller:
+    """A :class:`bide.messaging.rpc.Caller` whose calls block. Any number of threads may call at once.
+
+    Args:
+        client, replies, timeout: as for :class:`bide.messaging.rpc.Caller`.
+
+    Raises:
+        InvalidInputError: an argument cannot be used.
+    """
+
+    def __init__(self, client: SyncClient, *, replies: Replies = "direct", timeout: DelayLike = "30s") -> None:
+        self._client = client
+        self._caller = Caller(client.client, replies=replies, timeout=timeout)
+
+    @property
+    def late(self) -> int:
+        """See :attr:`bide.messaging.rpc.Caller.late`."""
+        return self._caller.late
+
+    def __enter__(self) -> Self:
+        self._client.wait_for(self._caller.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. Calls under way fail."""
+        self._client.wait_for(self._caller.close())
+
+    def call(self, body: bytes | str | None = None, **options: Any) -> Message:
+        """See :meth:`bide.messaging.rpc.Caller.call`."""
+        return self._client.wait_for(self._caller.call(body, **options))

@@ -1,0 +1,1 @@
+"""What endpoints do, for Prometheus and for OpenTelemetry."""

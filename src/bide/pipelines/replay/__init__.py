@@ -1,0 +1,1 @@
+"""Replay of failed messages, from an error queue or from the audit."""

@@ -1,0 +1,1 @@
+"""Scheduling the rows of a table."""

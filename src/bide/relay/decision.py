@@ -1,0 +1,272 @@
+"""What the relay of a :class:`bide.delay.waiting_hall.WaitingHall` does with a message, as a pure decision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from math import isfinite
+from typing import Any, Final, Literal, Self
+
+from bide.delay.allowed_targets import ANY_TARGET, AllowedTargets
+from bide.delay.protocol import (
+    HEADER_DUE,
+    HEADER_EXPIRATION,
+    HEADER_PICK_UP_KEY,
+    HEADER_PRIORITY,
+    HEADER_SET_ASIDE,
+    HEADER_TO,
+    ExchangeTarget,
+    QueueTarget,
+    Target,
+)
+from bide.delay.received import DEATH_HEADERS
+from bide.delay.waiting_hall import HEADER_REST, MAX_DELAY, WaitingHall
+from bide.durations import format_delay
+from bide.errors import InvalidDelayError, InvalidInputError, UnsupportedTargetError
+
+Step = Literal["round", "levels", "target", "aside"]
+"""Where the relay sends a message: to meditate for a round, through the levels, to its target, or to the undeliverable
+queue."""
+
+HEADER_DELAY: Final = "x-delay"
+"""How a client that knows nothing of bide says how long a message shall wait: milliseconds, as a number or text."""
+
+HEADER_USER: Final = "bide-user-id"
+"""The ``user_id`` property of a message that the relay may not send under that name."""
+
+HEADER_REFUSALS: Final = "bide-refusals"
+"""How often its target refused a message that waits to be offered again."""
+
+HEADER_CC: Final = "bide-cc"
+"""The CC header of a message in the hall, where it would be routed by."""
+
+LONGEST_PAUSE: Final = timedelta(seconds=64)
+"""A target that refuses is tried again after 1 unit, 2, 4... up to this."""
+
+_CARRIED: Final = (("expiration", HEADER_EXPIRATION), ("priority", HEADER_PRIORITY))
+"""Properties that would act on the hall's own queues, and the headers that carry them through."""
+
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_LONGEST_REASON: Final = 1000
+_COUNTED: Final = frozenset({"x-delivery-count", "x-acquired-count"})
+_LEFT_BEHIND: Final = DEATH_HEADERS | {"x-delivery-count", "x-acquired-count", HEADER_PICK_UP_KEY, HEADER_SET_ASIDE}
+"""Below 4.0.1 RabbitMQ takes a message that comes with its old ``x-death`` for one that goes in a circle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayDecision:
+    """How the relay sends a message on.
+
+    Attributes:
+        rest: what is still to be waited after this, in milliseconds; 0 on the way to the target.
+        values: the properties by their AMQP names.
+    """
+
+    step: Step
+    exchange: str
+    routing_key: str
+    rest: int
+    values: Mapping[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayedMessage:
+    """A message in the hands of the relay.
+
+    Attributes:
+        target: where it goes in the end.
+        routing_key: the one that it was sent with.
+        due: when, in milliseconds since the Unix epoch.
+        headers: with which it waits in the hall.
+        properties: the others, with which it waits in the hall.
+    """
+
+    hall: WaitingHall
+    target: Target
+    routing_key: str
+    due: int
+    headers: Mapping[str, Any] = field(repr=False)
+    properties: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def read(
+        cls,
+        hall: WaitingHall,
+        routing_key: str,
+        values: Mapping[str, Any],
+        *,
+        now: int,
+        user: str | None = None,
+        allowed: AllowedTargets = ANY_TARGET,
+    ) -> Self:
+        """Take a message as it comes from one of the relay's queues.
+
+        Its due time is what ``x-delay`` says, counted from now, and else ``bide-due``; without both it is due at once.
+        In a message that bide itself has delayed, ``x-delay`` is a header like any other.
+        Its target is what ``bide-to`` says, and else the pick-up exchange.
+
+        Args:
+            values: the properties by their AMQP names.
+            now: milliseconds since the Unix epoch, rounded down.
+            user: that the relay is connected as.
+            allowed: the targets that it may deliver to, besides the pick-up exchange.
+
+        Raises:
+            TargetNotAllowedError: the message names a target that is not among them.
+            InvalidInputError: a header cannot be understood, or names a part of the hall as the target.
+        """
+        given: Mapping[str, Any] = values.get("headers") or {}
+        headers = {name: value for name, value in given.items() if name not in _LEFT_BEHIND}
+        if HEADER_REST not in given and HEADER_DELAY in given:
+            headers[HEADER_DUE] = now + _milliseconds(headers.pop(HEADER_DELAY))
+        key = given.get(HEADER_PICK_UP_KEY, routing_key)
+        if not isinstance(key, str):
+            raise InvalidInputError(f"the header {HEADER_PICK_UP_KEY} is {key!r}, where a routing key is due")
+        target = _target(headers.get(HEADER_TO), key, hall)
+        due = headers.setdefault(HEADER_DUE, now)
+        if isinstance(due, bool) or not isinstance(due, int):
+            raise InvalidInputError(f"the header {HEADER_DUE} is {due!r}, where milliseconds since 1970 are due")
+        headers[HEADER_TO] = str(target)
+        properties = {name: value for name, value in values.items() if name != "headers"}
+        for name, header in _CARRIED:
+            if (value := properties.pop(name, None)) is not None:
+                headers[header] = value
+        if "CC" in headers:
+            headers[HEADER_CC] = headers.pop("CC")
+        _check_allowed(target, headers.get(HEADER_CC), hall, allowed)
+        _carry_user(properties, headers, user)
+        return cls(hall=hall, target=target, routing_key=key, due=due, headers=headers, properties=properties)
+
+    def forward(self, now: int) -> RelayDecision:
+        """Send it round, through the levels, or, when it is due, to its target.
+
+        Args:
+            now: milliseconds since the Unix epoch, rounded down.
+
+        Raises:
+            InvalidDelayError: it is due in more than a hundred years.
+        """
+        hall = self.hall
+        unit = hall.resolution // _MILLISECOND
+        units = -(-(self.due - now) // unit)
+        if units <= 0:
+            return self.deliver()
+        if units * unit > MAX_DELAY // _MILLISECOND:
+            raise InvalidDelayError(
+                f"it is due in {units * unit} ms, longer than a waiting hall holds messages ({format_delay(MAX_DELAY)})"
+            )
+        if units < 1 << hall.levels:
+            return self._through_levels(units)
+        rest = (units - (1 << hall.levels - 1)) * unit
+        return RelayDecision(
+            step="round",
+            exchange=hall.meditating,
+            routing_key=self.routing_key,
+            rest=rest,
+            values={**self.properties, "headers": {**self.headers, HEADER_REST: rest}},
+        )
+
+    def deliver(self) -> RelayDecision:
+        """Send it to its target, as it was sent to the hall, with ``bide-to`` and ``bide-due`` to tell of the wait."""
+        headers, properties = dict(self.headers), dict(self.properties)
+        for name, header in _CARRIED:
+            if (value := headers.pop(header, None)) is not None:
+                properties[name] = value
+        for name in (HEADER_REST, HEADER_REFUSALS):
+            headers.pop(name, None)
+        if HEADER_CC in headers:
+            headers["CC"] = headers.pop(HEADER_CC)
+        exchange, key = (
+            ("", self.target.queue)
+            if isinstance(self.target, QueueTarget)
+            else (self.target.exchange, self.routing_key)
+        )
+        return RelayDecision(
+            step="target", exchange=exchange, routing_key=key, rest=0, values={**properties, "headers": headers}
+        )
+
+    def again(self) -> RelayDecision:
+        """Let it wait in the levels once more, because its target refused it: longer each time, and nobody else."""
+        refusals = self.headers.get(HEADER_REFUSALS, 0)
+        if not isinstance(refusals, int) or not 0 <= refusals < 64:
+            refusals = 63
+        most = max(min((1 << self.hall.levels) - 1, LONGEST_PAUSE // self.hall.resolution), 1)
+        return self._through_levels(min(1 << refusals, most), {HEADER_REFUSALS: min(refusals + 1, 63)})
+
+    def _through_levels(self, units: int, more: Mapping[str, Any] | None = None) -> RelayDecision:
+        rest = units * (self.hall.resolution // _MILLISECOND)
+        headers = {**self.headers, HEADER_REST: rest, HEADER_PICK_UP_KEY: self.routing_key, **(more or {})}
+        return RelayDecision(
+            step="levels",
+            exchange=self.hall.entry_exchange(units),
+            routing_key=self.hall.key(units),
+            rest=rest,
+            values={**self.properties, "headers": headers},
+        )
+
+
+def set_aside(
+    hall: WaitingHall, routing_key: str, values: Mapping[str, Any], *, reason: str, user: str | None = None
+) -> RelayDecision:
+    """Send a message to the undeliverable queue as it came, with the reason in a header.
+
+    Args:
+        user: that the relay is connected as.
+    """
+    headers = {name: value for name, value in (values.get("headers") or {}).items() if name not in _COUNTED}
+    properties = {name: value for name, value in values.items() if name != "headers"}
+    for name, header in _CARRIED:
+        if (value := properties.pop(name, None)) is not None:
+            headers[header] = value
+    _carry_user(properties, headers, user)
+    headers[HEADER_SET_ASIDE] = reason[:_LONGEST_REASON]
+    return RelayDecision(
+        step="aside",
+        exchange=hall.undeliverable,
+        routing_key=routing_key,
+        rest=0,
+        values={**properties, "headers": headers},
+    )
+
+
+def _carry_user(properties: dict[str, Any], headers: dict[str, Any], user: str | None) -> None:
+    if properties.get("user_id") not in (None, user):
+        # The broker would close the channel: who sends has to be who it says.
+        headers[HEADER_USER] = properties.pop("user_id")
+
+
+def _check_allowed(target: Target, cc: Any, hall: WaitingHall, allowed: AllowedTargets) -> None:
+    if target != ExchangeTarget(hall.delivery_exchange, getattr(target, "routing_key", "")):
+        allowed.check(target)
+    if isinstance(target, QueueTarget) and isinstance(cc, list):
+        # On the default exchange each key of a CC list is the name of one more queue.
+        for key in cc:
+            allowed.check(_target(f"q:{key}", "", hall))
+
+
+def _target(text: Any, routing_key: str, hall: WaitingHall) -> Target:
+    if text is None:
+        return ExchangeTarget(hall.delivery_exchange, routing_key)
+    kind, _, name = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if kind not in ("q", "x") or not name or len(name.encode()) > 255:
+        raise InvalidInputError(f"the header {HEADER_TO} is {text!r}: it names neither a queue nor an exchange")
+    if hall.owns(name) and text != f"x:{hall.delivery_exchange}":
+        raise UnsupportedTargetError(f"the header {HEADER_TO} is {text!r}, a part of the waiting hall itself")
+    return QueueTarget(name) if kind == "q" else ExchangeTarget(name, routing_key)
+
+
+def _milliseconds(delay: Any) -> int:
+    """What ``x-delay`` says, rounded up; less than nothing is nothing."""
+    try:
+        number = float("nan" if isinstance(delay, bool) else delay)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not isfinite(number):
+        raise InvalidDelayError(f"the header {HEADER_DELAY} is {delay!r}, where milliseconds are due")
+    if number > MAX_DELAY // _MILLISECOND:
+        raise InvalidDelayError(
+            f"the header {HEADER_DELAY} is {delay!r}, longer than a waiting hall holds messages "
+            f"({format_delay(MAX_DELAY)})"
+        )
+    return max(-int(-number // 1), 0)

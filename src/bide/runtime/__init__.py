@@ -1,0 +1,1 @@
+"""Tasks, cancellation and logs: what running code needs, whatever it does."""

@@ -1,0 +1,196 @@
+"""What waits in a queue, and in which order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from bide.testing.rules.message import StoredMessage
+
+if TYPE_CHECKING:
+    from bide.testing.rules.consumers import BrokerConsumer
+
+
+class Entry:
+    """A message in one queue.
+
+    Attributes:
+        number: counts what the queue took, and gives the order.
+        level: the priority that the queue sorts it by.
+        size: bytes that count towards the queue's limit.
+        expires_at: in microseconds since the Unix epoch, or None.
+        redelivered: whether it was delivered before.
+        acquired: how often it was delivered and came back; quorum queues count it.
+        failed: how many of these count towards the delivery limit.
+        holder: the consumer that it was sent to last; None where it was asked for by itself.
+    """
+
+    __slots__ = ("acquired", "expires_at", "failed", "holder", "level", "message", "number", "redelivered", "size")
+
+    def __init__(
+        self, message: StoredMessage, *, number: int, level: int = 0, size: int = 0, expires_at: int | None = None
+    ) -> None:
+        self.message = message
+        self.number = number
+        self.level = level
+        self.size = size
+        self.expires_at = expires_at
+        self.redelivered = False
+        self.acquired: int | None = None
+        self.failed: int | None = None
+        self.holder: BrokerConsumer | None = None
+
+    def is_expired(self, now: int) -> bool:
+        """Whether its time is up."""
+        return self.expires_at is not None and now >= self.expires_at
+
+
+class Order(Protocol):
+    """The ready messages of a queue, in the order in which they leave."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Entry]: ...
+
+    def heads(self) -> list[Entry]:
+        """The first of each priority whose expiry the queue watches, the first of all first."""
+
+    def add(self, entry: Entry) -> None:
+        """Put one at the end of its priority."""
+
+    def pop(self) -> Entry:
+        """Take the first of all."""
+
+    def pop_expired(self, now: int) -> list[Entry]:
+        """Take those whose time is up, as far as the queue looks for them."""
+
+    def restore(self, entries: Iterable[Entry]) -> None:
+        """Put some back where they were."""
+
+    def clear(self) -> list[Entry]:
+        """Take all."""
+
+
+class ByPriority:
+    """The highest priority first, and in each the oldest.
+
+    Args:
+        all_heads: watch the head of every priority for expiry, not of the highest alone.
+    """
+
+    def __init__(self, *, all_heads: bool = False) -> None:
+        self._levels: dict[int, deque[Entry]] = {}
+        self._all_heads = all_heads
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Entry]:
+        for level in sorted(self._levels, reverse=True):
+            yield from self._levels[level]
+
+    def heads(self) -> list[Entry]:
+        """See :class:`Order`."""
+        levels = sorted(self._levels, reverse=True)
+        return [self._levels[level][0] for level in (levels if self._all_heads else levels[:1])]
+
+    def add(self, entry: Entry) -> None:
+        """See :class:`Order`."""
+        self._levels.setdefault(entry.level, deque()).append(entry)
+        self._length += 1
+
+    def pop(self) -> Entry:
+        """See :class:`Order`."""
+        return self._pop(max(self._levels))
+
+    def _pop(self, level: int) -> Entry:
+        waiting = self._levels[level]
+        entry = waiting.popleft()
+        if not waiting:
+            del self._levels[level]
+        self._length -= 1
+        return entry
+
+    def pop_expired(self, now: int) -> list[Entry]:
+        """See :class:`Order`."""
+        expired = []
+        for level in sorted(self._levels, reverse=True):
+            while level in self._levels and self._levels[level][0].is_expired(now):
+                expired.append(self._pop(level))
+            if not self._all_heads and level in self._levels:
+                break
+        return expired
+
+    def restore(self, entries: Iterable[Entry]) -> None:
+        """See :class:`Order`."""
+        for entry in entries:
+            self.add(entry)
+        for level, waiting in self._levels.items():
+            self._levels[level] = deque(sorted(waiting, key=lambda one: one.number))
+
+    def clear(self) -> list[Entry]:
+        """See :class:`Order`."""
+        entries = list(self)
+        self._levels.clear()
+        self._length = 0
+        return entries
+
+
+class TwoLevels:
+    """High priorities and others, two of the former to one of the latter: quorum queues of 4.0 to 4.2."""
+
+    _WEIGHT = 2
+
+    def __init__(self) -> None:
+        self._high: deque[Entry] = deque()
+        self._other: deque[Entry] = deque()
+        self._taken = 0
+
+    def __len__(self) -> int:
+        return len(self._high) + len(self._other)
+
+    def __iter__(self) -> Iterator[Entry]:
+        yield from self._high
+        yield from self._other
+
+    def _next(self) -> deque[Entry]:
+        if not self._high:
+            return self._other
+        if self._other and self._taken == self._WEIGHT and self._high[0].number > self._other[0].number:
+            return self._other
+        return self._high
+
+    def heads(self) -> list[Entry]:
+        """See :class:`Order`."""
+        waiting = self._next()
+        return [waiting[0]] if waiting else []
+
+    def add(self, entry: Entry) -> None:
+        """See :class:`Order`."""
+        (self._high if entry.level else self._other).append(entry)
+
+    def pop(self) -> Entry:
+        """See :class:`Order`."""
+        entry = self._next().popleft()
+        self._taken = 0 if self._taken == self._WEIGHT else self._taken + 1
+        return entry
+
+    def pop_expired(self, now: int) -> list[Entry]:
+        """See :class:`Order`."""
+        expired = []
+        while (heads := self.heads()) and heads[0].is_expired(now):
+            expired.append(self.pop())
+        return expired
+
+    def restore(self, entries: Iterable[Entry]) -> None:
+        """Quorum queues put what comes back elsewhere."""
+        raise NotImplementedError
+
+    def clear(self) -> list[Entry]:
+        """See :class:`Order`."""
+        entries = list(self)
+        self._high.clear()
+        self._other.clear()
+        return entries

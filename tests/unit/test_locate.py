@@ -1,0 +1,39 @@
+"""Where the stream protocol of a broker is looked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from bide.admin.locate import stream_port
+from bide.errors import InvalidUrlError
+
+SHOP = "amqp://ana:secret@shop.example/orders"
+
+
+@pytest.mark.parametrize(
+    ("environment", "port"),
+    [
+        ({}, None),
+        ({"BIDE_STREAM_PORT": "5999"}, 5999),
+        ({"BIDE_URL": "amqp://bob@shop.example/bills", "BIDE_STREAM_PORT": "5999"}, 5999),
+        # Whoever sets both means one broker: for another, the second would ask the wrong one.
+        ({"BIDE_URL": "amqp://ana:secret@bank.example", "BIDE_STREAM_PORT": "5999"}, None),
+        # Nothing is to be decided by it.
+        ({"BIDE_URL": "amqp://shop.example/a/b"}, None),
+        ({"BIDE_URL": "amqp://shop.example/a/b", "BIDE_STREAM_PORT": ""}, None),
+    ],
+)
+def test_where_it_is_looked_for(environment: dict[str, str], port: int | None) -> None:
+    assert stream_port(SHOP, environment) == port
+
+
+@pytest.mark.parametrize("given", ["0", "70000", "-1", "http://shop.example:5552"])
+def test_what_is_no_port(given: str) -> None:
+    with pytest.raises(InvalidUrlError, match="BIDE_STREAM_PORT is"):
+        stream_port(SHOP, {"BIDE_STREAM_PORT": given})
+
+
+def test_a_variable_that_cannot_be_read_is_named() -> None:
+    """Nobody named that URL here: without its name one would look for it in vain."""
+    with pytest.raises(InvalidUrlError, match=r"BIDE_URL tells which broker BIDE_STREAM_PORT is about, .* 'a/b'"):
+        stream_port(SHOP, {"BIDE_URL": "amqp://ana:secret@shop.example/a/b", "BIDE_STREAM_PORT": "5999"})
