@@ -2,46 +2,64 @@
 
 from __future__ import annotations
 
-import importlib
-import typing
+# Not imported from typing: the command line handles Ctrl-C only after this module.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Final
 
-from bide.amqp.url import BrokerUrl
-from bide.client.client import Client, connect
-from bide.client.consumer import Consumer
-from bide.client.message import Message
-from bide.client.publisher import Receipt
-from bide.client.sync import SyncClient, connect_sync
-from bide.delay.celery import Celery
-from bide.delay.clock import Clock
-from bide.delay.nservicebus import NServiceBus
-from bide.delay.protocol import DelayInfrastructure, DelayRoute, ExchangeTarget, QueueTarget
-from bide.delay.waiting_hall import WaitingHall
-from bide.errors import BideError
-from bide.topology import Binding, Exchange, Queue, Topology
-
-if typing.TYPE_CHECKING:
+    from bide import errors as errors
+    from bide.amqp.url import BrokerUrl
     from bide.client.bulk.publish import BulkPublish
     from bide.client.bulk.sync import BulkPublisher
+    from bide.client.client import Client, connect
+    from bide.client.consumer import Consumer
+    from bide.client.message import Message
     from bide.client.publish_result import Outcome, Report
+    from bide.client.publisher import Receipt
+    from bide.client.sync import SyncClient, connect_sync
+    from bide.delay.celery import Celery
+    from bide.delay.clock import Clock
+    from bide.delay.nservicebus import NServiceBus
+    from bide.delay.protocol import DelayInfrastructure, DelayRoute, ExchangeTarget, QueueTarget
+    from bide.delay.waiting_hall import WaitingHall
     from bide.endpoint import Endpoint, EventStream, Observer
+    from bide.errors import BideError
     from bide.messages.outgoing import Letter
     from bide.recoverability.decision import Discard, Park, RetryLater, RetryNow
     from bide.recoverability.failure import Failure
     from bide.recoverability.policy import BrokerRetry, Retry
     from bide.recoverability.schedule import exponential, linear
     from bide.relay import Relay
+    from bide.topology import Binding, Exchange, Queue, Topology
 
-# What a script that only sends has no use for is imported when it is asked for.
-_LATER: typing.Final = {
+# Imported when it is first used. So the command line can handle Ctrl-C before the bulk of the imports begins, and a
+# script that only sends does not import endpoints.
+_MODULES: Final = {
+    "BrokerUrl": "bide.amqp.url",
     "BulkPublish": "bide.client.bulk.publish",
     "BulkPublisher": "bide.client.bulk.sync",
+    "Client": "bide.client.client",
+    "connect": "bide.client.client",
+    "Consumer": "bide.client.consumer",
+    "Message": "bide.client.message",
+    "Outcome": "bide.client.publish_result",
+    "Report": "bide.client.publish_result",
+    "Receipt": "bide.client.publisher",
+    "SyncClient": "bide.client.sync",
+    "connect_sync": "bide.client.sync",
+    "Celery": "bide.delay.celery",
+    "Clock": "bide.delay.clock",
+    "NServiceBus": "bide.delay.nservicebus",
+    "DelayInfrastructure": "bide.delay.protocol",
+    "DelayRoute": "bide.delay.protocol",
+    "ExchangeTarget": "bide.delay.protocol",
+    "QueueTarget": "bide.delay.protocol",
+    "WaitingHall": "bide.delay.waiting_hall",
     "Endpoint": "bide.endpoint",
     "EventStream": "bide.endpoint",
     "Observer": "bide.endpoint",
+    "BideError": "bide.errors",
     "Letter": "bide.messages.outgoing",
-    "Relay": "bide.relay",
-    "Outcome": "bide.client.publish_result",
-    "Report": "bide.client.publish_result",
     "Discard": "bide.recoverability.decision",
     "Park": "bide.recoverability.decision",
     "RetryLater": "bide.recoverability.decision",
@@ -51,6 +69,11 @@ _LATER: typing.Final = {
     "Retry": "bide.recoverability.policy",
     "exponential": "bide.recoverability.schedule",
     "linear": "bide.recoverability.schedule",
+    "Relay": "bide.relay",
+    "Binding": "bide.topology",
+    "Exchange": "bide.topology",
+    "Queue": "bide.topology",
+    "Topology": "bide.topology",
 }
 
 __all__ = [
@@ -96,8 +119,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> typing.Any:
-    if (module := _LATER.get(name)) is None:
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name == "errors":
+        return importlib.import_module("bide.errors")
+    if (module := _MODULES.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(module), name)
     return value

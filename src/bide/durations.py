@@ -35,8 +35,8 @@ DueTimeLike = datetime | str
 """A due time: an aware ``datetime``, or ISO 8601 text with an offset."""
 
 
-_LONGEST: Final = timedelta(days=999_999_999)
-"""The longest delay whose negative is a timedelta too."""
+LONGEST: Final = timedelta(days=999_999_999)
+"""The longest delay: its negative, by which it is rounded up, is a timedelta too."""
 
 
 def parse_delay(value: DelayLike) -> timedelta:
@@ -47,7 +47,7 @@ def parse_delay(value: DelayLike) -> timedelta:
     up.
 
     Raises:
-        InvalidDelayError: it is negative, beyond what ``timedelta`` holds, or not of these forms.
+        InvalidDelayError: it is negative, longer than :data:`LONGEST`, or not of these forms.
     """
     if isinstance(value, timedelta):
         delay = value
@@ -57,6 +57,8 @@ def parse_delay(value: DelayLike) -> timedelta:
         raise InvalidDelayError(f"the delay {value!r} has no unit: {_WAY_OUT}")
     if delay < timedelta(0):
         raise InvalidDelayError(f"the delay {format_delay(delay)} is negative: give zero or more")
+    if delay > LONGEST:
+        raise InvalidDelayError(f"the delay {format_delay(delay)} is longer than {LONGEST.days} d: give a shorter one")
     return delay
 
 
@@ -77,7 +79,7 @@ def _from_text(text: str) -> timedelta:
     try:
         return timedelta(microseconds=sum(_microseconds(number, unit) for number, unit in parts))
     except OverflowError as error:
-        raise InvalidDelayError(f"the delay {text!r} is longer than any infrastructure can hold") from error
+        raise InvalidDelayError(f"the delay {text!r} is longer than {LONGEST.days} d: give a shorter one") from error
 
 
 def _microseconds(number: str, unit: str) -> int:
@@ -91,7 +93,7 @@ def format_delay(delay: timedelta) -> str:
     """A delay as people write it: ``3199 d 23:59:59.99``, ``0:00:10``, ``-0:00:01``."""
     sign = "-" if delay < timedelta(0) else ""
     # The most negative timedelta has no positive counterpart.
-    delay = abs(max(delay, -_LONGEST))
+    delay = abs(max(delay, -LONGEST))
     hours, rest = divmod(delay.seconds, 3600)
     minutes, seconds = divmod(rest, 60)
     text = f"{hours}:{minutes:02}:{seconds:02}"

@@ -33,12 +33,12 @@ def program(vhost: Vhost) -> Program:
     return Program(vhost)
 
 
-def fill(vhost: Vhost, number: int = 3, **options: Any) -> None:
+def fill(vhost: Vhost, number: int = 3, *, failed_on: str = "orders", **options: Any) -> None:
     """Park messages in the queue ``error``, as of the queue ``orders``."""
 
     async def work() -> None:
         async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
-            await park(client, "error", number, "orders", **options)
+            await park(client, "error", number, failed_on, **options)
 
     asyncio.run(work())
 
@@ -106,8 +106,12 @@ def test_looking(program: Program, vhost: Vhost) -> None:
 
 def test_deciding(program: Program, vhost: Vhost) -> None:
     fill(vhost, 5)
-    assert program.ok("errors", "retry", "--all", "--dry-run") == "5 messages would be sent back\n"
-    assert json.loads(program.ok("errors", "retry", "m1", "--dry-run", "--json")) == {"would_be_done": 1}
+    assert program.ok("errors", "retry", "--all", "--dry-run") == "5 messages would be sent back: 5 to orders\n"
+    assert json.loads(program.ok("errors", "retry", "m1", "--dry-run", "--json")) == {
+        "would_be_done": 1,
+        "queues": {"orders": 1},
+    }
+    assert json.loads(program.ok("errors", "archive", "m1", "--dry-run", "--json")) == {"would_be_done": 1}
     assert program.ok("errors", "retry", "m1") == "1 message sent back: 1 to orders\n"
     assert program.ok("errors", "archive", "m2", "--keep", "1h") == "1 message archived: 1 to error.archive\n"
     assert program.ok("errors", "unarchive", "--all", "--yes") == "1 message put back: 1 to error\n"
@@ -153,6 +157,28 @@ def test_what_it_refuses(program: Program, vhost: Vhost) -> None:
     assert done.returncode == 1
     assert b"no message 'nobody'" in done.stderr
     assert ready(vhost, "error") == 3
+
+
+def test_a_retry_names_each_target_before_a_message_moves(program: Program, vhost: Vhost) -> None:
+    fill(vhost, 3)
+    fill(vhost, 1, failed_on="salaries", prefix="forged")
+    everything = ("errors", "retry", "--all")
+    assert program.ok(*everything, "--dry-run") == "4 messages would be sent back: 3 to orders, 1 to salaries\n"
+    elsewhere = program.ok(*everything, "--dry-run", "--to", "orders")
+    assert elsewhere == "4 messages would be sent back: 4 to orders\n"
+    some = program.ok(*everything, "--dry-run", "--allow", "orders*")
+    assert some == "4 messages would be sent back: 3 to orders, 1 stays (not allowed: salaries)\n"
+    done = program.run("errors", "retry", "--exception", "ValueError", "--allow", "orders*")
+    assert (done.returncode, done.stdout) == (1, b"3 messages sent back: 3 to orders\n")
+    named, refused = done.stderr.decode().splitlines()
+    assert named == "bide: 4 messages of error: 3 to orders, 1 stays (not allowed: salaries)"
+    assert refused.startswith("bide: 1 message stays: the target 'q:salaries' is not among the allowed ones (orders*)")
+    assert (ready(vhost, "orders"), ready(vhost, "salaries"), ready(vhost, "error")) == (3, 0, 1)
+    assert "'q:salaries'" in program.fails(1, "errors", "edit", "forged0", "--body", "x", "--allow", "orders*")
+    assert (ready(vhost, "salaries"), ready(vhost, "error")) == (0, 1)
+    assert "is not a pattern" in program.fails(2, "errors", "retry", "forged0", "--allow", "")
+    assert program.ok("errors", "edit", "forged0", "--body", "x", "--allow", "q:salaries").startswith("sent back as ")
+    assert ready(vhost, "salaries") == 1
 
 
 def test_a_retry_of_ten_thousand_that_is_killed_half_way(program: Program, vhost: Vhost) -> None:

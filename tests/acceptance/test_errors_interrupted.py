@@ -54,7 +54,8 @@ def test_no_message_leaves_after_an_interruption(program: Program, vhost: Vhost,
     arrived = ready(vhost, "orders")
     assert 0 < arrived < NUMBER
     assert ready(vhost, "error") == NUMBER - arrived
-    first, second = said.strip().splitlines()
+    named, first, second = said.strip().splitlines()
+    assert named == f"bide: {NUMBER} messages of error: {NUMBER} to orders"
     assert first == (
         f"bide: interrupted: {arrived} of {NUMBER} messages sent back, {NUMBER - arrived} not yet due, still in error"
     )

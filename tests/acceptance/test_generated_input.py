@@ -170,19 +170,26 @@ def test_a_question_without_an_answer_names_the_option(vhost: Vhost, words: str)
     assert "Aborted" not in done.stderr
 
 
-def test_ctrl_c_during_imports_leaves_no_traceback() -> None:
-    """Sent when the first of the modules that main() imports is imported."""
+@pytest.mark.parametrize("module", ["bide.cli.streams", "bide.cli.app", "click", "asyncio", "ssl", "bide.client"])
+def test_ctrl_c_during_imports_leaves_no_traceback(module: str) -> None:
+    """Sent when a module is imported: before the arguments are read, or by the command."""
     program = (
         "import os, signal, sys\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'bide.cli.app': os.kill(os.getpid(), signal.SIGINT)\n"
-        "from bide.cli import main\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Finder())\n"
-        "sys.argv = ['bide', '--version']\n"
+        "from bide.cli import main\n"
+        "sys.argv = ['bide', 'errors', 'list']\n"
         "main()\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
+
+
+def test_little_is_imported_before_ctrl_c_is_handled() -> None:
+    program = "import sys; before = set(sys.modules); import bide.cli; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert set(done.stdout.split()) == {"__future__", "bide", "bide.cli"}

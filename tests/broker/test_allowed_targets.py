@@ -15,12 +15,14 @@ import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.protocol import HEADER_SET_ASIDE
+from bide.error_queues import ErrorQueue, Selection, read_audit
 from bide.error_queues.undeliverable import resend
-from bide.errors import InvalidInputError
+from bide.errors import InvalidInputError, TargetNotAllowedError
 from bide.messaging.rpc import Caller, serve
 from bide.relay import Relay
 from bide.topology import Binding, Exchange, Queue, Topology
-from tests.broker.receiving import eventually, ready, receive
+from tests.broker.receiving import eventually, fresh, ready, receive
+from tests.broker.test_lifecycle import park
 from tests.patience import PATIENCE
 from tests.relay_process import relay
 from tests.support import Vhost
@@ -166,6 +168,57 @@ async def test_a_server_does_not_reply_where_the_caller_may_not_write(vhost: Vho
         assert await ready(connection, "salaries") == 0
         await connection.close()
         serving.cancel()
+
+
+STRANGERS_HEADERS: tuple[dict[str, Any], ...] = (
+    {"bide-failed-queue": "{}"},
+    {"NServiceBus.FailedQ": "{}"},
+    {"x-death": [{"queue": "{}", "reason": "rejected", "count": 1, "exchange": "", "routing-keys": ["k"]}]},
+)
+
+
+def _naming(headers: dict[str, Any], queue: str) -> dict[str, Any]:
+    """The headers of a failed message, with the name of a queue filled in."""
+    ((name, value),) = headers.items()
+    return {name: queue} if isinstance(value, str) else {name: [{**value[0], "queue": queue}]}
+
+
+@pytest.mark.parametrize("headers", STRANGERS_HEADERS, ids=["bide", "nservicebus", "x-death"])
+async def test_a_retry_does_not_deliver_where_a_stranger_may_not_write(client: bide.Client, headers: Any) -> None:
+    error, orders, salaries = fresh("error"), fresh("orders"), fresh("salaries")
+    await park(client, error, 3, orders)
+    await client.declare(Topology(queues=[Queue.quorum(salaries)]))
+    connection = await client._publisher.connection()
+    async with await connection.channel(confirms=True) as channel:
+        values = {"message_id": "forged", "headers": _naming(headers, salaries)}
+        await channel.publish(exchange="", routing_key=error, values=values, body=b"forged")
+    queue = ErrorQueue(client, error)
+    (forged,) = [one async for one in queue.messages(Selection(queue=salaries))]
+    assert forged.message_id == "forged"
+
+    with pytest.raises(TargetNotAllowedError, match=salaries):
+        await queue.edit("forged", body=b"still forged", allow=["orders*"])
+    moved = await queue.retry(Selection(), allow=["orders*"])
+    assert (moved.done, dict(moved.queues), sum(moved.kept.values())) == (3, {orders: 3}, 1)
+    (reason,) = moved.kept
+    assert salaries in reason
+    assert "--allow" in reason
+    assert (await ready(connection, orders), await ready(connection, salaries)) == (3, 0)
+    begun = [one.details["allow"] async for one in read_audit(client) if (one.queue, one.step) == (error, "begun")]
+    assert begun == [["orders*"]]
+    moved = await queue.retry(Selection(), over="1s", allow=["orders*", "q:salaries*"])
+    assert (moved.done, dict(moved.queues)) == (1, {salaries: 1})
+
+
+async def test_an_empty_list_allows_no_queue(client: bide.Client) -> None:
+    error, orders = fresh("error"), fresh("orders")
+    await park(client, error, 2, orders)
+    queue = ErrorQueue(client, error)
+    moved = await queue.retry(Selection(), to=orders, allow=[])
+    assert (moved.done, sum(moved.kept.values())) == (0, 2)
+    with pytest.raises(InvalidInputError, match="list of patterns"):
+        await queue.retry(Selection(), allow="orders")
+    assert await queue.count() == 2
 
 
 def test_a_relay_does_not_start_without_a_list(vhost: Vhost) -> None:

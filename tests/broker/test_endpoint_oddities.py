@@ -189,6 +189,7 @@ async def test_what_fails_at_once_for_ever_is_parked_with_its_own_exception(clie
         lambda: bide.RetryLater(timedelta(seconds=-1)),
         lambda: bide.RetryLater("400d"),
         lambda: bide.RetryLater(timedelta.max),
+        lambda: bide.RetryLater(timedelta(days=999_999_999)),
         lambda: bide.Park(""),
         lambda: bide.Park(7),  # type: ignore[arg-type]
     ],
@@ -210,8 +211,9 @@ async def test_a_policy_that_decides_nonsense_parks(client: bide.Client, decisio
 
 async def test_a_retry_long_after_the_expiration_is_none(client: bide.Client) -> None:
     queue, recorder = fresh("late"), Recorder()
+    longest = timedelta(days=999_999_999)
     app = bide.Endpoint(
-        queue, error_queue=f"{queue}.error", observers=[recorder], retry=lambda _: bide.RetryLater(timedelta.max)
+        queue, error_queue=f"{queue}.error", observers=[recorder], retry=lambda _: bide.RetryLater(longest)
     )
 
     @app.handler

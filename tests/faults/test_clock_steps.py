@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -33,6 +34,18 @@ class SteppedClock(Tcp):
         return super().now() + self.step
 
 
+@asynccontextmanager
+async def bound_queue(proxy: Proxy) -> AsyncIterator[tuple[SteppedClock, bide.Client, str]]:
+    """A client behind the proxy, its clock, and a queue that it has bound."""
+    transport = SteppedClock()
+    url = replace(BrokerUrl.parse(proxy.url), transport=transport)
+    async with bide.connect(url, infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client:
+        queue = fresh("q")
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        await client.bind(queue)
+        yield transport, client, queue
+
+
 async def publish_one(client: bide.Client, letter: bide.Letter) -> datetime | None:
     receipt = await client.publish(letter.body, to=letter.to, delay=letter.delay, deliver_at=letter.deliver_at)
     assert receipt.attempts == 2
@@ -53,12 +66,7 @@ async def publish_in_bulk(client: bide.Client, letter: bide.Letter) -> datetime 
 async def test_a_clock_step_before_a_repeat_neither_hastens_nor_refuses_a_delay(
     proxy: Proxy, publish: Callable[[bide.Client, bide.Letter], Awaitable[datetime | None]], step: timedelta
 ) -> None:
-    transport = SteppedClock()
-    url = replace(BrokerUrl.parse(proxy.url), transport=transport)
-    async with bide.connect(url, infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client:
-        queue = fresh("q")
-        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
-        await client.bind(queue)
+    async with bound_queue(proxy) as (transport, client, queue):
         begun = time.monotonic()
         publishing = await cut_off(proxy, publish(client, bide.Letter(b"x", to=queue, delay=DELAY)))
         transport.step = step
@@ -78,12 +86,7 @@ async def test_a_clock_step_before_a_repeat_neither_hastens_nor_refuses_a_delay(
 async def test_a_due_time_follows_a_clock_step_before_a_repeat(
     proxy: Proxy, publish: Callable[[bide.Client, bide.Letter], Awaitable[datetime | None]]
 ) -> None:
-    transport = SteppedClock()
-    url = replace(BrokerUrl.parse(proxy.url), transport=transport)
-    async with bide.connect(url, infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client:
-        queue = fresh("q")
-        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
-        await client.bind(queue)
+    async with bound_queue(proxy) as (transport, client, queue):
         when = client.now() + timedelta(seconds=15)
         publishing = await cut_off(proxy, publish(client, bide.Letter(b"x", to=queue, deliver_at=when)))
         transport.step = HOUR

@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from bide.delay.clock import Clock
 from bide.delay.clock_digits import MAX_DELAY
 from bide.delay.protocol import QueueTarget
-from bide.durations import format_delay, from_milliseconds, parse_delay, parse_due_time, sending_time, to_milliseconds
+from bide.durations import (
+    LONGEST,
+    format_delay,
+    from_milliseconds,
+    parse_delay,
+    parse_due_time,
+    sending_time,
+    to_milliseconds,
+)
 from bide.errors import InvalidDelayError, InvalidDueTimeError
 
 # -- delays
@@ -53,7 +61,7 @@ from bide.errors import InvalidDelayError, InvalidDueTimeError
         ("P1W2DT3H4M5.006S", timedelta(weeks=1, days=2, hours=3, minutes=4, seconds=5, milliseconds=6)),
         (timedelta(seconds=1), timedelta(seconds=1)),
         (timedelta(0), timedelta(0)),
-        (timedelta.max, timedelta.max),
+        (LONGEST, LONGEST),
     ],
 )
 def test_delays(text: Any, delay: timedelta) -> None:
@@ -85,7 +93,8 @@ def test_what_is_no_delay(value: Any) -> None:
         ("soon", "the delay 'soon' cannot be read: give a timedelta, text such as '1h30m', "),
         ("-5s", "the delay '-5s' is negative: give zero or more"),
         (timedelta(seconds=-5), "the delay -0:00:05 is negative: give zero or more"),
-        ("99999999999999d", "the delay '99999999999999d' is longer than any infrastructure can hold"),
+        ("99999999999999d", "the delay '99999999999999d' is longer than 999999999 d: give a shorter one"),
+        (timedelta.max, "the delay 999999999 d 23:59:59.999999 is longer than 999999999 d: give a shorter one"),
         ("9" * 5000 + "s", "... of 5001 characters cannot be read: "),
     ],
 )

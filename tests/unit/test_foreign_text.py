@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -129,3 +131,22 @@ def test_a_password_that_others_can_read_is_not_sent_silently(
         exposure.warn_about_exposure(BrokerUrl.parse(options), Socket(peer, own))
     assert [says in one for one in caplog.messages] == ([True] if says else [])
     assert "hidden" not in caplog.text
+
+
+def own_loggers(module: Path) -> list[str]:
+    """Calls of ``getLogger`` for a logger of bide, rather than the root logger or a logger of another package."""
+    found = []
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("getLogger") and node.args:
+            name = node.args[0]
+            if not isinstance(name, ast.Constant) or str(name.value).partition(".")[0] == "bide":
+                found.append(f"{module.name}:{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def test_no_module_has_a_logger_that_shows_foreign_text_as_it_is() -> None:
+    source = Path(bide.__file__).parent
+    modules = [one for one in source.rglob("*.py") if one != source / "runtime" / "logs.py"]
+    assert len(modules) > 100
+    assert own_loggers(source / "runtime" / "logs.py")
+    assert [call for one in modules for call in own_loggers(one)] == []

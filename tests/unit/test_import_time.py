@@ -27,6 +27,7 @@ started = time.process_time()
 import asyncio, dataclasses, json, logging, ssl
 base = time.process_time() - started
 import bide
+bide.connect, bide.connect_sync, bide.Topology, bide.Clock, bide.WaitingHall, bide.NServiceBus, bide.Celery
 seconds = time.process_time() - started
 print(json.dumps({"base": base, "seconds": seconds, "modules": sorted(set(sys.modules) - before)}))
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -23,6 +23,9 @@ from bide.errors import (
     UndecodableMessageError,
 )
 from bide.management.endpoint import parse_management_url
+from bide.patterns.building import milliseconds
+from bide.recoverability.decision import Park, RetryLater
+from bide.recoverability.failure import Failure
 from bide.testing import MemoryBroker
 from bide.topology.rendering import from_definitions
 
@@ -56,6 +59,49 @@ async def test_delays_near_the_longest_timedelta(delay: timedelta, infrastructur
             await client.publish(b"", to="q", delay=delay)
         with pytest.raises(InvalidDelayError):
             await client.publish(b"", to="q", expiration=delay)
+
+
+LONG = (timedelta.max, timedelta(days=999_999_999, microseconds=1), "999999999d1s")
+"""Longer than the longest delay: their negatives, by which they are rounded up, are no timedelta."""
+
+
+@pytest.mark.parametrize("delay", LONG, ids=str)
+def test_a_delay_that_cannot_be_rounded_up_is_refused_where_it_is_read(delay: timedelta | str) -> None:
+    for use in (
+        parse_delay,
+        lambda value: milliseconds("wait", value),
+        lambda value: bide.Retry(delays=[value]),
+        lambda value: bide.Retry(give_up_after=value),
+        lambda value: bide.BrokerRetry(first="1s", longest=value, times=1),
+        lambda value: bide.linear(value, times=1),
+        lambda value: bide.exponential("1s", times=1, longest=value),
+    ):
+        with pytest.raises(InvalidDelayError, match="longer than 999999999 d"):
+            use(delay)
+
+
+def test_the_longest_delay_does_not_overflow() -> None:
+    longest = timedelta(days=999_999_999)
+    assert parse_delay(longest) == parse_delay("999999999d") == longest
+    assert bide.exponential("1s", times=9, factor=1000, longest=longest)[-1] == longest
+    jittered = bide.Retry(immediate=0, delays=[longest] * 20, jitter=1, give_up_after=longest)
+    assert jittered.longest_delay == longest
+    for year in (1, 9999):
+        for number in range(20):
+            failure = Failure(
+                endpoint="e",
+                queue="q",
+                error=ValueError(),
+                attempt=1,
+                delayed_retries=number,
+                first_failed_at=datetime(year, 6, 1, tzinfo=UTC),
+                failed_at=datetime(2026, 6, 1, tzinfo=UTC),
+            )
+            decision = jittered(failure)
+            assert isinstance(decision, RetryLater | Park)
+            assert not isinstance(decision, RetryLater) or decision.delay <= longest
+    arguments = bide.BrokerRetry(first=longest, longest=longest, times=1).queue_arguments
+    assert arguments["x-delayed-retry-max"] == 999_999_999 * 86_400_000
 
 
 @pytest.mark.parametrize("name", [[], None, 5, b"q", "", "\ud800", "q" * 256])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import bide
 from bide.amqp.delivery import Delivery
 from bide.delay.received import SentMessage, restore
-from bide.durations import to_milliseconds
+from bide.durations import LONGEST, to_milliseconds
 from bide.endpoint.dedup import REMEMBERED, FailedAttempts, Handled
 from bide.endpoint.limiter import Gate
 from bide.errors import InvalidDelayError, InvalidInputError, ReservedHeaderError, UndecodableMessageError
@@ -119,11 +119,11 @@ def test_jitter_spreads_messages_without_an_id() -> None:
 )
 def test_the_longest_delay(delays: list[str], jitter: float, longest: int) -> None:
     assert bide.Retry(delays=delays, jitter=jitter).longest_delay == timedelta(seconds=longest)
-    assert bide.Retry(delays=[timedelta.max], jitter=1.0).longest_delay == timedelta.max
+    assert bide.Retry(delays=[LONGEST], jitter=1.0).longest_delay == LONGEST
 
 
 def test_giving_up_in_time() -> None:
-    never = bide.Retry(immediate=0, delays=[timedelta.max], give_up_after="1h")
+    never = bide.Retry(immediate=0, delays=[LONGEST], give_up_after="1h")
     assert never(failure()) == bide.Park()
     policy = bide.Retry(immediate=0, delays=["1h", "1h", "1h"], give_up_after="90m")
     assert [type(one) for one in path(policy, ValueError())] == [bide.RetryLater, bide.Park]

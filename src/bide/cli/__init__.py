@@ -4,7 +4,7 @@ Exit codes:
 
 ==== ==================================================================================================
 0    done
-1    a check or an operation failed; one line on standard error says what, and what to do
+1    a check or an operation failed, or a question was answered with no; one line on standard error says what
 2    bad usage: the options or values given cannot be used; nothing was done
 130  interrupted by Ctrl-C (143 by SIGTERM, 129 by a closed terminal), after everything was closed
 ==== ==================================================================================================
@@ -15,9 +15,8 @@ Commands import click only; what they need beyond that is imported when they run
 from __future__ import annotations
 
 import sys
-from typing import Final
 
-_INTERRUPTED: Final = 130
+_INTERRUPTED = 130
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import traceback
 from collections.abc import Sequence
 from typing import Final
@@ -27,8 +26,9 @@ from bide.cli.tap import tap
 from bide.cli.topology import topology
 from bide.errors import BideError, InvalidInputError
 from bide.foreign_text import visible
+from bide.runtime.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 FAILED: Final = 1
 BAD_USAGE: Final = 2
@@ -44,7 +44,8 @@ def cli() -> None:
     Delays are sums of numbers with units (250ms, 90s, 1h30m, 3d) or ISO 8601 (PT1H30M). Due times are ISO 8601 with an
     offset (2026-12-24T18:00:00+01:00).
 
-    Exit codes: 0 done; 1 a check or an operation failed; 2 bad usage, nothing was done; 130 interrupted.
+    Exit codes: 0 done; 1 a check or an operation failed, or the answer to a question was no; 2 bad usage, nothing was
+    done; 130 interrupted.
     """
 
 

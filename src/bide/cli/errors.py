@@ -25,7 +25,7 @@ from bide.foreign_text import visible
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from bide.error_queues import ErrorQueue, Moved, Selection
+    from bide.error_queues import ErrorQueue, Moved, Selection, Summary
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -73,6 +73,14 @@ def _deciding(verb: str) -> Callable[[_Decorated], _Decorated]:
         return wrapped  # type: ignore[no-any-return]
 
     return decorate
+
+
+_allow_option = click.option(
+    "--allow",
+    multiple=True,
+    metavar="PATTERN",
+    help="Send only to such queues: 'orders.*'. Repeatable. [default: any]",
+)
 
 
 @errors.command("list")
@@ -164,6 +172,7 @@ def stats(settings: Settings, selection: Selection, queue: str, as_json: bool) -
 @queue_option
 @click.option("--to", metavar="QUEUE", help="To this queue rather than where they failed.")
 @click.option("--over", metavar="DELAY", help="Spread them evenly over this time, while the command runs: 10m.")
+@_allow_option
 @_deciding("sent back")
 @management_options
 @pass_settings
@@ -173,18 +182,23 @@ def retry(
     queue: str,
     to: str | None,
     over: str | None,
+    allow: tuple[str, ...],
     how: _How,
 ) -> int:
     """Send messages back to the queues that they failed on.
 
+    Their headers name these queues. The command prints them before it sends anything, unless --yes or --json is given.
+    With --allow, messages for other queues stay, and the exit code is 1.
+
     With --over, they leave the error queue one after the other. Ctrl-C stops that, and prints the command that goes on.
     """
     period = None if over is None else duration_of("--over", over)
+    targets = view.Targets(to, allow)
 
     async def act(error_queue: ErrorQueue, progress: Any) -> Moved:
-        return await error_queue.retry(selection, to=to, over=period, progress=progress)
+        return await error_queue.retry(selection, to=to, over=period, allow=allow or None, progress=progress)
 
-    return _decide(settings, queue, selection, act, "sent back", over=period, how=how)
+    return _decide(settings, queue, selection, act, "sent back", over=period, targets=targets, how=how)
 
 
 @errors.command()
@@ -241,6 +255,7 @@ def discard(settings: Settings, selection: Selection, queue: str, how: _How) -> 
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Set a header, as text.")
 @click.option("--remove-header", "without", multiple=True, metavar="NAME", help="Take a header away.")
 @click.option("--to", metavar="QUEUE", help="To this queue rather than where it failed.")
+@_allow_option
 @click.option("--no-audit", is_flag=True, help="Leave no record in the stream bide.audit.")
 @json_option("the new message id")
 @management_options
@@ -254,6 +269,7 @@ def edit(
     headers: tuple[str, ...],
     without: tuple[str, ...],
     to: str | None,
+    allow: tuple[str, ...],
     no_audit: bool,
     as_json: bool,
 ) -> None:
@@ -264,8 +280,21 @@ def edit(
     content = file.read_bytes() if file is not None else None if body is None else os.fsencode(body)
 
     async def work() -> str:
+        from bide.errors import TargetNotAllowedError
+
         async with _queue(settings, queue, audit=not no_audit) as error_queue:
-            return await error_queue.edit(id, body=content, headers=pairs(headers), without=frozenset(without), to=to)
+            try:
+                return await error_queue.edit(
+                    id,
+                    body=content,
+                    headers=pairs(headers),
+                    without=frozenset(without),
+                    to=to,
+                    allow=allow or None,
+                )
+            except TargetNotAllowedError as error:
+                # The message is at fault, not the command line.
+                raise click.ClickException(str(error)) from error
 
     message_id = run_async(work())
     if as_json:
@@ -313,6 +342,7 @@ def _decide(
     always_ask: bool = False,
     counted: str | None = None,
     over: timedelta | None = None,
+    targets: view.Targets | None = None,
 ) -> int:
     """Count, ask where that is due, act, and say what came of it; 1 if a chosen message stays."""
     if selection.everything != how.everything:
@@ -325,9 +355,9 @@ def _decide(
     if ask and not sys.stdin.isatty():
         raise click.UsageError("the question has no answer on standard input: give --yes to go on without it")
 
-    async def count() -> int:
+    async def summarize() -> Summary:
         async with _queue(settings, counted or queue) as error_queue:
-            return await error_queue.count(selection)
+            return await error_queue.summary(selection)
 
     async def work() -> Moved:
         async with _queue(settings, queue, audit=not how.no_audit) as error_queue:
@@ -339,12 +369,17 @@ def _decide(
                     raise
 
     interrupted: list[Moved | None] = []
-    if how.dry_run or ask:
-        number = run_async(count())
+    if how.dry_run or ask or (targets is not None and not how.yes and not how.as_json):
+        summary = run_async(summarize())
         if how.dry_run:
-            view.write_count(number, verb, as_json=how.as_json)
+            view.write_count(summary, verb, targets, as_json=how.as_json)
             return 0
-        confirm(f"{view.counted(number)} of {counted or queue} will be {verb}: go on?")
+        what = f"{view.counted(summary.total)} of {counted or queue}"
+        where = "" if targets is None else f": {targets.describe(summary)}"
+        if ask:
+            confirm(visible(f"{what} will be {verb}{where}: go on?"))
+        elif summary.total:
+            click.echo(visible(f"bide: {what}{where}"), err=True)
     try:
         moved = run_async(work())
     except (KeyboardInterrupt, SystemExit):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -12,10 +13,13 @@ from bide.cli.output import json_line, print_json, text_or_base64
 from bide.foreign_text import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from bide.error_queues import AuditRecord, FailedMessage, Group, Moved, Summary
+
+_MOST_NAMES: Final = 10
+"""Queues that one line names: a stranger can put any number of names on messages."""
 
 
 def as_dict(message: FailedMessage, *, whole: bool = False) -> dict[str, Any]:
@@ -166,12 +170,66 @@ def write_interrupted(moved: Moved, verb: str, queue: str, again: str, *, paced:
     click.echo(f"bide: go on with: {again}", err=True)
 
 
-def write_count(number: int, verb: str, *, as_json: bool) -> None:
-    """Print how many messages something would be done to."""
+class Targets:
+    """The queues that a retry sends messages to.
+
+    Args:
+        to: one for all of them, instead of those that they failed on; or None.
+        allow: patterns of queues; others get none. Empty for any.
+
+    Raises:
+        InvalidInputError: a pattern cannot be used.
+    """
+
+    def __init__(self, to: str | None, allow: Sequence[str]) -> None:
+        from bide.delay.allowed_targets import ANY_TARGET, AllowedTargets
+
+        self._to = to
+        self._allowed = AllowedTargets.of(allow) if allow else ANY_TARGET
+
+    def count(self, summary: Summary) -> tuple[dict[str, int], dict[str, int], int]:
+        """Messages for each allowed queue, for each other queue, and for no queue."""
+        from bide.delay.protocol import QueueTarget
+
+        by_queue = summary.by["queue"] if self._to is None else Counter({self._to: summary.total})
+        allowed: dict[str, int] = {}
+        refused: dict[str, int] = {}
+        for name, number in by_queue.most_common():
+            (allowed if self._allowed.allow(QueueTarget(name)) else refused)[name] = number
+        return allowed, refused, summary.total - by_queue.total()
+
+    def describe(self, summary: Summary) -> str:
+        """Each queue with its number of messages, and how many stay."""
+        allowed, refused, nowhere = self.count(summary)
+        parts = [f"{number:,} to {name}" for name, number in [*allowed.items()][:_MOST_NAMES]]
+        if len(allowed) > _MOST_NAMES:
+            rest = [*allowed.values()][_MOST_NAMES:]
+            parts.append(f"{sum(rest):,} to {len(rest):,} other queues")
+        if refused:
+            names = ", ".join([*refused][:_MOST_NAMES]) + (", ..." if len(refused) > _MOST_NAMES else "")
+            parts.append(f"{_stay(sum(refused.values()))} (not allowed: {names})")
+        if nowhere:
+            parts.append(f"{_stay(nowhere)} (nothing tells where they failed)")
+        return ", ".join(parts) or "nothing to send"
+
+    def to_dict(self, summary: Summary) -> dict[str, Any]:
+        """As JSON."""
+        allowed, refused, _ = self.count(summary)
+        return {"queues": allowed, **({"refused": refused} if refused else {})}
+
+
+def write_count(summary: Summary, verb: str, targets: Targets | None, *, as_json: bool) -> None:
+    """Print how many messages something would be done to, and where they would go."""
     if as_json:
-        print_json({"would_be_done": number})
+        more = {} if targets is None else targets.to_dict(summary)
+        print_json({"would_be_done": summary.total, **more})
     else:
-        click.echo(f"{counted(number)} would be {verb}")
+        where = "" if targets is None or not summary.total else f": {targets.describe(summary)}"
+        click.echo(visible(f"{counted(summary.total)} would be {verb}{where}"))
+
+
+def _stay(number: int) -> str:
+    return f"{number:,} stay{'s' if number == 1 else ''}"
 
 
 def write_record(record: AuditRecord) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -14,12 +13,13 @@ from bide.cli.output import LineWriter, json_line, text_or_base64
 from bide.cli.running import run_async
 from bide.cli.settings import Settings, broker_options, json_option, pass_settings
 from bide.foreign_text import visible
+from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
     from bide.client.client import Client
     from bide.client.message import Message
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 PREFETCH: Final = 100
 

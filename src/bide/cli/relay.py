@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,13 +12,14 @@ import click
 
 from bide.cli.output import print_json
 from bide.cli.settings import Settings, allow_option, broker_options, hall_options, json_option, pass_settings
+from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
     from bide.delay.waiting_hall import WaitingHall
     from bide.relay import Relay, Relayed
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 @click.command()

@@ -60,11 +60,12 @@ def confirm(question: str) -> None:
     """Ask before something is deleted or moved; "no" ends the command.
 
     Raises:
-        Abort: the answer was no, or Ctrl-C.
+        ClickException: the answer was no.
+        Abort: Ctrl-C.
         UsageError: there is no answer, because standard input is empty.
     """
     try:
-        click.confirm(question, abort=True, err=True)
+        agreed = click.confirm(question, err=True)
     except click.Abort as error:
         if isinstance(error.__context__, EOFError):
             click.echo(err=True)
@@ -72,6 +73,8 @@ def confirm(question: str) -> None:
                 "the question has no answer on standard input: give --yes to go on without it"
             ) from None
         raise
+    if not agreed:
+        raise click.ClickException("nothing was done: the answer was no")
 
 
 @contextmanager

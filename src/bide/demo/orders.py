@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from bide.demo.figures import Sold
 from bide.demo.workload import RETRY, Order, Shop
 from bide.endpoint import Endpoint, EventStream, Observer
+from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
     from bide.client.client import Client
@@ -125,10 +126,10 @@ class _Ledger(Observer):
 @contextmanager
 def _silent() -> Iterator[None]:
     """Keep the endpoint's log from telling what is shown anyway: these failures are meant."""
-    logger = logging.getLogger("bide.endpoint")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    log = logger("bide.endpoint")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        log.setLevel(level)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
-log = logging.getLogger(__name__)
+from bide.runtime.logs import logger
+
+log = logger(__name__)
 
 
 class Gate:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from bide.client.client import Client
 from bide.delay import recognition
+from bide.delay.allowed_targets import ANY_TARGET, AllowedTargets
 from bide.delay.protocol import check_name
 from bide.durations import DelayLike, format_delay, parse_delay
 from bide.error_queues.browser import PREFETCH, Look, looking
@@ -171,6 +172,7 @@ class ErrorQueue:
         *,
         to: str | None = None,
         over: DelayLike | None = None,
+        allow: Iterable[str] | None = None,
         progress: Progress | None = None,
     ) -> Moved:
         """Send the chosen messages back to the queues that they failed on.
@@ -181,6 +183,8 @@ class ErrorQueue:
         Args:
             to: a queue to send all of them to instead.
             over: spread them evenly over this time.
+            allow: patterns of the queues that messages are sent to, see :class:`bide.Relay`; None for any. Anybody who
+                may write to the error queue can name any queue in a message's headers. Other messages stay.
             progress: told how far it is.
 
         Raises:
@@ -189,17 +193,24 @@ class ErrorQueue:
         """
         if to is not None:
             check_name("queue", to)
+        allowed = ANY_TARGET if allow is None else AllowedTargets.of(allow)
         period = timedelta(0) if over is None else parse_delay(over)
         total = await self.count(selection) if period or progress else 0
         run = _new_run()
 
         def copy(message: FailedMessage, _: int) -> Outgoing:
-            return redrive.back(message, to=to, run=run)
+            found = redrive.back(message, to=to, run=run)
+            allowed.check(found.target)
+            return found
 
         def pace(_: FailedMessage, place: int) -> float:
             return period.total_seconds() * place / max(total, 1)
 
-        details = {"to": to, "over": None if over is None else format_delay(period)}
+        details = {
+            "to": to,
+            "over": None if over is None else format_delay(period),
+            "allow": None if allow is None else list(allowed.patterns),
+        }
         return await self._move(
             "retry", self.queue, selection, copy, details, progress, total, pace=pace if period else None, run=run
         )
@@ -256,6 +267,7 @@ class ErrorQueue:
         headers: Mapping[str, str] | None = None,
         without: frozenset[str] = frozenset(),
         to: str | None = None,
+        allow: Iterable[str] | None = None,
     ) -> str:
         """Send one message back with another body or other headers; returns its new message id.
 
@@ -265,16 +277,20 @@ class ErrorQueue:
             headers: set in addition to, or in place of, the old ones.
             without: headers that are taken away.
             to: another queue than the one that it failed on.
+            allow: patterns of the queues that it may go to, as in :meth:`retry`.
 
         Raises:
             NotFoundError: there is no such message.
+            TargetNotAllowedError: no pattern matches its queue.
             ReservedHeaderError: a header is bide's or the broker's own.
             InvalidInputError: nothing would change, or nothing tells where it failed.
             BrokerError: the broker cannot be reached, or refuses.
         """
+        allowed = ANY_TARGET if allow is None else AllowedTargets.of(allow)
         await self._renewal(self.queue, sends=True)
         old = await self.get(name)
         new = redrive.edited(old, body=body, headers=headers or {}, without=without, to=to)
+        allowed.check(new.target)
         details = {"headers": sorted(headers or {}), "without": sorted(without), "body": body is not None,
                    "to": to, "new_message_id": new.message_id}  # fmt: skip
         first = True

@@ -21,12 +21,13 @@ from bide import errors
 from bide.errors import BideError, InvalidInputError
 from bide.pipelines.formats import guess_format
 from bide.pipelines.requirements import missing
+from bide.runtime.logs import logger
 from bide.spark.shipping import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _CONNECT: Final = "sc://"
 _DEFAULT_FILES: Final = ("spark.hadoop.fs.defaultFS", "spark.hadoop.fs.default.name")
@@ -99,8 +100,8 @@ def session(
                 raise
             raise InvalidInputError(why_not) from error
     # Its connection to the JVM logs every error that it raises, and what is wrong with a query once more, as JSON.
-    for logger in (logging.getLogger("py4j"), PySparkLogger.getLogger("SQLQueryContextLogger")):
-        logger.setLevel(logging.CRITICAL)
+    for noisy in (logging.getLogger("py4j"), PySparkLogger.getLogger("SQLQueryContextLogger")):
+        noisy.setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(_is_no_interrupt)
     try:
         with _java_may_end():

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from bide.arguments import real_number, whole_number
-from bide.durations import DelayLike, format_delay, parse_delay
+from bide.durations import LONGEST, DelayLike, format_delay, parse_delay
 from bide.errors import InvalidInputError
 from bide.recoverability.decision import Decision, Discard, Park, RetryLater, RetryNow
 from bide.recoverability.failure import Failure
@@ -83,10 +83,7 @@ class Retry:
     @property
     def longest_delay(self) -> timedelta:
         """No delayed retry is later than this, jitter included; zero where there is none."""
-        try:
-            return max(self._delays, default=timedelta(0)) * (1 + self.jitter)
-        except OverflowError:
-            return timedelta.max
+        return _scaled(max(self._delays, default=timedelta(0)), 1 + self.jitter)
 
     def __call__(self, failure: Failure) -> Decision:
         """The decision about this failure."""
@@ -104,7 +101,8 @@ class Retry:
 
     def _in_time(self, failure: Failure, delay: timedelta) -> bool:
         limit = self._give_up_after
-        return limit is None or delay <= limit - (failure.failed_at - failure.first_failed_at)
+        # In this order no sum overflows: either difference of two delays is one.
+        return limit is None or delay - limit <= failure.first_failed_at - failure.failed_at
 
     def _jittered(self, delay: timedelta, failure: Failure) -> timedelta:
         if not self.jitter:
@@ -112,7 +110,7 @@ class Retry:
         message = failure.message_id or failure.failed_at.isoformat()
         seed = f"{message}/{failure.queue}/{failure.delayed_retries}".encode(errors="surrogatepass")
         place = int.from_bytes(hashlib.blake2b(seed, digest_size=8).digest()) / _WHOLE
-        return delay * (1 + self.jitter * (2 * place - 1))
+        return _scaled(delay, 1 + self.jitter * (2 * place - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +202,14 @@ def poison_limit(policy: RetryPolicy) -> int:
 
 def _discarded(failure: Failure) -> Discard:
     return Discard(f"{type(failure.error).__qualname__} is discarded by the retry policy")
+
+
+def _scaled(delay: timedelta, factor: float) -> timedelta:
+    """The product, no longer than the longest delay."""
+    try:
+        return min(delay * factor, LONGEST)
+    except OverflowError:
+        return LONGEST
 
 
 def _milliseconds(delay: DelayLike) -> int:

@@ -65,5 +65,8 @@ def exponential(
     delays = []
     for _ in range(whole_number("times", times, 1, MAX_RETRIES)):
         delays.append(min(delay, limit))
-        delay = min(delay, limit) * factor if delay < limit else limit
+        try:
+            delay = min(delay, limit) * factor
+        except OverflowError:
+            delay = limit
     return tuple(delays)

@@ -9,7 +9,6 @@ drain writes them once more: the column ``id`` is the same then.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,6 +28,7 @@ from bide.error_queues.browsed_message import Held
 from bide.error_queues.delivery_count import Renewal
 from bide.error_queues.stream_check import is_stream, stream_error
 from bide.errors import BideError, BrokerError, DeliveryLostError
+from bide.runtime.logs import logger
 from bide.spark.columns import QUEUE_COLUMNS, arrow_schema, table_schema
 from bide.spark.queue_source import rows_of
 from bide.topology import Queue
@@ -36,7 +36,7 @@ from bide.topology import Queue
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _PATIENCE: Final = 5.0
 """Seconds to wait for messages that the broker counts."""

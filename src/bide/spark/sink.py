@@ -7,7 +7,6 @@ A task first checks all its rows and puts them aside, and publishes only when no
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from bide.client.bulk.publish import KEPT_FAILURES
 from bide.client.bulk.sync import BulkPublisher
 from bide.client.publish_result import Report
 from bide.errors import BulkPublishError, InvalidOptionError, InvalidRowError
+from bide.runtime.logs import logger
 from bide.spark.options import Options
 from bide.spark.overdue import GRACE, STATUS, Overdue, Past
 from bide.spark.rejects import Rejects
@@ -34,7 +34,7 @@ from bide.spark.sink_columns import columns_to_send
 from bide.spark.sink_settings import SinkSettings
 from bide.spark.spool import Spool
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 CHUNK: Final = 50_000
 """Messages after which a task waits until all are confirmed: it fails no later, and keeps no more rows at hand."""

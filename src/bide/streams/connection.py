@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import re
 import socket
 import ssl
@@ -27,11 +26,12 @@ from bide.errors import (
     TlsError,
     VirtualHostError,
 )
+from bide.runtime.logs import logger
 from bide.streams import frames
 from bide.streams.chunk import Chunk
 from bide.streams.frames import Fields, Whereabouts
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _MAX_FRAME: Final = 1 << 28
 """Bytes that no frame has, except one from a peer that speaks something else. A chunk is one frame, and not

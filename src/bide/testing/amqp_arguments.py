@@ -52,13 +52,6 @@ class Arguments:
         self._place += size
         return raw.decode(errors="backslashreplace")
 
-    def long_text(self) -> bytes:
-        """A long string."""
-        size = self.long()
-        raw = self._payload[self._place : self._place + size]
-        self._place += size
-        return raw
-
     def table(self) -> dict[str, Any]:
         """A field table."""
         items, self._place = decoding.table(self._payload, self._place)

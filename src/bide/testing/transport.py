@@ -79,10 +79,6 @@ class MemoryTransport(asyncio.Transport):
         self._is_paused = False
         self._plan()
 
-    def is_reading(self) -> bool:
-        """Whether something that is received is handed over."""
-        return not (self._is_paused or self._is_closing)
-
     # -- the broker's side
 
     def deliver(self, data: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +13,9 @@ if TYPE_CHECKING:
     from bide.pipelines.schedule.plan import Plan
     from bide.pipelines.schedule.run import Survey
 
-log = logging.getLogger(__name__)
+from bide.runtime.logs import logger
+
+log = logger(__name__)
 
 _SPANS: Final = (
     *(timedelta(seconds=number) for number in (1, 5, 15, 30)),

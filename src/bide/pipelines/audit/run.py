@@ -7,7 +7,6 @@ only truth, and appends its facts (:mod:`bide.pipelines.audit.facts`). Then it w
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +22,13 @@ from bide.pipelines.audit import facts, tables
 from bide.pipelines.audit.folder import Folder, Note
 from bide.pipelines.audit.refresh import FACTS, UNDECODABLE, compact, refresh
 from bide.pipelines.session import NO_WORKER, parallelism
+from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 BATCH_ROWS: Final = 1_000_000
 """Messages of a batch, at most: what is read again after a kill."""
