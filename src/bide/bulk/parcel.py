@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from bide.amqp.confirms import Unconfirmed
 from bide.errors import BideError, InvalidInputError
 from bide.outcome import Outcome
-from bide.outgoing import Moment, Outgoing
-from bide.session import Session
+from bide.outgoing import Outgoing
+from bide.session import Preparation, Session
 
 if TYPE_CHECKING:
     from bide.bulk.run import Run
@@ -24,12 +24,12 @@ class Parcel(Unconfirmed):
         was_lost: whether the connection broke after it was sent.
         error: why it is not on the broker, once that is known.
         prepared_in: the session in which everything was found to be there that it needs.
-        prepared_at: when; see :meth:`bide.session.Session.prepare`.
+        preparation: of its next sending; see :meth:`bide.session.Session.prepare`.
         elsewhere: whether another host confirmed it.
     """
 
     __slots__ = (
-        *("attempts", "elsewhere", "error", "hops", "letter", "message", "position", "prepared_at", "prepared_in"),
+        *("attempts", "elsewhere", "error", "hops", "letter", "message", "position", "preparation", "prepared_in"),
         *("refusals", "run", "was_lost"),
     )
 
@@ -43,7 +43,7 @@ class Parcel(Unconfirmed):
         self.was_lost = False
         self.error: BideError | None = None
         self.prepared_in: Session | None = None
-        self.prepared_at: Moment | None = None
+        self.preparation: Preparation | None = None
         self.elsewhere = False
         self.hops = 0
 
