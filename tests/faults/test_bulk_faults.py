@@ -35,7 +35,7 @@ from bide.errors import (
 from bide.letter import Letter
 from bide.outcome import Outcome, Report
 from bide.outgoing import Outgoing
-from bide.session import Session
+from bide.session import Preparation, Session
 from tests.broker.receiving import eventually, fresh, ready
 from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail, too_old
 from tests.faults.proxy import PUBLISH, QUEUE_DECLARE, Proxy
@@ -367,12 +367,13 @@ async def test_what_nobody_thought_of_leaves_nothing_unnamed(vhost: Vhost) -> No
     async with bide.connect(vhost.url, infrastructure=CLOCK) as client:
         await client.publish(b"", to=queue)
 
-        async def broken(self: Session, message: Outgoing) -> None:
+        async def broken(self: Session, message: Outgoing, previous: Preparation | None = None) -> None:
             raise ZeroDivisionError("odd")
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Session, "prepare", broken)
-            two = [*letters(queue, 300), Letter(b"", to=queue, delay="1s"), *letters(queue, 5)]
+            plain = list(letters(queue, 305))
+            two = [*plain[:300], Letter(b"", to=queue, delay="1s"), *plain[300:]]
             known, error = await told(client.publish_many(two))
         assert error is not None
         assert "ZeroDivisionError: odd" in str(error)
