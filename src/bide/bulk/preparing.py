@@ -36,6 +36,11 @@ class Preparing:
     def __iter__(self) -> Iterator[Parcel]:
         return iter(self._parcels.values())
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether :meth:`ended` would return something."""
+        return bool(self._ended)
+
     async def start(self, session: Session, parcels: Iterable[Parcel]) -> None:
         """Prepare letters for a session, and wait a moment for them, unless others take longer than that already."""
         is_first = not self._parcels

@@ -223,7 +223,7 @@ class Run:
         elif is_interrupted:
             # So that confirms, and other tasks, get their turn.
             await asyncio.sleep(0)
-        elif not self._known and not self._lost and not self._is_done(source):
+        elif not (self._known or self._lost or self._preparing.has_ended or self._is_done(source)):
             self._news.clear()
             if not session.connection.is_writable:
                 session.connection.when_writable(self._has_room)
