@@ -69,6 +69,24 @@ def test_a_pattern_is_applied_compared_and_destroyed(program: Program, vhost: Vh
     assert vhost.broker.management.call("GET", "queues", vhost.name) == []
 
 
+@pytest.mark.parametrize("kind", ["policy", "operator policy"])
+def test_a_policy_on_the_queues_of_an_event_bus_does_not_pass_diff(program: Program, vhost: Vhost, kind: str) -> None:
+    """With a TTL on the retry queue the broker would bring messages back without end."""
+    options = ("event-bus", "--exchange", "events", "--queue", "orders", "--delay", "30s")
+    program.ok("topology", "apply", *options)
+    put = (kind.replace("policy", "policies").replace(" ", "-"), vhost.name, "housekeeping")
+    body = {"pattern": "^orders", "apply-to": "queues", "definition": {"message-ttl": 1000}}
+    assert program.ok("topology", "diff", *options) == "event-bus is on the broker as it should be\n"
+    vhost.broker.management.call("PUT", *put, body=body)
+    compared = program.run("topology", "diff", *options)
+    assert compared.returncode == 1
+    (line,) = compared.stdout.decode().splitlines()
+    assert line.startswith(f"~ the {kind} 'housekeeping' sets message-ttl to 1000 on 4 of 4 queues ('orders', ")
+    (text,) = json.loads(program.run("topology", "diff", *options, "--json").stdout)["policies"]
+    assert line == f"~ {text}"
+    vhost.broker.management.call("DELETE", *put)
+
+
 def test_destroy_asks(program: Program) -> None:
     done = program.run("topology", "destroy", "5", "--queue", "q", stdin=b"n\n")
     assert done.returncode == 130

@@ -260,11 +260,26 @@ async def test_a_grown_clock_with_a_wrong_queue_does_not_pass_verify(client: bid
         await channel.unbind(bide.Binding("bide.v1.m", "bide.v1.s", "~m0", "exchange"))
         await channel.delete_queue("bide.v1.undeliverable")
     problems = [f"{one.check}: {one.text}" for one in (await verify(connection, bide.Clock(), api)).problems]
-    missing, wrong, unbound = problems
+    missing, wrong, unbound, alone = problems
     assert missing.startswith("queues: 1 of 3 queues do not exist, 'bide.v1.undeliverable'")
     assert wrong.startswith("queues: the queue 'bide.v1.s7' is declared with ")
     assert unbound.startswith("bindings: 2 of 33 bindings are missing")
     assert "bide.v1.m -> bide.v1.s (~m0)" in unbound
+    assert alone.startswith("bindings: 1 of the queues have no binding, 'bide.v1.s7'")
+
+
+async def test_a_grown_queue_that_has_lost_its_bindings_does_not_pass_verify(
+    client: bide.Client, api: ManagementApi
+) -> None:
+    connection = await client._publisher.connection()
+    await client.publish(b"", to="q", delay="5m")
+    await client.publish(b"", to="q", delay="7s")
+    assert (await verify(connection, bide.Clock(), api)).problems == ()
+    async with await connection.channel() as channel:
+        await channel.unbind(bide.Binding("bide.v1.m", "bide.v1.m5", "~m5"))
+    (problem,) = (await verify(connection, bide.Clock(), api)).problems
+    assert problem.check == "bindings"
+    assert problem.text.startswith("1 of the queues have no binding, 'bide.v1.m5'")
 
 
 async def test_a_marked_clock_with_a_missing_queue_does_not_pass_verify(

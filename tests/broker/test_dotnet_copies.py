@@ -18,6 +18,7 @@ import pytest
 import bide
 from bide.admin.locate import management_api
 from bide.admin.verify import verify
+from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.error_queues import ErrorQueue, Selection
@@ -162,6 +163,29 @@ async def forget_what_is_known(client: bide.Client) -> None:
     session._neighbours_known_until = 0.0
     session._targets.clear()
     session._kinds.clear()
+
+
+async def test_an_undelayed_publisher_does_not_look_for_nservicebus(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what delays messages does, when it sends the first."""
+    asked: list[str] = []
+    declare = Channel.declare_exchange
+
+    def noted(self: Channel, exchange: bide.Exchange, *, passive: bool = False) -> asyncio.Future[None]:
+        asked.append(exchange.name)
+        return declare(self, exchange, passive=passive)
+
+    monkeypatch.setattr(Channel, "declare_exchange", noted)
+    async with bide.connect(vhost.url, infrastructure=bide.Clock(carrier="CC")) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
+        for _ in range(2):
+            await client.publish(b"", to="q")
+        async with client.consume("q") as messages:
+            await (await anext(messages)).ack()
+        assert asked == []
+        await client.publish(b"", to="q", delay="10ms")
+        assert [name for name in asked if name.startswith("nsb")] == ["nsb.v2.delay-delivery", "nsb.delay-delivery"]
 
 
 async def test_without_nservicebus_messages_take_no_hop_more(vhost: Vhost) -> None:

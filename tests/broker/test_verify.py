@@ -76,6 +76,21 @@ async def test_without_the_management_api(connection: Connection) -> None:
     assert connection.url.password not in str(report.to_dict())
 
 
+async def test_a_policy_that_makes_a_quorum_queue_refuse_does_not_pass_verify(
+    vhost: Vhost, connection: Connection, api: ManagementApi
+) -> None:
+    """Of a quorum queue's argument and its policy's overflow, the policy holds; of a classic queue's the argument."""
+    limits: dict[str, str | int] = {"x-max-length": 9, "x-overflow": "drop-head"}
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("q", limits), bide.Queue("c", arguments=limits)]))
+        await client.bind("q")
+        await client.bind("c")
+        body = {"pattern": "^[qc]$", "definition": {"overflow": "reject-publish"}, "apply-to": "queues"}
+        await api.call("PUT", "policies", vhost.name, "refuse", body=body)
+        (problem,) = (await verify(connection, SMALL_CLOCK, api)).problems
+    assert (problem.check, "'q' refuses messages once it is full (max-length 9)" in problem.text) == ("targets", True)
+
+
 async def test_a_target_that_refuses_messages_when_it_is_full(
     vhost: Vhost, connection: Connection, api: ManagementApi
 ) -> None:

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
+import pytest
+
 import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
@@ -33,6 +35,39 @@ async def relaying(url: str) -> AsyncIterator[Relay]:
         relay.stop()
         async with asyncio.timeout(PATIENCE):
             await running
+
+
+async def _run(relay: Relay, consuming: asyncio.Event) -> None:
+    await relay.run(on_start=lambda _: consuming.set())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_a_hall_that_a_relay_declared_does_not_lose_messages_when_its_node_is_killed(frail: Frail) -> None:
+    """A quorum queue that was declared a moment before comes back empty, unless another one was declared after it."""
+    broker = frail.broker
+    hall = bide.WaitingHall(prefix="killed", levels=4, resolution=timedelta(hours=1))
+    names = {one.name for one in hall.topology().queues}.difference(hall.relay_queues)
+    for number in range(3):
+        url = broker.add_vhost(f"hall-{number}")
+        consuming = asyncio.Event()
+        async with bide.connect(url) as client:
+            connection = await client._publisher.connection()
+            relay = Relay(url, hall=hall, allow=["*"])
+            running = asyncio.create_task(_run(relay, consuming))
+            await asyncio.wait_for(consuming.wait(), PATIENCE)
+            await asyncio.gather(*(client.publish(b"", to=name) for name in names))
+            await asyncio.to_thread(broker.kill)
+            relay.stop()
+            await asyncio.to_thread(broker.restart)
+            await running
+            connection = await client._publisher.connection()
+
+            async def all_there(connection: Connection = connection) -> bool:
+                return [await ready(connection, name) for name in names] == [1] * len(names)
+
+            await eventually(all_there, seconds=60)
+        broker.delete_vhost(f"hall-{number}")
 
 
 async def test_a_relay_can_be_stopped_while_the_broker_takes_no_publishes(frail: Frail) -> None:

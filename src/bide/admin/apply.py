@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from bide.admin.declaring import RETRY_FOR, Declaring
+from bide.admin.declaring import RETRY_FOR, Declaring, is_passing
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.errors import (
@@ -273,14 +273,21 @@ def names_in(topology: Topology) -> set[str]:
 
 
 async def exists(connection: Connection, topology: Topology) -> bool:
-    """Whether all exchanges and queues of a topology exist, with whatever arguments."""
+    """Whether all exchanges and queues of a topology exist, with whatever arguments.
+
+    A queue that cannot be reached, as one whose node is down, is neither there nor missing: it is asked for again.
+
+    Raises:
+        TargetNotFoundError: a queue exists, and could not be reached within half a minute.
+        BrokerError: the connection broke.
+    """
     try:
-        async with await connection.channel() as channel:
-            await asyncio.gather(
-                *(channel.declare_exchange(one, passive=True) for one in topology.exchanges),
-                *(channel.declare_queue(one, passive=True) for one in topology.queues),
-            )
-    except TargetNotFoundError:
+        async with Declaring(connection, can_move=False) as declaring:
+            items: list[Exchange | Queue] = [*topology.exchanges, *topology.queues]
+            await declaring.all(_ask_for, items)
+    except TargetNotFoundError as error:
+        if is_passing(error):
+            raise
         return False
     return True
 

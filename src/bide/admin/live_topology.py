@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final
 
+from bide.admin.policies import policy_problems, prevailing
 from bide.admin.snapshot import Snapshot
-from bide.management.api import ManagementApi
+from bide.errors import ManagementApiError
+from bide.local_broker.installation import numbers
+from bide.management.api import FoundQueue, ManagementApi
+from bide.runtime.logs import logger
 from bide.topology import Argument, Binding, Exchange, Queue, Topology, TopologyDiff
+
+log = logger(__name__)
 
 _OF_QUEUES: Final = frozenset(
     {
@@ -24,8 +30,6 @@ _OF_QUEUES: Final = frozenset(
 )
 """What a policy may say of a queue that its arguments may say too, with ``x-`` in front."""
 
-_Thing = TypeVar("_Thing", Exchange, Queue)
-
 
 async def read_topology(api: ManagementApi, vhost: str, *, policies: bool = False) -> Topology:
     """All exchanges, queues and bindings of a virtual host.
@@ -36,25 +40,35 @@ async def read_topology(api: ManagementApi, vhost: str, *, policies: bool = Fals
     Raises:
         ManagementApiError: the API does not answer as it should.
     """
-    exchanges = {one.exchange.name: one for one in await api.exchanges(vhost, "") if one.exchange.name}
-    queues = {one.queue.name: replace(one, queue=_untyped(one.queue)) for one in await api.queues(vhost, "")}
-    bindings = await api.bindings(vhost)
+    snapshot = await _read(api, vhost)
     if not policies:
-        return Topology((one.exchange for one in exchanges.values()), (one.queue for one in queues.values()), bindings)
-    snapshot = Snapshot(
-        exchanges=exchanges,
-        queues=queues,
-        policies=await api.policies(vhost),
-        operator_policies=await api.policies(vhost, operator=True),
-    )
-    alternates = {name: snapshot.alternate_of(name) for name in exchanges}
+        return _declared(snapshot)
+    snapshot = await _with_policies(api, vhost, snapshot)
     return Topology(
-        (
-            _with(one.exchange, {} if (alternate := alternates[name]) is None else {"alternate-exchange": alternate})
-            for name, one in exchanges.items()
-        ),
-        (_with(one.queue, _arguments(snapshot.policy_of(one))) for one in queues.values()),
-        bindings,
+        (_exchange(one.exchange, snapshot.alternate_of(name)) for name, one in snapshot.exchanges.items()),
+        (_queue(one, snapshot.policy_of(one)) for one in snapshot.queues.values()),
+        snapshot.bindings,
+    )
+
+
+async def _read(api: ManagementApi, vhost: str) -> Snapshot:
+    return Snapshot(
+        exchanges={one.exchange.name: one for one in await api.exchanges(vhost, "") if one.exchange.name},
+        queues={one.queue.name: replace(one, queue=_untyped(one.queue)) for one in await api.queues(vhost, "")},
+        bindings=tuple(await api.bindings(vhost)),
+    )
+
+
+async def _with_policies(api: ManagementApi, vhost: str, snapshot: Snapshot) -> Snapshot:
+    policies, operator_policies = await api.policies(vhost), await api.policies(vhost, operator=True)
+    return replace(snapshot, policies=policies, operator_policies=operator_policies)
+
+
+def _declared(snapshot: Snapshot) -> Topology:
+    return Topology(
+        (one.exchange for one in snapshot.exchanges.values()),
+        (one.queue for one in snapshot.queues.values()),
+        snapshot.bindings,
     )
 
 
@@ -65,21 +79,17 @@ def _untyped(queue: Queue) -> Queue:
     return replace(queue, arguments={name: value for name, value in queue.arguments.items() if name != "x-queue-type"})
 
 
-def _with(thing: _Thing, arguments: Mapping[str, Argument]) -> _Thing:
-    """Its own arguments win over a policy's, save that of two numbers the smaller one holds (rule of RabbitMQ)."""
-    own = thing.arguments
-    merged = {name: _stronger(value, own.get(name)) for name, value in arguments.items()}
-    return replace(thing, arguments={**own, **merged})
+def _exchange(exchange: Exchange, alternate: str | None) -> Exchange:
+    if alternate is None:
+        return exchange
+    return replace(exchange, arguments={**exchange.arguments, "alternate-exchange": alternate})
 
 
-def _stronger(policy: Argument, own: Argument | None) -> Argument:
-    if own is None:
-        return policy
-    return min(policy, own) if isinstance(policy, int | float) and isinstance(own, int | float) else own
-
-
-def _arguments(policy: Mapping[str, Argument]) -> dict[str, Argument]:
-    return {f"x-{name}": value for name, value in policy.items() if name in _OF_QUEUES}
+def _queue(found: FoundQueue, policy: Mapping[str, Argument]) -> Queue:
+    """A queue with what holds for it as its arguments."""
+    held = {f"x-{key}": prevailing(found, key, value) for key, value in policy.items() if key in _OF_QUEUES}
+    known = {name: value for name, value in held.items() if value is not None}
+    return replace(found.queue, arguments={**found.queue.arguments, **known})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +99,37 @@ class Comparison:
     Attributes:
         diff: from the broker to the topology: what would be added, and what is there with other properties.
         beside: bindings of the topology's exchanges that others made; no difference.
+        policies: what policies change in the queues of the topology, for the worse.
     """
 
     diff: TopologyDiff
     beside: tuple[Binding, ...]
+    policies: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.diff)
+        return bool(self.diff or self.policies)
+
+
+_WAYS_OUT: Final = dict.fromkeys(("policy", "operator policy"), "change its pattern to leave these queues out")
+
+
+async def compare_live(api: ManagementApi, vhost: str, wanted: Topology) -> Comparison:
+    """Compare what is on a broker with a topology, policies included where this user may see them.
+
+    Raises:
+        ManagementApiError: the API does not answer as it should.
+    """
+    snapshot = await _read(api, vhost)
+    comparison = compare(_declared(snapshot), wanted)
+    try:
+        snapshot = await _with_policies(api, vhost, snapshot)
+    except ManagementApiError as error:
+        log.warning("policies are not compared: %s", error)
+        return comparison
+    queues = {one.name: snapshot.queues[one.name] for one in wanted.queues if one.name in snapshot.queues}
+    release = numbers(str((await api.overview())["rabbitmq_version"]))
+    policies = policy_problems(snapshot, queues, release, ways_out=_WAYS_OUT)
+    return replace(comparison, policies=tuple(policies))
 
 
 def compare(live: Topology, wanted: Topology) -> Comparison:

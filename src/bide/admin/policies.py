@@ -61,23 +61,37 @@ def policy_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure, rel
         release: of the broker.
     """
     queues = owned_queues(snapshot, infrastructure)
-    changed: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
-    texts: dict[tuple[str, str, str], tuple[Argument, str]] = {}
-    for name, found in queues.items():
-        for kind, policy, key in _changes(snapshot, found, release):
-            changed[kind, policy.name, key].append(name)
-            texts[kind, policy.name, key] = policy.definition[key], _effects(found)[key]
-    problems = [
-        f"the {kind} {name!r} sets {key} to {texts[kind, name, key][0]} on {len(names)} of {len(queues)} queues "
-        f"({listed(sorted(names), limit=2)}): {texts[kind, name, key][1]}; {_WAYS_OUT[kind]}"
-        for (kind, name, key), names in changed.items()
-    ]
+    problems = policy_problems(snapshot, queues, release, ways_out=_WAYS_OUT)
     unreadable = [one for one in snapshot.operator_policies.values() if not is_readable(one)]
     if unreadable:
         names = listed(one.name for one in unreadable)
         why = f"the patterns of the operator policies {names} are beyond bide: see which queues they apply to"
         return [*(judged("policies", problems, "") if problems else []), unchecked("policies", why)]
     return judged("policies", problems, f"none changes the {len(queues)} queues for the worse")
+
+
+def policy_problems(
+    snapshot: Snapshot, queues: Mapping[str, FoundQueue], release: tuple[int, ...], *, ways_out: Mapping[str, str]
+) -> list[str]:
+    """One text for each key of a policy or operator policy that changes queues for the worse.
+
+    Args:
+        snapshot: with the policies.
+        queues: those that count, by name.
+        release: of the broker.
+        ways_out: what to do, for a ``policy`` and an ``operator policy``.
+    """
+    changed: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
+    texts: dict[tuple[str, str, str], tuple[Argument, str]] = {}
+    for name, found in queues.items():
+        for kind, policy, key in _changes(snapshot, found, release):
+            changed[kind, policy.name, key].append(name)
+            texts[kind, policy.name, key] = policy.definition[key], _effects(found)[key]
+    return [
+        f"the {kind} {name!r} sets {key} to {texts[kind, name, key][0]} on {len(names)} of {len(queues)} queues "
+        f"({listed(sorted(names), limit=2)}): {texts[kind, name, key][1]}; {ways_out[kind]}"
+        for (kind, name, key), names in changed.items()
+    ]
 
 
 async def harmful_policies(
@@ -149,6 +163,12 @@ def effective(
     argument, given = found.queue.arguments.get(f"x-{key}"), definition.get(key)
     if key == "delivery-limit":
         return effective_limit((argument, given), release=release)
+    return prevailing(found, key, given)
+
+
+def prevailing(found: FoundQueue, key: str, given: Argument | None) -> Argument | None:
+    """What holds for a queue of its argument and a policy's value for the same key, but for the delivery limit."""
+    argument = found.queue.arguments.get(f"x-{key}")
     if given is None or argument is None:
         return argument if given is None else given
     if found.type == "stream" or (found.type == "quorum" and key == "overflow"):

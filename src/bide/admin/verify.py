@@ -8,16 +8,18 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from bide.admin.apply import MINIMUM_RELEASE, check_release, check_streams, exists
+from bide.admin.declaring import is_passing
 from bide.admin.delivery_limit import effective_limit
 from bide.admin.infrastructure import Guarded
 from bide.admin.locate import private_broker
 from bide.admin.nservicebus_targets import nservicebus_targets
-from bide.admin.policies import policy_findings
+from bide.admin.policies import policy_findings, prevailing
 from bide.admin.protection import protection_findings
 from bide.admin.replication import replication_findings
 from bide.admin.report import Check, Finding, Report, judged, listed, unchecked
 from bide.admin.snapshot import Snapshot, ask_each, take_snapshot
 from bide.admin.taps import bound_taps, tap_findings, unseen_taps
+from bide.admin.unbound import unbound_problem
 from bide.amqp.connection import Connection
 from bide.delay.cascade import foreign_suffix_bindings
 from bide.delay.clock import Clock
@@ -82,7 +84,8 @@ async def verify(connection: Connection, infrastructure: DelayInfrastructure, ap
         findings += await unseen_taps(connection, infrastructure, why)
         findings += await _undeliverable(connection, infrastructure)
     else:
-        findings += _bindings(snapshot, infrastructure, is_growing=is_growing)
+        assert api is not None
+        findings += await _bindings(snapshot, api, vhost, infrastructure, is_growing=is_growing)
         findings += policy_findings(snapshot, infrastructure, connection.release)
         findings += protection_findings(snapshot, infrastructure)
         findings += _targets(snapshot, infrastructure)
@@ -90,7 +93,6 @@ async def verify(connection: Connection, infrastructure: DelayInfrastructure, ap
         findings += _guard(snapshot, infrastructure)
         findings += _cross_delivery(snapshot, infrastructure)
         findings += tap_findings(snapshot, infrastructure)
-        assert api is not None
         findings += await replication_findings(snapshot, api, vhost, infrastructure)
         findings += await nservicebus_targets(snapshot, api, vhost, infrastructure, connection.release)
         findings += await _stuck(snapshot, api, vhost, infrastructure)
@@ -206,7 +208,7 @@ async def _relays(connection: Connection, infrastructure: DelayInfrastructure) -
 
 
 def _is_missing(answer: Any) -> bool:
-    return isinstance(answer, TargetNotFoundError)
+    return isinstance(answer, TargetNotFoundError) and not is_passing(answer)
 
 
 def _compared(
@@ -237,17 +239,21 @@ def _compared(
     return judged(kind, problems, fine or f"{len(wanted)} as they should be")
 
 
-def _bindings(snapshot: Snapshot, infrastructure: DelayInfrastructure, *, is_growing: bool) -> list[Finding]:
+async def _bindings(
+    snapshot: Snapshot, api: ManagementApi, vhost: str, infrastructure: DelayInfrastructure, *, is_growing: bool
+) -> list[Finding]:
     wanted: Sequence[Binding] = infrastructure.topology().bindings
     there = set(snapshot.bindings)
+    unbound = None
     if is_growing:
         assert isinstance(infrastructure, Clock)
         # Clients bind a queue for the words of the routing keys that they use, before the first message comes.
         wanted = [*infrastructure.core_topology().bindings, *(one for one in wanted if one in there)]
         wanted = list(dict.fromkeys(wanted))
+        unbound = await unbound_problem(snapshot, api, vhost, infrastructure)
     missing = [_shown(one) for one in wanted if one not in there]
     problems = [f"{len(missing)} of {len(wanted)} bindings are missing, {listed(missing)}: {_APPLY}"] if missing else []
-    return judged("bindings", problems, f"{len(wanted)} as they should be")
+    return judged("bindings", filter(None, [*problems, unbound]), f"{len(wanted)} as they should be")
 
 
 def _shown(binding: Binding) -> str:
@@ -313,15 +319,14 @@ def _delivered_to(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> li
 
 def _refuses(snapshot: Snapshot, found: FoundQueue) -> str | None:
     """The limit over which a queue refuses messages, or None."""
-    settings: dict[str, Any] = {
-        **snapshot.policy_of(found),
-        **{name.removeprefix("x-"): value for name, value in found.queue.arguments.items()},
-    }
-    if settings.get("overflow") not in ("reject-publish", "reject-publish-dlx"):
+    policy = snapshot.policy_of(found)
+    # A quorum queue takes reject-publish-dlx for drop-head.
+    refusing = ("reject-publish",) if found.type == "quorum" else ("reject-publish", "reject-publish-dlx")
+    if prevailing(found, "overflow", policy.get("overflow")) not in refusing:
         return None
     for name in ("max-length", "max-length-bytes"):
-        if name in settings:
-            return f"{name} {settings[name]}"
+        if (limit := prevailing(found, name, policy.get(name))) is not None:
+            return f"{name} {limit}"
     return None
 
 

@@ -184,10 +184,10 @@ def _diff(settings: Settings, pattern: Pattern, made: Topology, *, as_json: bool
 
 
 async def _compared(settings: Settings, made: Topology) -> Comparison:
-    from bide.admin.live_topology import compare, read_topology
+    from bide.admin.live_topology import compare_live
 
     async with _managed(settings) as (api, vhost):
-        return compare(await read_topology(api, vhost), made)
+        return await compare_live(api, vhost, made)
 
 
 @click.option("--force", is_flag=True, help="Delete the messages in its queues, too.")

@@ -100,6 +100,8 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
         for name, (found, wanted) in change.differences.items():
             line = f"~ {change.kind} {change.name}: {name} is {_value(found)}, {_value(wanted)} is wanted"
             yield click.style(visible(line), fg="yellow")
+    for text in comparison.policies:
+        yield click.style(visible(f"~ {text}"), fg="yellow")
     for binding in comparison.beside:
         yield visible(f"· of others: binding {_binding(binding)}")
 
@@ -124,6 +126,7 @@ def comparison_values(comparison: Comparison) -> dict[str, Any]:
             }
             for change in diff.changed
         ],
+        "policies": list(comparison.policies),
         "of_others": [_binding(one) for one in comparison.beside],
     }
 

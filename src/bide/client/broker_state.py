@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from datetime import timedelta
 from functools import partial
 from math import inf
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from bide.admin.apply import apply, check_streams, exists, is_into, names_in
 from bide.admin.neighbours import uses_nservicebus
@@ -45,10 +45,31 @@ _REMEMBERED: Final = 10_000
 _ASKING: Final = 100
 """Messages that ask for their exchange at once, each on a channel of its own. RabbitMQ allows a connection 2,047."""
 
+_BINDING: Final = 100
+"""Targets that are bound at once. More would be many declarations under way at a busy broker."""
+
 MAX_RELEASE_QUEUES: Final = 1000
 """Pairs of exchange and routing key for which one connection declares a release queue: thousands harm the broker."""
 
+_FRESH: Final = 0.1
+"""Seconds after which the digits of a due time are computed anew: older ones make the message late by their age."""
+
+_MOST_PREPARATIONS: Final = 3
+"""Where each declaration takes longer than that, a message is sent with the digits of this one."""
+
 _Key = TypeVar("_Key", bound=Hashable)
+
+
+class Preparation(NamedTuple):
+    """What a message needs on its way was found or declared.
+
+    Attributes:
+        moment: for whose digits. Those of a delay up to a due time change as time passes.
+        number: how often the message was prepared for this sending, this time included.
+    """
+
+    moment: Moment
+    number: int
 
 
 class Session:
@@ -58,7 +79,8 @@ class Session:
         infrastructure: as it is used on this broker's release.
         declare: put it on the broker where it is missing; else its absence is an error.
         tasks: declare what several messages need once for all of them.
-        spares_neighbours: look for NServiceBus, which may come at any time, as often as targets are bound.
+        spares_neighbours: look for NServiceBus before the first delayed message, and then, because it may come at any
+            time, as often as targets are bound.
 
     Attributes:
         encoder: of the messages that go through this connection.
@@ -84,7 +106,7 @@ class Session:
         self.suspects = asyncio.Lock()
         self._declare = declare
         self._spares_neighbours = spares_neighbours
-        self._neighbours_known_until = connection.loop.time() + REBIND_AFTER.total_seconds()
+        self._neighbours_known_until = 0.0
         self.is_outdated = False
         self._channel: Channel | None = None
         self._applied = False
@@ -96,7 +118,7 @@ class Session:
         self._kinds: dict[tuple[Kind, bool], float] = {}
         self._doubt_at = inf
         self._opening = asyncio.Lock()
-        self._declaring = asyncio.Lock()
+        self._binding = asyncio.Semaphore(_BINDING)
         self._asking = asyncio.Semaphore(_ASKING)
         self._tasks = tasks
 
@@ -138,15 +160,18 @@ class Session:
             waits = due is not None and due > moment.now
         return self._kinds.get((message.kind, waits), 0.0) > now
 
-    async def prepare(self, message: Outgoing, *, digits: bool = True) -> Moment:
+    async def prepare(
+        self, message: Outgoing, previous: Preparation | None = None, *, digits: bool = True
+    ) -> Preparation:
         """See to it that everything stands that this message needs on its way.
 
         Args:
+            previous: what this returned before for the same sending, if :meth:`encode` found it too old.
             digits: the queues that it waits in, too.
 
         Returns:
-            When it was looked at. The digits of a delay up to a due time change as time passes: where those of the
-            time of the sending are not there, the message is sent with those of this time, and so never early.
+            What :meth:`encode` takes: where the digits of the time of the sending are not there, the message is sent
+            with those of the time of its preparation, and so never early.
 
         Raises:
             MessageTooLargeError: the broker's limit is known, and the message over it.
@@ -158,6 +183,7 @@ class Session:
         if self._largest is not None and len(message.body) > self._largest:
             raise too_large(message, self._largest)
         moment = self.moment()
+        prepared = Preparation(moment, previous.number + 1 if previous is not None else 1)
         route = message.starting(*moment).route(self.infrastructure, moment.now)
         if route is None:
             if isinstance(message.target, ExchangeTarget):
@@ -165,11 +191,14 @@ class Session:
                 self._remember_kind(message.kind, self._exchanges.get(message.target.exchange, 0.0), waits=False)
             else:
                 self._remember_kind(message.kind, inf, waits=False)
-            return moment
+            return prepared
         if route.hops and not self._applied:
             await self._tasks.run((self, "infrastructure"), self._ensure_applied)
         if route.hops and self._spares_neighbours and self._neighbours_known_until <= self.connection.loop.time():
             await self._tasks.run((self, "neighbours"), self._look_for_neighbours)
+        if self.is_outdated:
+            # Another session binds the target so that NServiceBus is spared.
+            return prepared
         if self._growth is not None and digits:
             try:
                 await self._growth.ensure(route.digits)
@@ -180,18 +209,19 @@ class Session:
                 await self._growth.ensure(route.digits)
         key = await self._ensure_bound(message.target, route)
         self._remember_kind(message.kind, self._targets.get(key, 0.0), waits=route.hops > 0)
-        return moment
+        return prepared
 
     def encode(
-        self, message: Outgoing, *, channel: int, mandatory: bool, prepared_at: Moment | None
+        self, message: Outgoing, *, channel: int, mandatory: bool, prepared: Preparation | None
     ) -> tuple[Outgoing, Encoded] | None:
         """Encode a message that is sent now. Its delay counts from here: all of it, or of a repeated one the rest.
 
         Args:
-            prepared_at: what :meth:`prepare` returned for this sending, if it was called.
+            prepared: what :meth:`prepare` returned for this sending, if it was called.
 
         Returns:
-            The message, started, with its frames; None if digits of its delay are not ready.
+            The message, started, with its frames; None if digits of its delay are not ready, or were prepared so long
+            ago that the message would be late: then it is prepared again.
 
         Raises:
             InvalidInputError: it cannot be delayed so long, or so, or a value cannot be encoded.
@@ -200,9 +230,11 @@ class Session:
         # Most of what is sent in bulk passes here: the second clock is asked only where it is needed.
         started = message if message.delay is None else message.starting(now, self.connection.monotonic())
         encoded = self.encoder.encode(started, now, channel=channel, mandatory=mandatory)
-        if encoded is None and prepared_at is not None:
-            started = message.starting(*prepared_at)
-            encoded = self.encoder.encode(started, prepared_at.now, channel=channel, mandatory=mandatory)
+        if encoded is None and prepared is not None:
+            age = self.connection.monotonic() - prepared.moment.monotonic
+            if age <= _FRESH or prepared.number >= _MOST_PREPARATIONS:
+                started = message.starting(*prepared.moment)
+                encoded = self.encoder.encode(started, prepared.moment.now, channel=channel, mandatory=mandatory)
         return None if encoded is None else (started, encoded)
 
     def remember_limit(self, size: int) -> None:
@@ -222,28 +254,27 @@ class Session:
         self._kinds.clear()
 
     async def _ensure_applied(self) -> None:
-        async with self._declaring:
-            probes = self.infrastructure.probes()
-            is_complete = await exists(self.connection, probes)
-            if self._growth is not None:
-                if not is_complete:
-                    await self._put_core(self._growth)
-                self._growth.is_complete = is_complete
-                self._doubt_at = self.connection.loop.time() + REBIND_AFTER.total_seconds()
-            elif is_complete:
-                await self._complete(probes)
-            elif self._declare:
-                await check_streams(self.connection, prefix=self.infrastructure.delivery_exchange)
-                applied = await apply(self.connection, self.infrastructure.topology(), last=probes, can_move=False)
-                await settle(self.connection, prefix=self.infrastructure.delivery_exchange, can_move=False)
-                log.info("put the delay infrastructure %s on the broker: %s", self.infrastructure.name, applied)
-            else:
-                raise NotAppliedError(
-                    f"the delay infrastructure {self.infrastructure.name!r} is not on the virtual host "
-                    f"{self.connection.url.vhost!r} of {self.connection.address}: run 'bide delay apply', "
-                    "or connect with declare=True (on the command line, without --no-declare)"
-                )
-            self._applied = True
+        probes = self.infrastructure.probes()
+        is_complete = await exists(self.connection, probes)
+        if self._growth is not None:
+            if not is_complete:
+                await self._put_core(self._growth)
+            self._growth.is_complete = is_complete
+            self._doubt_at = self.connection.loop.time() + REBIND_AFTER.total_seconds()
+        elif is_complete:
+            await self._complete(probes)
+        elif self._declare:
+            await check_streams(self.connection, prefix=self.infrastructure.delivery_exchange)
+            applied = await apply(self.connection, self.infrastructure.topology(), last=probes, can_move=False)
+            await settle(self.connection, prefix=self.infrastructure.delivery_exchange, can_move=False)
+            log.info("put the delay infrastructure %s on the broker: %s", self.infrastructure.name, applied)
+        else:
+            raise NotAppliedError(
+                f"the delay infrastructure {self.infrastructure.name!r} is not on the virtual host "
+                f"{self.connection.url.vhost!r} of {self.connection.address}: run 'bide delay apply', "
+                "or connect with declare=True (on the command line, without --no-declare)"
+            )
+        self._applied = True
 
     async def _put_core(self, growth: Growth) -> None:
         if not self._declare:
@@ -284,21 +315,28 @@ class Session:
         return key
 
     async def _bind(self, key: tuple[Target, bool], route: DelayRoute) -> None:
-        async with self._declaring:
-            keyed = self._keyed_release_queues(key[0], route.requires)
-            await self._check(route.expects)
-            if len(route.requires) and not self._is_known(self._requirements, route.requires):
-                try:
-                    await apply(self.connection, route.requires, external=names_in(route.requires), can_move=False)
-                    if route.requires.queues and route.requires not in self._requirements:
-                        await settle(self.connection, prefix=self.infrastructure.delivery_exchange, can_move=False)
-                except TargetNotFoundError as error:
-                    raise TargetNotFoundError(
-                        f"{error} (nothing can be delivered to it)", reply_code=error.reply_code
-                    ) from error
-                self._remember(self._requirements, route.requires)
-                self._release_queues |= keyed
+        async with self._binding:
+            new = self._keyed_release_queues(key[0], route.requires) - self._release_queues
+            self._release_queues |= new
+            try:
+                await self._check(route.expects)
+                if len(route.requires) and not self._is_known(self._requirements, route.requires):
+                    await self._tasks.run((self, "requires", route.requires), partial(self._put, route.requires))
+            except BaseException:
+                self._release_queues -= new
+                raise
             self._remember(self._targets, key)
+
+    async def _put(self, requires: Topology) -> None:
+        try:
+            await apply(self.connection, requires, external=names_in(requires), can_move=False)
+            if requires.queues and requires not in self._requirements:
+                await settle(self.connection, prefix=self.infrastructure.delivery_exchange, can_move=False)
+        except TargetNotFoundError as error:
+            raise TargetNotFoundError(
+                f"{error} (nothing can be delivered to it)", reply_code=error.reply_code
+            ) from error
+        self._remember(self._requirements, requires)
 
     def _keyed_release_queues(self, target: Target, requires: Topology) -> set[str]:
         """The release queues of a pair of exchange and routing key, checked against the limit of a connection."""

@@ -154,6 +154,8 @@ class Client:
             PublishRefusedError: no queue stored it.
             PublishInDoubtError: the connection broke before the confirm, and ``on_lost`` is ``"raise"``, or there was
                 no time left to repeat, or repeating met with another error, which is the cause then.
+            PublishError: it was not sent in time.
+            ClosedError: the client was closed before it was sent.
             BrokerError: the broker cannot be reached, or refuses.
         """
         letter = Letter(
@@ -270,6 +272,8 @@ class Client:
 
         Raises:
             InvalidNameError: the name cannot be one.
+            TargetNotFoundError: it exists, and could not be reached for half a minute, as where its node is down.
+            ClosedError: the client was closed.
             BrokerError: the broker cannot be reached, or this user may not see it.
         """
         check_name("queue", queue)

@@ -9,13 +9,12 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from bide.admin.apply import check_release
-from bide.admin.neighbours import uses_nservicebus
 from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Awaited
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.client.broker_state import Session, too_large
+from bide.client.broker_state import Preparation, Session, too_large
 from bide.client.publish_result import denied, in_doubt
 from bide.client.reconnecting import Link
 from bide.client.trials import Trials
@@ -33,7 +32,7 @@ from bide.errors import (
     TargetNotFoundError,
 )
 from bide.messages.outgoing import Letters
-from bide.messages.prepared import Moment, Outgoing
+from bide.messages.prepared import Outgoing
 from bide.runtime.logs import logger
 from bide.runtime.shared_tasks import SharedTasks
 
@@ -82,6 +81,7 @@ class _Sending:
         suspect: whether it may be the one for which the broker closed a channel.
         blamed: whether it certainly is.
         lacks_digits: whether it could not be encoded, because digits of its delay were not ready.
+        preparation: of its next sending; see :meth:`bide.client.broker_state.Session.prepare`.
         elsewhere: whether another host confirmed it.
         trouble: what was known of the node, when a connection broke that it waited on.
     """
@@ -94,6 +94,7 @@ class _Sending:
     suspect: bool = False
     blamed: bool = False
     lacks_digits: bool = False
+    preparation: Preparation | None = None
     elsewhere: bool = False
     trouble: str = ""
     hops: int = 0
@@ -218,6 +219,7 @@ class Publisher:
             TargetNotFoundError: its queue or exchange does not exist.
             NotAppliedError: the delay infrastructure is missing and may not be declared.
             MessageTooLargeError: the body is over the broker's limit.
+            ClosedError: the client was closed before it was sent.
             BrokerError: the broker cannot be reached, or refuses.
         """
         sending = _Sending(message, mandatory, f"{self.max_in_flight} messages before it are not confirmed yet")
@@ -254,16 +256,15 @@ class Publisher:
         before = sending.attempts
         try:
             sending.reason = "what it needs on its way was not there yet"
-            prepared_at = None
             if sending.lacks_digits or not session.is_prepared(sending.message):
-                prepared_at = await session.prepare(sending.message)
+                sending.preparation = await session.prepare(sending.message, sending.preparation)
                 if session.is_outdated:
                     return False
             if not sending.suspect:
-                return await self._send(session, await session.channel(), sending, prepared_at)
+                return await self._send(session, await session.channel(), sending)
             async with session.suspects, await session.connection.channel(confirms=True) as channel:
                 await session.connection.writable()
-                return await self._send(session, channel, sending, prepared_at)
+                return await self._send(session, channel, sending)
         except PublishError as error:
             if sending.elsewhere:
                 return True
@@ -297,14 +298,15 @@ class Publisher:
     def _unconfirmed(self) -> Iterable[_Sending]:
         return self._waiting.values() if self.on_lost == "repeat" else ()
 
-    async def _send(self, session: Session, channel: Channel, sending: _Sending, prepared_at: Moment | None) -> bool:
+    async def _send(self, session: Session, channel: Channel, sending: _Sending) -> bool:
         """Send it and wait for the confirm; False if nothing was sent, because digits of its delay are not ready."""
         made = session.encode(
-            sending.message, channel=channel.number, mandatory=sending.mandatory, prepared_at=prepared_at
+            sending.message, channel=channel.number, mandatory=sending.mandatory, prepared=sending.preparation
         )
         sending.lacks_digits = made is None
         if made is None:
             return False
+        sending.preparation = None
         message, encoded = made
         sending.message = message
         sending.hops = encoded.hops
@@ -372,20 +374,25 @@ class Publisher:
             while True:
                 connection = await self.link.connection()
                 try:
-                    session = self._session = await self._session_on(connection)
+                    session = self._session = self._session_on(connection, self._session)
                     return session
                 except BrokerError:
                     if connection.is_open:
                         raise
 
-    async def _session_on(self, connection: Connection) -> Session:
+    def _session_on(self, connection: Connection, replacing: Session | None) -> Session:
+        """What is not known yet of the broker on a connection.
+
+        Args:
+            replacing: the session that was used before. Where it found NServiceBus, this one spares NServiceBus.
+        """
         check_release(connection)
         infrastructure = self._infrastructure
         spares_neighbours = False
         if isinstance(infrastructure, Clock) and infrastructure.carrier is None:
             infrastructure = replace(infrastructure, carrier=carrier_for(connection.release))
         if isinstance(infrastructure, Clock) and infrastructure.carrier == "CC" and not infrastructure.hides_keys:
-            if not await uses_nservicebus(connection):
+            if replacing is None or not replacing.is_outdated:
                 spares_neighbours = True
             elif carrier_for(connection.release) == "CC":
                 infrastructure = replace(infrastructure, hides_keys=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
 from typing import Any, Final, Protocol
@@ -36,13 +36,13 @@ class Trials:
     """Chooses messages that wait for their confirms and sends them over a connection to another host.
 
     Args:
-        session_on: returns what is known of the broker on that connection.
+        session_on: returns what is known of the broker on a connection, given the session that it replaces there.
 
     Attributes:
         sources: asked for the messages that wait and may be sent again.
     """
 
-    def __init__(self, session_on: Callable[[Connection], Awaitable[Session]]) -> None:
+    def __init__(self, session_on: Callable[[Connection, Session | None], Session]) -> None:
         self.sources = set[Callable[[], Iterable[Waiting]]]()
         self._session_on = session_on
 
@@ -66,14 +66,17 @@ class Trials:
         if candidates is None:
             return False
         waiting = random.choice(candidates)  # noqa: S311 (no secret)
-        session = await self._session_on(other)
-        prepared_at = await session.prepare(waiting.message)
+        session = self._session_on(other, None)
         async with await other.channel(confirms=True) as channel:
-            made = session.encode(
-                waiting.message, channel=channel.number, mandatory=waiting.mandatory, prepared_at=prepared_at
-            )
-            if made is None:
-                return False
+            made = prepared = None
+            while made is None:
+                prepared = await session.prepare(waiting.message, prepared)
+                if session.is_outdated:
+                    session = self._session_on(other, session)
+                    continue
+                made = session.encode(
+                    waiting.message, channel=channel.number, mandatory=waiting.mandatory, prepared=prepared
+                )
             message, encoded = made
             waiting.message = message
             confirm = Awaited(encoded.exchange, encoded.routing_key, message.message_id, message.body, loop=other.loop)

@@ -14,6 +14,8 @@ from datetime import timedelta
 from typing import Final
 
 from bide.admin.apply import apply, check_release, check_streams, exists
+from bide.admin.declaring import is_passing
+from bide.admin.settling import settle
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.arguments import whole_number
@@ -149,6 +151,7 @@ class Relay:
         try:
             await check_streams(connection, prefix=self._hall.base)
             await apply(connection, self._hall.topology(), last=probes)
+            await settle(connection, prefix=self._hall.base)
         except AccessRefusedError as error:
             if not await exists(connection, probes):
                 raise self._not_applied(connection) from error
@@ -170,7 +173,7 @@ class Relay:
             return
         if isinstance(error, AccessRefusedError):
             raise error
-        if isinstance(error, TargetNotFoundError) and "inaccessible" not in str(error):
+        if isinstance(error, TargetNotFoundError) and not is_passing(error):
             raise NotAppliedError(
                 f"the waiting hall {self._hall.base!r} was deleted ({error}): start the relay again to put it back",
                 reply_code=error.reply_code,

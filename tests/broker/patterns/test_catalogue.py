@@ -60,6 +60,30 @@ async def test_policies_count_where_they_are_asked_for(client: bide.Client, vhos
         assert dict(queue.arguments) == {"x-max-length": 10}
 
 
+async def test_the_policy_of_a_quorum_queue_is_not_taken_to_give_way_to_its_overflow(
+    client: bide.Client, vhost: Vhost
+) -> None:
+    overflow: dict[str, str | int] = {"x-overflow": "reject-publish", "x-max-length": 10}
+    await client.declare(
+        bide.Topology(queues=[bide.Queue.quorum("quorum", overflow), bide.Queue("classic", arguments=overflow)])
+    )
+    vhost.broker.management.call(
+        "PUT",
+        *("policies", vhost.name, "drop"),
+        body={"pattern": ".*", "apply-to": "queues", "definition": {"overflow": "drop-head"}},
+    )
+    async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+
+        async def counted() -> bool:
+            queues = (await read_topology(api, vhost.name, policies=True)).queues
+            return {one.name: one.arguments["x-overflow"] for one in queues} == {
+                "quorum": "drop-head",
+                "classic": "reject-publish",
+            }
+
+        await eventually(counted, seconds=30)
+
+
 async def test_several_declare_the_same_at_once(vhost: Vhost) -> None:
     topology = next(one for one in PATTERNS if one.number == 8).sample_topology()
     connections = [await Connection.open(BrokerUrl.parse(vhost.url)) for _ in range(3)]

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from bide.amqp.confirms import Unconfirmed
-from bide.client.broker_state import Session
+from bide.client.broker_state import Preparation, Session
 from bide.client.publish_result import Outcome
 from bide.errors import BideError, InvalidInputError
-from bide.messages.prepared import Moment, Outgoing
+from bide.messages.prepared import Outgoing
 
 
 class Parcel(Unconfirmed):
@@ -22,25 +22,14 @@ class Parcel(Unconfirmed):
         was_lost: whether the connection broke after it was sent.
         error: why it is not on the broker, once that is known.
         prepared_in: the session in which everything was found to be there that it needs.
-        prepared_at: when; see :meth:`bide.client.broker_state.Session.prepare`.
+        preparation: of its next sending; see :meth:`bide.client.broker_state.Session.prepare`.
         elsewhere: whether another host confirmed it.
         on_settled: called with it and the error, or None, when its fate is known.
     """
 
     __slots__ = (
-        *(
-            "attempts",
-            "elsewhere",
-            "error",
-            "hops",
-            "letter",
-            "message",
-            "on_settled",
-            "position",
-            "prepared_at",
-            "prepared_in",
-        ),
-        *("refusals", "was_lost"),
+        *("attempts", "elsewhere", "error", "hops", "letter", "message", "on_settled", "position", "preparation"),
+        *("prepared_in", "refusals", "was_lost"),
     )
 
     def __init__(
@@ -59,7 +48,7 @@ class Parcel(Unconfirmed):
         self.was_lost = False
         self.error: BideError | None = None
         self.prepared_in: Session | None = None
-        self.prepared_at: Moment | None = None
+        self.preparation: Preparation | None = None
         self.elsewhere = False
         self.hops = 0
 

@@ -14,6 +14,7 @@ from bide.amqp.confirms import Unconfirmed
 from bide.client.broker_state import Session, too_large
 from bide.client.bulk.in_flight import Parcel, unsendable
 from bide.client.bulk.input import NOTHING, Source, source_of
+from bide.client.bulk.preparing import Preparing, is_verdict
 from bide.client.bulk.unreachable import Unreachable
 from bide.client.publish_result import denied, in_doubt, not_sent, with_unsent
 from bide.client.publisher import OnLost, Publisher
@@ -43,6 +44,9 @@ _TURN: Final = 256
 
 _TURN_SECONDS: Final = 0.01
 """A turn ends after this time: an input that is slow to give letters holds up neither those before nor others."""
+
+
+_UNPREPARED: Final = "what they need on their way was not there yet"
 
 
 class _OutOfReachError(Exception):
@@ -87,6 +91,7 @@ class Run:
         self._again: deque[Parcel] = deque()
         self._unreachable = Unreachable()
         self._news = asyncio.Event()
+        self._preparing = Preparing(self._news.set)
         self._end: BideError | None = None
         self._has_moved = True
         self._since = self._deadline = 0.0
@@ -128,12 +133,13 @@ class Run:
             self._publisher.trials.sources.discard(self._unconfirmed)
             if self._channel is not None:
                 self._channel.abandon()
+            await self._preparing.close()
             await source.close()
 
     def _unconfirmed(self) -> Iterable[Parcel]:
         """The letters that wait for their confirm or their first sending, if they may be sent again."""
         sent = self._channel.confirms.waiting if self._channel is not None else ()
-        waiting = (*(one for one in sent if isinstance(one, Parcel)), *self._again)
+        waiting = (*(one for one in sent if isinstance(one, Parcel)), *self._again, *self._preparing)
         return waiting if self._on_lost == "repeat" else ()
 
     def _is_done(self, source: Source) -> bool:
@@ -188,6 +194,7 @@ class Run:
             raise self._in_doubt(f"{type(error).__name__}: {error}") from error
 
     async def _go_on(self, source: Source) -> None:
+        self._take_back()
         if self._lost:
             self._sort()
         if not self._again and not self._in_flight:
@@ -198,32 +205,29 @@ class Run:
             async with self._patience("the broker was not reached"):
                 session = self._session = await self._connected()
                 channel = self._channel = await session.connection.channel(confirms=True)
+        elif session.is_outdated:
+            async with self._patience("the broker was not reached"):
+                session = self._session = await self._connected()
         loop = asyncio.get_running_loop()
         started = loop.time()
         unprepared: list[Parcel] = []
         is_interrupted = self._send(source, session, channel, unprepared)
-        self._again.extendleft(reversed(unprepared))
         # The broker cannot be heard while the input takes its time.
         took = loop.time() - started
         self._since += took
         self._deadline += took
         if unprepared:
-            async with self._patience("what they need on their way was not there yet"):
-                await self._prepare_all(session, unprepared)
-                if session.is_outdated:
-                    # On the same connection, so the channel stays.
-                    self._session = await self._connected()
-            # That was an answer.
-            self._has_moved = True
+            async with self._patience(_UNPREPARED):
+                await self._preparing.start(session, unprepared)
         elif is_interrupted:
             # So that confirms, and other tasks, get their turn.
             await asyncio.sleep(0)
-        elif not self._known and not self._lost and not self._is_done(source):
+        elif not (self._known or self._lost or self._preparing.has_ended or self._is_done(source)):
             self._news.clear()
             if not session.connection.is_writable:
                 session.connection.when_writable(self._has_room)
             if self._is_waiting():
-                async with self._patience():
+                async with self._patience(_UNPREPARED if self._preparing else ""):
                     await self._news.wait()
             else:
                 # It is the input's turn, which may take as long as it likes.
@@ -239,7 +243,7 @@ class Run:
 
     def _is_waiting(self) -> bool:
         """Whether there are messages whose fate is not known."""
-        return bool(self._in_flight or self._lost or self._again)
+        return bool(self._in_flight or self._lost or self._again or self._preparing)
 
     @asynccontextmanager
     async def _patience(self, reason: str = "") -> AsyncIterator[None]:
@@ -257,7 +261,7 @@ class Run:
             yield
 
     def _out_of_time(self) -> str:
-        was_sent = self._in_flight or any(one.attempts for one in (*self._lost, *self._again))
+        was_sent = self._in_flight or any(one.attempts for one in (*self._lost, *self._again, *self._preparing))
         what = "no confirm" if was_sent else "nothing was sent"
         reason = (self._session.connection.trouble if self._session else "") or self._trouble or self._reason
         return f"{what} within {self._deadline - self._since:g} s{reason and ': '}{reason}"
@@ -273,7 +277,8 @@ class Run:
         for _ in range(_TURN):
             if clock() >= end:
                 return True
-            is_full = self._in_flight + len(unprepared) >= self._limit or self._bytes + held >= MAX_BYTES
+            number_held = self._in_flight + len(unprepared) + len(self._preparing)
+            is_full = number_held >= self._limit or self._bytes + held + self._preparing.size >= MAX_BYTES
             if is_full or not connection.is_writable:
                 return False
             parcel = self._again.popleft() if self._again else self._take(source)
@@ -288,7 +293,7 @@ class Run:
             if parcel.prepared_in is session or session.is_prepared(message):
                 try:
                     made = session.encode(
-                        message, channel=number, mandatory=parcel.letter.mandatory, prepared_at=parcel.prepared_at
+                        message, channel=number, mandatory=parcel.letter.mandatory, prepared=parcel.preparation
                     )
                 except Exception as error:  # noqa: BLE001 (what is wrong with one letter does not harm the others)
                     self._denied(parcel, unsendable(parcel.position, error))
@@ -302,6 +307,7 @@ class Run:
                 held += len(message.body)
                 continue
             parcel.message, encoded = made
+            parcel.preparation = None
             Unconfirmed.__init__(parcel, encoded.exchange, encoded.routing_key, message.message_id, message.body)
             channel.post(encoded.frames, parcel)
             parcel.attempts += 1
@@ -338,35 +344,29 @@ class Run:
             error = denied(parcel.message.message_id, error)
         self._failed(parcel, error)
 
-    async def _prepare_all(self, session: Session, parcels: list[Parcel]) -> None:
-        first, *others = parcels
-        await self._prepare(session, first)
-        if self._end is None:
-            results = await asyncio.gather(*(self._prepare(session, one) for one in others), return_exceptions=True)
-            for error in filter(None, results):
+    def _take_back(self) -> None:
+        """Send the letters whose preparation has ended before others, or deny them."""
+        ended = self._preparing.ended()
+        if not ended:
+            return
+        assert self._session is not None
+        again = [parcel for parcel, error in ended if not is_verdict(error, self._session)]
+        self._again = deque(sorted((*again, *self._again), key=lambda one: one.position))
+        for parcel, error in ended:
+            if isinstance(error, BideError) and is_verdict(error, self._session):
+                self._denied(parcel, error)
+                if isinstance(error, NotAppliedError | UnsupportedBrokerError):
+                    # The next message would fare no better.
+                    self._end = error
+                if isinstance(error, BrokerError) and parcel.message is not None:
+                    self._unreachable.add(parcel.message.kind, error)
+        for _, error in ended:
+            # Where the connection was another, that only checked the broker, it is tried again.
+            is_lost = isinstance(error, ConnectionLostError) and self._session.connection.is_open
+            if error is not None and not is_lost and not is_verdict(error, self._session):
                 raise error
-
-    async def _prepare(self, session: Session, parcel: Parcel) -> None:
-        message = parcel.message
-        assert message is not None
-        try:
-            parcel.prepared_at = await session.prepare(message)
-        except ConnectionLostError:
-            # Where it was another, that only checked the broker, it is tried again.
-            if not session.connection.is_open:
-                raise
-        except (BrokerError, InvalidInputError) as error:
-            if isinstance(error, BrokerError) and not session.connection.is_open:
-                raise
-            self._again.remove(parcel)
-            self._denied(parcel, error)
-            if isinstance(error, NotAppliedError | UnsupportedBrokerError):
-                # The next message would fare no better.
-                self._end = error
-            if isinstance(error, BrokerError):
-                self._unreachable.add(message.kind, error)
-        else:
-            parcel.prepared_in = session
+        # That was an answer.
+        self._has_moved = True
 
     def _sort(self) -> None:
         """Find out what becomes of the messages that were not confirmed when their channel closed."""
@@ -433,7 +433,7 @@ class Run:
         if self._channel is not None and self._channel.is_open:
             # What is in flight is given up: its fate comes back with the end of the channel.
             self._channel.abandon()
-        waiting = sorted((*self._lost, *self._again), key=lambda one: one.position)
+        waiting = sorted((*self._lost, *self._again, *self._preparing.give_up()), key=lambda one: one.position)
         self._lost, self._again = [], deque()
         for one in waiting:
             assert one.message is not None

@@ -1,0 +1,93 @@
+"""A target that cannot be reached for a moment is not taken for missing, and holds up no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+import bide
+from tests.broker.conftest import SMALL_CLOCK
+from tests.broker.receiving import receive
+
+if TYPE_CHECKING:
+    from tests.support import Vhost
+
+SLOW, OTHERS = "slow", ["a", "b", "c"]
+
+
+@asynccontextmanager
+async def unreachable(vhost: Vhost, queue: str) -> AsyncIterator[None]:
+    """Make the broker answer for a classic queue what it answers while the node of that queue is down or stops."""
+    name = f'Name = rabbit_misc:r(<<"{vhost.name}">>, queue, <<"{queue}">>), '
+    is_old = "non_existing =:= code:which(rabbit_db_queue)"
+
+    async def change(old: str, new: str) -> None:
+        text = f"{name} case {is_old} of true -> {old}; false -> {new} end."
+        await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", text)
+
+    def state(value: str) -> str:
+        return f"rabbit_db_queue:update(Name, fun(Q) -> amqqueue:set_state(Q, {value}) end)"
+
+    await change("mnesia:dirty_delete(rabbit_queue, Name)", state("stopped"))
+    try:
+        yield
+    finally:
+        await change(
+            "[Q] = mnesia:dirty_read(rabbit_durable_queue, Name), mnesia:dirty_write(rabbit_queue, Q)", state("live")
+        )
+
+
+@pytest.fixture
+async def client(vhost: Vhost) -> AsyncIterator[bide.Client]:
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue(SLOW), *map(bide.Queue.quorum, OTHERS)]))
+        yield client
+
+
+async def test_a_queue_that_cannot_be_reached_for_a_moment_is_not_said_to_be_missing(
+    vhost: Vhost, client: bide.Client
+) -> None:
+    async with unreachable(vhost, SLOW):
+        asking = asyncio.create_task(client.exists(SLOW))
+        publishing = asyncio.create_task(client.publish(b"", to=SLOW, delay="50ms", isolated=True))
+        await asyncio.sleep(1)
+        assert not asking.done()
+        assert not publishing.done()
+    assert await asking
+    await publishing
+    await receive(client, SLOW, 1)
+    assert not await client.exists("missing")
+
+
+async def test_a_target_that_cannot_be_reached_does_not_hold_up_the_first_messages_to_others(
+    vhost: Vhost, client: bide.Client
+) -> None:
+    async with unreachable(vhost, SLOW):
+        slow = asyncio.create_task(client.publish(b"", to=SLOW, delay="50ms", isolated=True))
+        await asyncio.sleep(0.5)
+        await asyncio.gather(*(client.publish(b"", to=name, delay="50ms", isolated=True) for name in OTHERS))
+        assert not slow.done()
+    await slow
+    for name in (SLOW, *OTHERS):
+        await receive(client, name, 1)
+
+
+async def test_a_target_that_cannot_be_reached_does_not_hold_up_a_bulk(vhost: Vhost, client: bide.Client) -> None:
+    letters = [
+        bide.Letter(str(number), to=name, delay="50ms", isolated=True)
+        for number in range(100)
+        for name in (OTHERS[0], SLOW, *OTHERS[1:])
+    ]
+    publishing = aiter(client.publish_many(letters))
+    async with unreachable(vhost, SLOW):
+        outcomes = [await anext(publishing) for _ in range(300)]
+        assert {outcome.letter.to for outcome in outcomes} == set(OTHERS)
+    outcomes += [outcome async for outcome in publishing]
+    assert [outcome.error for outcome in outcomes] == [None] * 400
+    for name in (SLOW, *OTHERS):
+        messages = await receive(client, name, 100)
+        assert [int(message.body) for message in messages] == list(range(100)), name
