@@ -27,7 +27,6 @@ LAYERS: tuple[dict[str, str], ...] = (
     {"cli": "the command line: arguments, output, exit codes"},
     {"demo": "`bide demo`"},
     {"pipelines": "jobs on Spark: schedule, replay, audit, plan, report"},
-    {"pytest_plugin": "fixtures for pytest"},
     {"spark": "the Spark data source and sink `rabbitmq`"},
     {
         "testing": "a RabbitMQ in memory, and its fixtures for pytest",
@@ -88,7 +87,6 @@ TOP_MODULES = 6
 
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "cli": frozenset({"click", "pyspark", "rich"}),
-    "pytest_plugin": frozenset({"pytest"}),
     "demo": frozenset({"rich"}),
     "pipelines": frozenset({"PIL", "pyarrow", "pyspark"}),
     "spark": frozenset({"pyarrow", "pyspark"}),

@@ -11,7 +11,7 @@ from bide.testing.rules.clock import VirtualClock
 
 def test_pytest_finds_the_plugin() -> None:
     (plugin,) = (one for one in entry_points(group="pytest11") if one.name == "bide")
-    assert plugin.value == "bide.pytest_plugin"
+    assert plugin.value == "bide.testing.pytest_plugin"
 
 
 async def test_each_test_has_a_broker_and_its_clock(bide_broker: MemoryBroker, bide_clock: VirtualClock) -> None:

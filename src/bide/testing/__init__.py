@@ -15,6 +15,19 @@ It follows the rules of RabbitMQ, which the tests of bide compare with real brok
 
 from __future__ import annotations
 
-from bide.testing.broker import MemoryBroker, broker
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bide.testing.memory_broker import MemoryBroker, broker
 
 __all__ = ["MemoryBroker", "broker"]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when it is first used: every run of pytest imports this package, for its plugin.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module("bide.testing.memory_broker")
+    globals().update({one: getattr(module, one) for one in __all__})
+    return globals()[name]
