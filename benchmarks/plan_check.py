@@ -97,14 +97,16 @@ def table_of(messages: int, seconds: float, longest_minutes: int, chance: random
     return found
 
 
-async def letters(table: Sequence[tuple[int, int]], start: float, sent_at: list[int]) -> AsyncIterator[bide.Letter]:
+async def letters(
+    table: Sequence[tuple[int, int]], start: float, sent_at: list[int]
+) -> AsyncIterator[bide.OutgoingMessage]:
     """The messages of a table, each at its time or as soon as the broker lets it; and when that was."""
     for sent, delay in table:
         pause = start + sent / 1000 - time.time()
         if pause > 0.001:
             await asyncio.sleep(pause)
         sent_at.append(int((time.time() - start) * 1000))
-        yield bide.Letter(BODY, to=TARGET, delay=timedelta(milliseconds=delay))
+        yield bide.OutgoingMessage(BODY, to=TARGET, delay=timedelta(milliseconds=delay))
 
 
 def size_of(folder: Path | None) -> int | None:

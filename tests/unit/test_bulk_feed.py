@@ -7,15 +7,15 @@ import threading
 from collections.abc import Callable, Sequence
 
 from bide.client.bulk.thread_feed import Feed
-from bide.messages.outgoing import Letter
+from bide.messages.outgoing import OutgoingMessage
 from tests.patience import PATIENCE
 
 
-def batch(start: int, number: int = 3) -> list[Letter]:
-    return [Letter(b"", to=str(one)) for one in range(start, start + number)]
+def batch(start: int, number: int = 3) -> list[OutgoingMessage]:
+    return [OutgoingMessage(b"", to=str(one)) for one in range(start, start + number)]
 
 
-def names(letters: Sequence[Letter]) -> list[str | None]:
+def names(letters: Sequence[OutgoingMessage]) -> list[str | None]:
     return [one.to for one in letters]
 
 
@@ -24,7 +24,7 @@ def here(function: Callable[[], None]) -> None:
     function()
 
 
-async def taken(feed: Feed) -> list[Letter]:
+async def taken(feed: Feed) -> list[OutgoingMessage]:
     return [letter async for letter in feed]
 
 

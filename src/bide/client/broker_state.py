@@ -27,7 +27,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedTargetError,
 )
-from bide.messages.prepared import Kind, Moment, Outgoing
+from bide.messages.prepared import MessageTemplate, Moment, PreparedMessage
 from bide.runtime.logs import logger
 from bide.runtime.shared_tasks import SharedTasks
 from bide.topology import Exchange, Topology
@@ -115,7 +115,7 @@ class Session:
         self._requirements: dict[Topology, float] = {}
         self._release_queues: set[str] = set()
         self._exchanges: dict[str, float] = {}
-        self._kinds: dict[tuple[Kind, bool], float] = {}
+        self._kinds: dict[tuple[MessageTemplate, bool], float] = {}
         self._doubt_at = inf
         self._opening = asyncio.Lock()
         self._binding = asyncio.Semaphore(_BINDING)
@@ -143,7 +143,7 @@ class Session:
         """The present, as a message is sent with it."""
         return Moment(sending_time(self.connection.now()), self.connection.monotonic())
 
-    def is_prepared(self, message: Outgoing) -> bool:
+    def is_prepared(self, message: PreparedMessage) -> bool:
         """Whether :meth:`prepare` would find everything as it should be, known without asking anybody."""
         if self._largest is not None and len(message.body) > self._largest:
             return False
@@ -161,7 +161,7 @@ class Session:
         return self._kinds.get((message.kind, waits), 0.0) > now
 
     async def prepare(
-        self, message: Outgoing, previous: Preparation | None = None, *, digits: bool = True
+        self, message: PreparedMessage, previous: Preparation | None = None, *, digits: bool = True
     ) -> Preparation:
         """See to it that everything stands that this message needs on its way.
 
@@ -212,8 +212,8 @@ class Session:
         return prepared
 
     def encode(
-        self, message: Outgoing, *, channel: int, mandatory: bool, prepared: Preparation | None
-    ) -> tuple[Outgoing, Encoded] | None:
+        self, message: PreparedMessage, *, channel: int, mandatory: bool, prepared: Preparation | None
+    ) -> tuple[PreparedMessage, Encoded] | None:
         """Encode a message that is sent now. Its delay counts from here: all of it, or of a repeated one the rest.
 
         Args:
@@ -382,7 +382,7 @@ class Session:
     def _is_known(self, known: dict[_Key, float], key: _Key) -> bool:
         return known.get(key, 0.0) > self.connection.loop.time()
 
-    def _remember_kind(self, kind: Kind | None, until: float, *, waits: bool) -> None:
+    def _remember_kind(self, kind: MessageTemplate | None, until: float, *, waits: bool) -> None:
         if kind is None:
             return
         if len(self._kinds) >= _REMEMBERED:
@@ -395,7 +395,7 @@ class Session:
         known[key] = self.connection.loop.time() + REBIND_AFTER.total_seconds()
 
 
-def too_large(message: Outgoing, limit: int) -> MessageTooLargeError:
+def too_large(message: PreparedMessage, limit: int) -> MessageTooLargeError:
     """The error for a body over the broker's limit."""
     return MessageTooLargeError(
         f"the body of the message {message.message_id!r} has {len(message.body)} bytes, the broker's limit is {limit}: "

@@ -31,8 +31,8 @@ from bide.errors import (
     PublishInDoubtError,
     TargetNotFoundError,
 )
-from bide.messages.outgoing import Letters
-from bide.messages.prepared import Outgoing
+from bide.messages.outgoing import MessageChecker
+from bide.messages.prepared import PreparedMessage
 from bide.runtime.logs import logger
 from bide.runtime.shared_tasks import SharedTasks
 
@@ -86,7 +86,7 @@ class _Sending:
         trouble: what was known of the node, when a connection broke that it waited on.
     """
 
-    message: Outgoing
+    message: PreparedMessage
     mandatory: bool
     reason: str
     attempts: int = 0
@@ -138,7 +138,7 @@ class Publisher:
         max_in_flight: messages sent and not yet confirmed; further publishes wait.
 
     Attributes:
-        letters: checks what is to be sent.
+        checker: checks what is to be sent.
         link: the publishing connection, as it comes and goes.
         trials: send messages that wait to another host, where this one confirms nothing.
         timeout, on_lost, max_in_flight: as given.
@@ -154,7 +154,7 @@ class Publisher:
         on_lost: OnLost = "repeat",
         max_in_flight: int = 10_000,
     ) -> None:
-        self.letters = Letters()
+        self.checker = MessageChecker()
         self.trials = Trials(self._session_on)
         self.trials.sources.add(self._unconfirmed)
         self.link = Link(url, trials=self.trials.of_targets)
@@ -184,7 +184,7 @@ class Publisher:
         finally:
             await self.link.close()
 
-    async def prepare(self, message: Outgoing) -> None:
+    async def prepare(self, message: PreparedMessage) -> None:
         """See to it that such a message can be delivered after its delay, without sending it.
 
         Raises:
@@ -202,7 +202,7 @@ class Publisher:
                     if not session.is_outdated:
                         return
 
-    async def publish(self, message: Outgoing, *, mandatory: bool = True) -> Receipt:
+    async def publish(self, message: PreparedMessage, *, mandatory: bool = True) -> Receipt:
         """Send one message and wait for its confirm.
 
         The broker answers a message that it cannot accept by closing the channel, with all that is unconfirmed on it,

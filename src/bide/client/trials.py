@@ -21,7 +21,7 @@ _TARGETS: Final = 5
 class Waiting(Protocol):
     """A message that is not confirmed yet. If another host confirms it, ``elsewhere`` is set."""
 
-    # Outgoing, or None for a letter that cannot be read.
+    # PreparedMessage, or None for a message that cannot be sent.
     message: Any
     attempts: int
     elsewhere: bool

@@ -31,7 +31,7 @@ from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
     from bide.client.message import Message
-    from bide.messages.prepared import Outgoing
+    from bide.messages.prepared import PreparedMessage
 
 log = logger(__name__)
 
@@ -58,7 +58,7 @@ class Worker:
         *,
         handlers: Handlers,
         gate: Gate,
-        forward: Callable[[Outgoing], Awaitable[Any]],
+        forward: Callable[[PreparedMessage], Awaitable[Any]],
         now: Callable[[], datetime],
         observers: Sequence[Observer],
         deduplicate: timedelta | None,
@@ -357,7 +357,7 @@ class Worker:
         # As the broker does with an expired message: dead-lettered where the queue says so, else dropped.
         await self._settle(message.reject, None)
 
-    async def _send(self, copy: Outgoing) -> None:
+    async def _send(self, copy: PreparedMessage) -> None:
         """Publish until the broker has it: the message stays in hand meanwhile, so nothing is lost.
 
         Raises:

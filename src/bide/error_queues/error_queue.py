@@ -27,7 +27,7 @@ from bide.errors import (
     NotFoundError,
     TargetNotFoundError,
 )
-from bide.messages.prepared import Outgoing
+from bide.messages.prepared import PreparedMessage
 from bide.recoverability import redrive
 from bide.recoverability.failed import FailedMessage
 from bide.recoverability.selection import Selection
@@ -198,7 +198,7 @@ class ErrorQueue:
         total = await self.count(selection) if period or progress else 0
         run = _new_run()
 
-        def copy(message: FailedMessage, _: int) -> Outgoing:
+        def copy(message: FailedMessage, _: int) -> PreparedMessage:
             found = redrive.back(message, to=to, run=run)
             allowed.check(found.target)
             return found
@@ -247,7 +247,7 @@ class ErrorQueue:
             check_name("queue", to)
         run, begin = _new_run(), self._client.now()
 
-        def copy(message: FailedMessage, _: int) -> Outgoing:
+        def copy(message: FailedMessage, _: int) -> PreparedMessage:
             if taken is not None:
                 taken(message)
             return redrive.back(message, to=to, run=run)
@@ -295,7 +295,7 @@ class ErrorQueue:
                    "to": to, "new_message_id": new.message_id}  # fmt: skip
         first = True
 
-        def copy(_: FailedMessage, __: int) -> Outgoing | None:
+        def copy(_: FailedMessage, __: int) -> PreparedMessage | None:
             # Another with the same message id may have failed in another queue: that one is not meant.
             nonlocal first
             chosen, first = first, False
@@ -329,7 +329,7 @@ class ErrorQueue:
         now = self._client.now()
         total = await self.count(selection) if progress else 0
 
-        def copy(message: FailedMessage, _: int) -> Outgoing:
+        def copy(message: FailedMessage, _: int) -> PreparedMessage:
             return redrive.archived(message, queue=self.archive_queue, keep=retention, now=now)
 
         details = {"keep": format_delay(retention)}
@@ -346,7 +346,7 @@ class ErrorQueue:
         archive = ErrorQueue(self._client, self.archive_queue, management_url=self._management_url)
         total = await archive.count(selection) if progress else 0
 
-        def copy(message: FailedMessage, _: int) -> Outgoing:
+        def copy(message: FailedMessage, _: int) -> PreparedMessage:
             return redrive.unarchived(message, queue=self.queue)
 
         return await self._move("unarchive", self.archive_queue, selection, copy, {}, progress, total)
@@ -367,7 +367,7 @@ class ErrorQueue:
         operation: str,
         queue: str,
         selection: Selection,
-        copy: Callable[[FailedMessage, int], Outgoing | None] | None,
+        copy: Callable[[FailedMessage, int], PreparedMessage | None] | None,
         details: Mapping[str, Any],
         progress: Progress | None,
         total: int,

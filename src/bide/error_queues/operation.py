@@ -15,7 +15,7 @@ from bide.error_queues.browser import Look
 from bide.error_queues.operation_result import Moved
 from bide.error_queues.operator_log import IDS_PER_RECORD, Audit
 from bide.errors import BideError, InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
-from bide.messages.prepared import Outgoing
+from bide.messages.prepared import PreparedMessage
 from bide.recoverability.failed import FailedMessage
 from bide.recoverability.selection import Selection
 
@@ -64,7 +64,7 @@ class Run:
     client: Client
     audit: Audit | None
     selection: Selection
-    copy: Callable[[FailedMessage, int], Outgoing | None] | None
+    copy: Callable[[FailedMessage, int], PreparedMessage | None] | None
     pace: Pace | None
     progress: Progress | None
     total: int
@@ -200,7 +200,7 @@ class Run:
         await self._record()
         self._raise()
 
-    async def _send(self, held: Held, copy: Outgoing) -> None:
+    async def _send(self, held: Held, copy: PreparedMessage) -> None:
         try:
             await self.client.forward(copy)
         except _CANNOT as error:

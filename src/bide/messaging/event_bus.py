@@ -17,7 +17,7 @@ from bide.delay.protocol import HEADER_EXCHANGE
 from bide.delay.received import SentMessage, restore
 from bide.durations import format_delay, to_milliseconds
 from bide.errors import BrokerError, ClosedError, DeliveryLostError, InvalidInputError
-from bide.messages.prepared import Outgoing
+from bide.messages.prepared import PreparedMessage
 from bide.patterns.event_bus import EventBusQueue
 from bide.recoverability import copies
 from bide.recoverability.exception_text import Explanation
@@ -183,7 +183,7 @@ class EventBus:
                 break
         await _settle(message.ack)
 
-    def _successor(self, message: Message, now: datetime) -> Outgoing:
+    def _successor(self, message: Message, now: datetime) -> PreparedMessage:
         """The copy that takes the place of a message in the retry queue: for the delay queue, or parked.
 
         The broker counts in ``x-death`` only as long as a message is dead-lettered on and on. A copy starts without:

@@ -44,7 +44,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnroutableError,
 )
-from bide.messages.prepared import Outgoing, new_message_id
+from bide.messages.prepared import PreparedMessage, new_message_id
 from bide.patterns.rpc import DIRECT_REPLY_TO
 from bide.runtime.logs import logger
 from bide.topology import Exchange, Queue, Topology
@@ -198,7 +198,7 @@ class Caller:
         if self._closed:
             raise ClosedError("the caller was closed")
         patience = self._timeout if timeout is None else _patience(timeout)
-        request = Outgoing.make(
+        request = PreparedMessage.make(
             body,
             json=json,
             to=to,
@@ -232,7 +232,7 @@ class Caller:
             )
         return reply
 
-    async def _exchange(self, request: Outgoing, correlation_id: str, sent: asyncio.Event) -> Delivery:
+    async def _exchange(self, request: PreparedMessage, correlation_id: str, sent: asyncio.Event) -> Delivery:
         if self._largest is not None and len(request.body) > self._largest:
             # It would take the way back of the others along.
             raise too_large(request, self._largest)
@@ -256,7 +256,7 @@ class Caller:
                     # The queue goes with its consumer.
                     way.channel.abandon()
 
-    async def _send(self, channel: Channel, request: Outgoing, reply_to: str) -> None:
+    async def _send(self, channel: Channel, request: PreparedMessage, reply_to: str) -> None:
         values = {**request.wire_values(None, datetime.now(UTC)), "reply_to": reply_to}
         target = request.target
         exchange, key = (
@@ -281,7 +281,7 @@ class Caller:
                 correlation_id=str(values["correlation_id"]),
             ) from error
 
-    def _judge(self, channel: Channel, request: Outgoing, exchange: str, error: BideError) -> None:
+    def _judge(self, channel: Channel, request: PreparedMessage, exchange: str, error: BideError) -> None:
         """Raise what the broker closed the channel with, if that was for this request."""
         size = reply_codes.size_limit(channel.close_text)
         if size is not None:

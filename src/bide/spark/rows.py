@@ -1,4 +1,4 @@
-"""Rows of a table as letters: what is wrong with them, and what they say."""
+"""Rows of a table as messages: what is wrong with them, and what they say."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bide.amqp.codec import field_value
 from bide.delay.protocol import MAX_NAME_BYTES, DelayInfrastructure
 from bide.durations import format_delay, parse_delay
 from bide.errors import BideError, InvalidDelayError, InvalidInputError, InvalidRowError
-from bide.messages.outgoing import Letter, Letters
+from bide.messages.outgoing import MessageChecker, OutgoingMessage
 from bide.messages.prepared import checked_headers
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -31,7 +31,7 @@ _DIFFERENT: Final = frozenset({"value", "delay", "deliver_at", "message_id", "co
 """Columns whose values usually differ from row to row; of the others, the combinations are checked once."""
 
 _FIELDS: Final = {"value": "body", "queue": "to"}
-"""What a letter calls a column, where it is not the same."""
+"""What a message calls a column, where it is not the same."""
 
 _WAYS_OUT: Final = {
     "value": "give an empty text where an empty body is meant",
@@ -48,7 +48,7 @@ class Rows:
 
     Args:
         columns: those to read, by their names in :data:`bide.spark.sink_columns.COLUMNS`.
-        constants: what all letters have in common, by the names of :class:`bide.Letter`.
+        constants: what all messages have in common, by the names of :class:`bide.OutgoingMessage`.
         infrastructure: what delays them.
         required: columns in which null is no value.
     """
@@ -57,7 +57,7 @@ class Rows:
     constants: Mapping[str, Any]
     infrastructure: DelayInfrastructure
     required: tuple[str, ...] = ("value",)
-    _letters: Letters = field(default_factory=Letters, init=False)
+    _checker: MessageChecker = field(default_factory=MessageChecker, init=False)
     _good: set[Any] = field(default_factory=set, init=False)
 
     def problems(self, batch: pa.RecordBatch, now: datetime) -> dict[int, str]:
@@ -76,8 +76,8 @@ class Rows:
                 found[index] = str(error)
         return found
 
-    def letters(self, batch: pa.RecordBatch, places: list[int], *, run: str) -> Iterator[Letter]:
-        """The letters of a batch in which nothing is wrong.
+    def messages(self, batch: pa.RecordBatch, places: list[int], *, run: str) -> Iterator[OutgoingMessage]:
+        """The messages of a batch in which nothing is wrong.
 
         Args:
             places: of its rows in the partition.
@@ -92,7 +92,7 @@ class Rows:
         for place, (given, *values) in zip(places, zip(ids, *lists.values(), strict=False), strict=True):
             if given is None:
                 given = f"{run}-{place}-{_digest(seed, values, body_at)}"
-            yield Letter(message_id=given, **dict(zip(names, values, strict=True)), **constants)
+            yield OutgoingMessage(message_id=given, **dict(zip(names, values, strict=True)), **constants)
 
     def _check(self, row: Mapping[str, Any], now: datetime) -> None:
         """Check one row as the publisher will.
@@ -113,7 +113,7 @@ class Rows:
         if delay is not None and due is not None:
             raise InvalidRowError("the columns delay and deliver_at both have a value: leave one null")
         values = {_FIELDS.get(name, name): value for name, value in row.items()}
-        message = self._letters.check(Letter(**values, **self.constants))
+        message = self._checker.check(OutgoingMessage(**values, **self.constants))
         try:
             message.starting(now).route(self.infrastructure, now)
         except InvalidDelayError as error:
@@ -203,7 +203,7 @@ class Rows:
             kind = {_FIELDS.get(name, name): _value(name, value) for name, value in values.items()}
             try:
                 wait = {"delay": self.infrastructure.resolution} if is_delayed else {}
-                message = self._letters.check(Letter(b"", **{**wait, **kind, **self.constants}))
+                message = self._checker.check(OutgoingMessage(b"", **{**wait, **kind, **self.constants}))
                 message.starting(now).route(self.infrastructure, now)
             except (InvalidInputError, TypeError):
                 return False
@@ -213,7 +213,7 @@ class Rows:
         return True
 
     def _lists(self, batch: pa.RecordBatch) -> dict[str, list[Any]]:
-        """The values of every column, as letters have them; in the place of one that they cannot have, the error."""
+        """The values of every column, as messages have them; in the place of one that they cannot have, the error."""
         return {name: _values(name, batch.column(name)) for name in self.columns}
 
 

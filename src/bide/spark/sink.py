@@ -23,7 +23,7 @@ from pyspark.sql.types import Row, StructType
 
 from bide.client.bulk.publish import KEPT_FAILURES
 from bide.client.bulk.sync import BulkPublisher
-from bide.client.publish_result import Report
+from bide.client.publish_result import PublishSummary
 from bide.errors import BulkPublishError, InvalidOptionError, InvalidRowError
 from bide.runtime.logs import logger
 from bide.spark.options import Options
@@ -191,8 +191,8 @@ def _publish(
     ) as publisher:
         while batch is not None:
             chunk.append((put, batch))
-            for letter in rows.letters(batch, batch.column(PLACE).to_pylist(), run=str(place)):
-                publisher.put(letter)
+            for message in rows.messages(batch, batch.column(PLACE).to_pylist(), run=str(place)):
+                publisher.put(message)
             put += len(batch)
             kept += batch.nbytes
             batch = next(batches, None)
@@ -214,7 +214,7 @@ def _settle(publisher: BulkPublisher, chunk: list[tuple[int, pa.RecordBatch]], r
     try:
         return publisher.flush().confirmed
     except BulkPublishError as error:
-        report: Report = error.report
+        report: PublishSummary = error.report
         if rejects is None:
             raise _not_taken(report, chunk) from error
         for first, batch in chunk:
@@ -238,7 +238,7 @@ def _cannot_be_sent(problems: Mapping[int, str], first: int, last: int) -> Inval
     )
 
 
-def _not_taken(report: Report, chunk: list[tuple[int, pa.RecordBatch]]) -> BulkPublishError:
+def _not_taken(report: PublishSummary, chunk: list[tuple[int, pa.RecordBatch]]) -> BulkPublishError:
     named = []
     for one in report.failures[:NAMED]:
         first, batch = next((first, batch) for first, batch in reversed(chunk) if first <= one.position)

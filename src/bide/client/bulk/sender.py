@@ -31,7 +31,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
-from bide.messages.outgoing import Letter
+from bide.messages.outgoing import OutgoingMessage
 from bide.runtime.logs import logger
 
 log = logger(__name__)
@@ -43,7 +43,7 @@ _TURN: Final = 256
 """Messages that are sent in one turn of the event loop."""
 
 _TURN_SECONDS: Final = 0.01
-"""A turn ends after this time: an input that is slow to give letters holds up neither those before nor others."""
+"""A turn ends after this time: an input that is slow to give messages holds up neither those before nor others."""
 
 
 _UNPREPARED: Final = "what they need on their way was not there yet"
@@ -58,10 +58,10 @@ class _OutOfReachError(Exception):
 
 
 class Run:
-    """Sends letters, and tells what became of them. It is run once.
+    """Sends messages, and tells what became of them. It is run once.
 
     Args:
-        window: letters that were taken from the input and whose fate is not known.
+        window: messages that were taken from the input and whose fate is not known.
         timeout: seconds without any confirm after which it gives up. Time in which the broker says that it takes no
             publishes does not count.
     """
@@ -69,14 +69,14 @@ class Run:
     def __init__(
         self,
         publisher: Publisher,
-        letters: Iterable[Letter] | AsyncIterable[Letter],
+        messages: Iterable[OutgoingMessage] | AsyncIterable[OutgoingMessage],
         *,
         window: int,
         on_lost: OnLost,
         timeout: float,
     ) -> None:
         self._publisher = publisher
-        self._letters = letters
+        self._messages = messages
         # Fewer while it is not known for which of them the broker closes the channel.
         self._window = self._limit = window
         self._on_lost = on_lost
@@ -99,7 +99,7 @@ class Run:
         self._trouble = ""
 
     def count_from(self, position: int) -> None:
-        """Give the first letter this position instead of 0."""
+        """Give the first message this position instead of 0."""
         self._taken = position
 
     async def rounds(self) -> AsyncGenerator[list[Parcel], None]:
@@ -108,7 +108,7 @@ class Run:
         Whatever ends it early is raised after the last of what is known was handed out; what the input raises, after
         everything before it is known.
         """
-        source = source_of(self._letters, self._news.set)
+        source = source_of(self._messages, self._news.set)
         self._publisher.trials.sources.add(self._unconfirmed)
         failure: Exception | None = None
         try:
@@ -137,7 +137,7 @@ class Run:
             await source.close()
 
     def _unconfirmed(self) -> Iterable[Parcel]:
-        """The letters that wait for their confirm or their first sending, if they may be sent again."""
+        """The messages that wait for their confirm or their first sending, if they may be sent again."""
         sent = self._channel.confirms.waiting if self._channel is not None else ()
         waiting = (*(one for one in sent if isinstance(one, Parcel)), *self._again, *self._preparing)
         return waiting if self._on_lost == "repeat" else ()
@@ -293,9 +293,9 @@ class Run:
             if parcel.prepared_in is session or session.is_prepared(message):
                 try:
                     made = session.encode(
-                        message, channel=number, mandatory=parcel.letter.mandatory, prepared=parcel.preparation
+                        message, channel=number, mandatory=parcel.outgoing.mandatory, prepared=parcel.preparation
                     )
-                except Exception as error:  # noqa: BLE001 (what is wrong with one letter does not harm the others)
+                except Exception as error:  # noqa: BLE001 (what is wrong with one message does not harm the others)
                     self._denied(parcel, unsendable(parcel.position, error))
                     continue
             elif (unreachable := self._unreachable.error(message.kind)) is not None:
@@ -316,20 +316,20 @@ class Run:
         return True
 
     def _take(self, source: Source) -> Parcel | None:
-        """The next letter of the input, checked; None where there is none, or it is not the time for new ones."""
+        """The next message of the input, checked; None where there is none, or it is not the time for new ones."""
         if self._limit < self._window or self._end is not None:
             return None
-        letter = source.take()
-        if letter is NOTHING:
+        outgoing = source.take()
+        if outgoing is NOTHING:
             return None
         position = self._taken
         self._taken += 1
         try:
-            if not isinstance(letter, Letter):
-                raise InvalidInputError(f"the item {position} is of type {type(letter).__name__}: give a bide.Letter")
-            return Parcel(letter, position, self._publisher.letters.check(letter), self.settled)
-        except Exception as error:  # noqa: BLE001 (whatever is wrong with one letter is no harm to the others)
-            parcel = Parcel(letter, position, None, self.settled)
+            if not isinstance(outgoing, OutgoingMessage):
+                raise InvalidInputError(f"item {position} is a {type(outgoing).__name__}: give a bide.OutgoingMessage")
+            return Parcel(outgoing, position, self._publisher.checker.check(outgoing), self.settled)
+        except Exception as error:  # noqa: BLE001 (whatever is wrong with one message is no harm to the others)
+            parcel = Parcel(outgoing, position, None, self.settled)
             self._failed(parcel, unsendable(position, error))
             return parcel
 
@@ -345,7 +345,7 @@ class Run:
         self._failed(parcel, error)
 
     def _take_back(self) -> None:
-        """Send the letters whose preparation has ended before others, or deny them."""
+        """Send the messages whose preparation has ended before others, or deny them."""
         ended = self._preparing.ended()
         if not ended:
             return

@@ -17,7 +17,7 @@ from bide.client.client import Client, connect
 from bide.error_queues.operation import WINDOW
 from bide.error_queues.stream_browser import HEADER_OFFSET, answer, end_of, next_of, no_answer, offset_of, subscribe
 from bide.errors import ConnectionLostError, NotFoundError, TargetNotFoundError
-from bide.messages.prepared import Outgoing
+from bide.messages.prepared import PreparedMessage
 from bide.pipelines.run_sync import wait_for
 from bide.recoverability import redrive
 from bide.recoverability.failed import FailedMessage
@@ -191,7 +191,7 @@ def read_copy(delivery: Delivery) -> FailedMessage:
     )
 
 
-def _back(message: FailedMessage, row: Wanted, way: Way) -> Outgoing:
+def _back(message: FailedMessage, row: Wanted, way: Way) -> PreparedMessage:
     return redrive.back(message, to=row.queue, run=way.run)
 
 
@@ -241,7 +241,7 @@ class _Sending:
         self._client = client
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def put(self, message: Outgoing) -> None:
+    async def put(self, message: PreparedMessage) -> None:
         """Send one, as soon as few enough are on their way. Raises what befell an earlier one."""
         while len(self._tasks) >= WINDOW:
             await self._settle(asyncio.FIRST_COMPLETED)
