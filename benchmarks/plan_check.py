@@ -33,7 +33,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.clock_digits import LEVELS
 from bide.local_broker import LocalBroker
-from bide.pipelines.plan.levels import Ladder
+from bide.pipelines.plan.levels import PlanLevels
 from bide.pipelines.plan.occupancy import Timeline
 from bide.pipelines.plan.workload import Columns, of_table
 from bide.topology import Queue
@@ -200,7 +200,7 @@ def planned(spark: SparkSession, clock: bide.Clock, table: Sequence[tuple[int, i
         at = pa.array([sent for sent, _ in table], pa.timestamp("ms", "UTC"))
         pq.write_table(pa.table({"at": at, "delay": pa.array([delay for _, delay in table], pa.int64())}), path)
         workload = of_table(spark.read.parquet(path), Columns(at="at", delay="delay"))
-        timeline = Timeline(workload, Ladder.of(clock), every=timedelta(seconds=1))
+        timeline = Timeline(workload, PlanLevels.of(clock), every=timedelta(seconds=1))
         rows = timeline.levels().selectExpr("level", "unix_seconds(at) as second", "held").collect()
         timeline.close()
     found: defaultdict[str, dict[int, float]] = defaultdict(dict)

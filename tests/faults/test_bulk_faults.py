@@ -18,7 +18,7 @@ import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.amqp.writer import WRITE_BUFFER
-from bide.client.broker_state import Preparation, Session
+from bide.client.broker_state import BrokerState, Preparation
 from bide.client.bulk.publish import BulkPublish
 from bide.client.bulk.sync import BulkPublisher
 from bide.client.publish_result import PublishResult, PublishSummary
@@ -369,11 +369,11 @@ async def test_what_nobody_thought_of_leaves_nothing_unnamed(vhost: Vhost) -> No
     async with bide.connect(vhost.url, infrastructure=CLOCK) as client:
         await client.publish(b"", to=queue)
 
-        async def broken(self: Session, message: PreparedMessage, previous: Preparation | None = None) -> None:
+        async def broken(self: BrokerState, message: PreparedMessage, previous: Preparation | None = None) -> None:
             raise ZeroDivisionError("odd")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Session, "prepare", broken)
+            patch.setattr(BrokerState, "prepare", broken)
             plain = list(letters(queue, 305))
             two = [*plain[:300], OutgoingMessage(b"", to=queue, delay="1s"), *plain[300:]]
             known, error = await told(client.publish_many(two))

@@ -72,7 +72,7 @@ class Preparation(NamedTuple):
     number: int
 
 
-class Session:
+class BrokerState:
     """Sees to it that everything stands that messages need on their way, and remembers that it does.
 
     Args:

@@ -16,7 +16,7 @@ from bide.amqp.url import BrokerUrl
 from bide.arguments import whole_number
 from bide.client.consumer import Consumer
 from bide.client.publisher import OnLost, Publisher, Receipt, checked_on_lost
-from bide.client.reconnecting import Link
+from bide.client.reconnecting import ReconnectingConnection
 from bide.delay.clock import Clock
 from bide.delay.protocol import DelayInfrastructure, check_name
 from bide.durations import DelayLike, DueTimeLike, parse_delay
@@ -46,7 +46,7 @@ class Client:
         self.url = url
         self._publisher = publisher
         self._stamp = stamp
-        self._receiving = Link(replace(url, name=f"{url.name} (receiving)"))
+        self._receiving = ReconnectingConnection(replace(url, name=f"{url.name} (receiving)"))
         publisher.link.on_leave = self._receiving.leave
         # A consumer that the caller has dropped must not be kept.
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
@@ -230,10 +230,10 @@ class Client:
         """
         # Only here: "import bide" should not pay for what not everybody uses.
         from bide.client.bulk.publish import BulkPublish
-        from bide.client.bulk.sender import Run
+        from bide.client.bulk.sender import BulkSender
 
         publisher = self._publisher
-        run = Run(
+        run = BulkSender(
             publisher,
             messages,
             window=publisher.max_in_flight if window is None else whole_number("window", window, 1, 1_000_000),

@@ -37,7 +37,7 @@ LONGEST_FLAPPING_PAUSE: Final = timedelta(milliseconds=250)
 """Between connections that the broker accepts, but that break at once."""
 
 
-class Link:
+class ReconnectingConnection:
     """Keeps one connection. Several tasks may ask for it at once: it is opened once.
 
     Args:

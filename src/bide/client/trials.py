@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from bide.amqp.confirms import Awaited
 from bide.amqp.connection import Connection
-from bide.client.broker_state import Session
+from bide.client.broker_state import BrokerState
 from bide.client.failover import Trial
 from bide.delay.protocol import Target
 
@@ -42,7 +42,7 @@ class Trials:
         sources: asked for the messages that wait and may be sent again.
     """
 
-    def __init__(self, session_on: Callable[[Connection, Session | None], Session]) -> None:
+    def __init__(self, session_on: Callable[[Connection, BrokerState | None], BrokerState]) -> None:
         self.sources = set[Callable[[], Iterable[Waiting]]]()
         self._session_on = session_on
 

@@ -34,7 +34,7 @@ class FailedAttempts:
         self._times.pop(key, None)
 
 
-class Handled:
+class HandledMessages:
     """Messages that this process has handled, so that a copy of one need not be handled again.
 
     Args:

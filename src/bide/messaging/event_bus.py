@@ -20,7 +20,7 @@ from bide.errors import BrokerError, ClosedError, DeliveryLostError, InvalidInpu
 from bide.messages.prepared import PreparedMessage
 from bide.patterns.event_bus import EventBusQueue
 from bide.recoverability import copies
-from bide.recoverability.exception_text import Explanation
+from bide.recoverability.exception_text import ExceptionText
 from bide.recoverability.history import expiry_of
 from bide.recoverability.report import HEADER_ERROR_MESSAGE, HEADER_FAILED_AT, HEADER_FAILED_QUEUE
 from bide.recoverability.x_death import Departure
@@ -125,7 +125,7 @@ class EventBus:
             if failure is None:
                 await _settle(message.ack)
                 return
-            reason = f"{type(failure).__name__}: {Explanation.of(failure).message}"
+            reason = f"{type(failure).__name__}: {ExceptionText.of(failure).message}"
             log.warning("%s: %s failed: %s", self.names.queue, message.message_id, reason, exc_info=failure)
             await _settle(message.reject)
 

@@ -30,7 +30,7 @@ from bide.amqp.delivery import Delivery
 from bide.client.broker_state import too_large
 from bide.client.client import Client
 from bide.client.message import Message
-from bide.client.reconnecting import Link
+from bide.client.reconnecting import ReconnectingConnection
 from bide.delay.protocol import ExchangeTarget
 from bide.durations import DelayLike, format_delay, parse_delay
 from bide.errors import (
@@ -74,7 +74,7 @@ class _ReplyChannel:
         self._waiting: dict[str, asyncio.Future[Delivery]] = {}
 
     @classmethod
-    async def open(cls, link: Link, replies: Replies) -> Self:
+    async def open(cls, link: ReconnectingConnection, replies: Replies) -> Self:
         connection = await link.connection()
         channel = await connection.channel(confirms=True)
         self = cls(connection, channel, single=replies == "ephemeral")
@@ -138,7 +138,7 @@ class Caller:
             )
         self._replies = replies
         self._timeout = _patience(timeout)
-        self._link = Link(replace(client.url, name=f"{client.url.name} (calls)"))
+        self._link = ReconnectingConnection(replace(client.url, name=f"{client.url.name} (calls)"))
         self._current: _ReplyChannel | None = None
         self._opening = asyncio.Lock()
         self._late_before = 0

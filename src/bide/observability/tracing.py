@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bide.delay.protocol import ExchangeTarget, Target
 from bide.endpoint.observer import Observer
-from bide.recoverability.exception_text import Explanation
+from bide.recoverability.exception_text import ExceptionText
 from bide.recoverability.history import HEADER_RETRIED_BY
 
 try:
@@ -169,7 +169,7 @@ def _ended(span: trace.Span) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        explanation = Explanation.of(error)
+        explanation = ExceptionText.of(error)
         span.set_attribute("error.type", explanation.type)
         span.set_status(trace.StatusCode.ERROR, explanation.message)
         # A cancellation, or the end of the program, is no exception of what is traced.

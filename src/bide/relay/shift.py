@@ -25,8 +25,8 @@ from bide.errors import (
     TargetNotFoundError,
     UnroutableError,
 )
-from bide.relay.decision import RelayDecision, RelayedMessage, Step, set_aside
-from bide.relay.lane import Lane, Parcel
+from bide.relay.decision import RelayDecision, RelayedMessage, RelayStep, set_aside
+from bide.relay.lane import RelayedInFlight, RelaySender
 from bide.runtime.logs import logger
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology
 
@@ -60,7 +60,7 @@ class Relayed:
     undeliverable: int = 0
 
 
-class Shift:
+class ConnectionLoop:
     """The work on one connection."""
 
     def __init__(
@@ -83,17 +83,17 @@ class Shift:
         self._consuming: Channel | None = None
         # An exchange of others may make the broker close the channel, and what else is on it is then sent once more:
         # not what goes to queues, and still less what stays within the hall.
-        self._aside = Lane(connection, told=self._told_aside, failed=self._fail)
-        self._inside = Lane(connection, told=self._told_inside, failed=self._fail)
-        self._to_queues = Lane(connection, told=self._told_outside, failed=self._fail)
-        self._to_exchanges = Lane(connection, told=self._told_outside, failed=self._fail)
+        self._aside = RelaySender(connection, told=self._told_aside, failed=self._fail)
+        self._inside = RelaySender(connection, told=self._told_inside, failed=self._fail)
+        self._to_queues = RelaySender(connection, told=self._told_outside, failed=self._fail)
+        self._to_exchanges = RelaySender(connection, told=self._told_outside, failed=self._fail)
         self._over: asyncio.Future[BideError] = connection.loop.create_future()
         self._idle = asyncio.Event()
         self._draining = False
         self._in_hand: set[int] = set()
-        self._resting: dict[Parcel, asyncio.TimerHandle] = {}
+        self._resting: dict[RelayedInFlight, asyncio.TimerHandle] = {}
         self._known: dict[str, float] = {}
-        self._asking: dict[str, list[Parcel]] = {}
+        self._asking: dict[str, list[RelayedInFlight]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._complaints: Counter[str] = Counter()
 
@@ -199,9 +199,9 @@ class Shift:
                 decision.exchange or "(default)",
                 decision.routing_key,
             )
-        self._send(Parcel(delivery, decision, relayed))
+        self._send(RelayedInFlight(delivery, decision, relayed))
 
-    def _send(self, parcel: Parcel) -> None:
+    def _send(self, parcel: RelayedInFlight) -> None:
         exchange = parcel.decision.exchange
         if parcel.decision.step != "target":
             self._inside.put(parcel)
@@ -244,7 +244,7 @@ class Shift:
 
     # -- what becomes of them
 
-    def _told_inside(self, parcel: Parcel, error: BideError | None) -> None:
+    def _told_inside(self, parcel: RelayedInFlight, error: BideError | None) -> None:
         match error:
             case None:
                 self._count(parcel.decision.step)
@@ -262,7 +262,7 @@ class Shift:
             case _:
                 self._set_aside(parcel.delivery, str(error))
 
-    def _told_outside(self, parcel: Parcel, error: BideError | None) -> None:
+    def _told_outside(self, parcel: RelayedInFlight, error: BideError | None) -> None:
         relayed = parcel.relayed
         assert relayed is not None
         match error:
@@ -272,7 +272,7 @@ class Shift:
             case PublishRefusedError():
                 self._done.refused += 1
                 self._complain(f"{relayed.target} refuses messages, which wait to be offered again")
-                self._inside.put(Parcel(parcel.delivery, relayed.again(), relayed))
+                self._inside.put(RelayedInFlight(parcel.delivery, relayed.again(), relayed))
             case AccessRefusedError() if parcel.exchange == DEFAULT_EXCHANGE:
                 # That is no matter of one target.
                 self._fail(error)
@@ -283,7 +283,7 @@ class Shift:
                 self._known.pop(parcel.exchange, None)
                 self._set_aside(parcel.delivery, str(error))
 
-    def _count(self, step: Step) -> None:
+    def _count(self, step: RelayStep) -> None:
         match step:
             case "round":
                 self._done.rounds += 1
@@ -294,7 +294,7 @@ class Shift:
             case "aside":
                 self._done.undeliverable += 1
 
-    def _try_again(self, parcel: Parcel) -> None:
+    def _try_again(self, parcel: RelayedInFlight) -> None:
         del self._resting[parcel]
         self._inside.put(parcel)
 
@@ -305,9 +305,9 @@ class Shift:
         """Publish it to the undeliverable queue, with the reason."""
         self._complain(f"set aside in {self._hall.undeliverable}: {reason}")
         decision = set_aside(self._hall, delivery.routing_key, delivery.values, reason=reason, user=self._user)
-        self._aside.put(Parcel(delivery, decision))
+        self._aside.put(RelayedInFlight(delivery, decision))
 
-    def _told_aside(self, parcel: Parcel, error: BideError | None) -> None:
+    def _told_aside(self, parcel: RelayedInFlight, error: BideError | None) -> None:
         self._count(parcel.decision.step)
         if error is None:
             self._settled(parcel.delivery)
@@ -316,7 +316,7 @@ class Shift:
         log.info("the message %r is set aside without the reason: %s", parcel.message_id, error)
         self._settle(parcel.delivery, lambda channel: channel.reject(parcel.delivery.delivery_tag, requeue=False))
 
-    def _give_back(self, parcel: Parcel) -> None:
+    def _give_back(self, parcel: RelayedInFlight) -> None:
         self._resting.pop(parcel).cancel()
         self._settle(parcel.delivery, lambda channel: channel.nack(parcel.delivery.delivery_tag))
 

@@ -56,7 +56,7 @@ _ROWS_AT_ONCE: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class SinkPlace:
     """Which part of which write a task is at, the same for every attempt at it.
 
     Attributes:
@@ -70,7 +70,7 @@ class Place:
     batch: str | None = None
 
     @classmethod
-    def of_task(cls, settings: SinkSettings, write_id: str) -> Place:
+    def of_task(cls, settings: SinkSettings, write_id: str) -> SinkPlace:
         """The place of the task that calls it.
 
         Spark tells tasks of a streaming query its id, which outlives restarts, and the number of the micro-batch.
@@ -113,7 +113,13 @@ class Sent(WriterCommitMessage):
 
 
 def send(
-    batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSettings, place: Place, *, file: str, begun: datetime
+    batches: Iterator[pa.RecordBatch],
+    rows: Rows,
+    settings: SinkSettings,
+    place: SinkPlace,
+    *,
+    file: str,
+    begun: datetime,
 ) -> Sent:
     """Send the rows of one task.
 
@@ -173,7 +179,7 @@ def _set_aside(
 
 
 def _publish(
-    batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSettings, place: Place, rejects: Rejects | None
+    batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSettings, place: SinkPlace, rejects: Rejects | None
 ) -> int:
     """Publish what was put aside, and say how many messages the broker has confirmed."""
     batch = next(batches, None)
@@ -281,7 +287,7 @@ class Sink:
         """Send the rows of the task that calls it; see :func:`send`."""
         settings = self._settings
         rows = Rows(self._columns, settings.constants, settings.infrastructure)
-        place = Place.of_task(settings, self._write_id)
+        place = SinkPlace.of_task(settings, self._write_id)
         # A stream makes its writer anew for a micro-batch that it repeats; and several tables may be written under one
         # id prefix, or in one foreachBatch.
         run = place.batch if isinstance(self, DataSourceStreamWriter) else None

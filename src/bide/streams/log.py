@@ -265,7 +265,7 @@ def read_range(address: Address, wanted: OffsetRange, *, fail_on_data_loss: bool
         TargetNotFoundError: the stream does not exist any more; not with ``fail_on_data_loss=False`` either.
         BrokerError: the broker cannot be reached, or does not send them.
     """
-    reader = _Reader(address, wanted, fail_on_data_loss)
+    reader = _LogReader(address, wanted, fail_on_data_loss)
     patience = _Patience()
     while reader.position < wanted.end:
         reached = reader.position
@@ -299,7 +299,7 @@ class _Patience:
         self._next = min(2 * self._next, _LONGEST_PAUSE)
 
 
-class _Reader:
+class _LogReader:
     """Reads a range, and knows how far it has come."""
 
     def __init__(self, address: Address, wanted: OffsetRange, fail_on_data_loss: bool) -> None:

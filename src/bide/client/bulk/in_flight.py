@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from bide.amqp.confirms import Unconfirmed
-from bide.client.broker_state import Preparation, Session
+from bide.client.broker_state import BrokerState, Preparation
 from bide.client.publish_result import PublishResult
 from bide.errors import BideError, InvalidInputError
 from bide.messages.prepared import PreparedMessage
 
 
-class Parcel(Unconfirmed):
+class InFlightMessage(Unconfirmed):
     """A message on its way.
 
     Attributes:
@@ -23,7 +23,7 @@ class Parcel(Unconfirmed):
         was_lost: whether the connection broke after it was sent.
         error: why it is not on the broker, once that is known.
         prepared_in: the session in which everything was found to be there that it needs.
-        preparation: of its next sending; see :meth:`bide.client.broker_state.Session.prepare`.
+        preparation: of its next sending; see :meth:`bide.client.broker_state.BrokerState.prepare`.
         elsewhere: whether another host confirmed it.
         on_settled: called with it and the error, or None, when its fate is known.
     """
@@ -38,7 +38,7 @@ class Parcel(Unconfirmed):
         outgoing: Any,
         position: int,
         message: PreparedMessage | None,
-        on_settled: Callable[[Parcel, BideError | None], None],
+        on_settled: Callable[[InFlightMessage, BideError | None], None],
     ) -> None:
         self.on_settled = on_settled
         self.outgoing = outgoing
@@ -48,7 +48,7 @@ class Parcel(Unconfirmed):
         self.refusals = 0
         self.was_lost = False
         self.error: BideError | None = None
-        self.prepared_in: Session | None = None
+        self.prepared_in: BrokerState | None = None
         self.preparation: Preparation | None = None
         self.elsewhere = False
         self.hops = 0

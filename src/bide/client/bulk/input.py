@@ -20,7 +20,7 @@ _BYTES_AHEAD: Final = 8 << 20
 """Bytes of bodies that are read ahead at most, but for the last message."""
 
 
-class Source(Protocol):
+class BulkInput(Protocol):
     """The input, taken one by one.
 
     Attributes:
@@ -43,7 +43,7 @@ class Source(Protocol):
         """Take no more."""
 
 
-class _Direct:
+class _Iterated:
     """An ordinary iterable."""
 
     def __init__(self, items: Iterable[Any]) -> None:
@@ -167,7 +167,7 @@ def body_bytes(outgoing: Any) -> int:
     return len(body) if isinstance(body, bytes | bytearray | memoryview | str) else 0
 
 
-def source_of(items: Iterable[Any] | AsyncIterable[Any], on_news: Callable[[], None]) -> Source:
+def source_of(items: Iterable[Any] | AsyncIterable[Any], on_news: Callable[[], None]) -> BulkInput:
     """The source for an iterable of either kind.
 
     Raises:
@@ -176,5 +176,5 @@ def source_of(items: Iterable[Any] | AsyncIterable[Any], on_news: Callable[[], N
     if isinstance(items, AsyncIterable):
         return _ReadAhead(items, on_news)
     if isinstance(items, Iterable):
-        return _Direct(items)
+        return _Iterated(items)
     raise InvalidInputError(f"the messages are of type {type(items).__name__}: give an iterable of them")

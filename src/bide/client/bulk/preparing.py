@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from bide.client.broker_state import Session
-from bide.client.bulk.in_flight import Parcel
+from bide.client.broker_state import BrokerState
+from bide.client.bulk.in_flight import InFlightMessage
 from bide.errors import BrokerError, ConnectionLostError, InvalidInputError
 
 _MOMENT: Final = 0.05
@@ -27,13 +27,13 @@ class Preparing:
     def __init__(self, on_end: Callable[[], None]) -> None:
         self.size = 0
         self._on_end = on_end
-        self._parcels: dict[asyncio.Task[None], Parcel] = {}
+        self._parcels: dict[asyncio.Task[None], InFlightMessage] = {}
         self._ended: list[asyncio.Task[None]] = []
 
     def __len__(self) -> int:
         return len(self._parcels)
 
-    def __iter__(self) -> Iterator[Parcel]:
+    def __iter__(self) -> Iterator[InFlightMessage]:
         return iter(self._parcels.values())
 
     @property
@@ -41,7 +41,7 @@ class Preparing:
         """Whether :meth:`ended` would return something."""
         return bool(self._ended)
 
-    async def start(self, session: Session, parcels: Iterable[Parcel]) -> None:
+    async def start(self, session: BrokerState, parcels: Iterable[InFlightMessage]) -> None:
         """Prepare messages for a session, and wait a moment for them, unless others take longer than that already."""
         is_first = not self._parcels
         tasks = []
@@ -54,7 +54,7 @@ class Preparing:
         if is_first:
             await asyncio.wait(tasks, timeout=_MOMENT)
 
-    def ended(self) -> list[tuple[Parcel, BaseException | None]]:
+    def ended(self) -> list[tuple[InFlightMessage, BaseException | None]]:
         """The messages whose preparation has ended since the last call, in order, with the errors that ended it."""
         tasks, self._ended = self._ended, []
         ended = []
@@ -64,7 +64,7 @@ class Preparing:
             ended.append((parcel, task.exception()))
         return ended
 
-    def give_up(self) -> list[Parcel]:
+    def give_up(self) -> list[InFlightMessage]:
         """Stop preparing, and return the messages."""
         parcels = list(self)
         for task in self._parcels:
@@ -87,19 +87,19 @@ class Preparing:
             self._on_end()
 
 
-def _size(parcel: Parcel) -> int:
+def _size(parcel: InFlightMessage) -> int:
     assert parcel.message is not None
     return len(parcel.message.body)
 
 
-def is_verdict(error: BaseException | None, session: Session) -> bool:
+def is_verdict(error: BaseException | None, session: BrokerState) -> bool:
     """Whether the error of a preparation is the last word on its message, and not that of a broken connection."""
     if isinstance(error, BrokerError):
         return session.connection.is_open and not isinstance(error, ConnectionLostError)
     return isinstance(error, InvalidInputError)
 
 
-async def _prepare(session: Session, parcel: Parcel) -> None:
+async def _prepare(session: BrokerState, parcel: InFlightMessage) -> None:
     assert parcel.message is not None
     parcel.preparation = await session.prepare(parcel.message, parcel.preparation)
     parcel.prepared_in = session

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
 from typing import Final, Self
 
-from bide.client.bulk.in_flight import Parcel
-from bide.client.bulk.sender import Run
+from bide.client.bulk.in_flight import InFlightMessage
+from bide.client.bulk.sender import BulkSender
 from bide.client.publish_result import PublishResult, PublishSummary, Tally, not_taken
 from bide.errors import BulkInDoubtError, ClosedError
 
@@ -26,7 +26,7 @@ class BulkPublish:
     confirmed.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: BulkSender) -> None:
         self._run = run
         self._is_used = False
 
@@ -49,21 +49,21 @@ class BulkPublish:
     def __await__(self) -> Generator[None, None, PublishSummary]:
         return self._whole(self._use()).__await__()
 
-    def _use(self) -> Run:
+    def _use(self) -> BulkSender:
         if self._is_used:
             raise ClosedError("these messages were published already: call publish_many again with others")
         self._is_used = True
         return self._run
 
     @staticmethod
-    async def _outcomes(run: Run) -> AsyncGenerator[PublishResult, None]:
+    async def _outcomes(run: BulkSender) -> AsyncGenerator[PublishResult, None]:
         async with aclosing(run.rounds()) as rounds:
             async for parcels in rounds:
                 for parcel in parcels:
                     yield parcel.outcome()
 
     @staticmethod
-    async def _reports(run: Run) -> AsyncGenerator[PublishSummary, None]:
+    async def _reports(run: BulkSender) -> AsyncGenerator[PublishSummary, None]:
         async with aclosing(run.rounds()) as rounds:
             async for parcels in rounds:
                 tally = Tally(keep=len(parcels))
@@ -71,7 +71,7 @@ class BulkPublish:
                 yield tally.report()
 
     @staticmethod
-    async def _whole(run: Run) -> PublishSummary:
+    async def _whole(run: BulkSender) -> PublishSummary:
         tally = Tally(keep=KEPT_FAILURES)
         try:
             async with aclosing(run.rounds()) as rounds:
@@ -89,7 +89,7 @@ class BulkPublish:
         return report
 
 
-def _count(parcels: list[Parcel], tally: Tally) -> None:
+def _count(parcels: list[InFlightMessage], tally: Tally) -> None:
     failed = [one for one in parcels if one.error is not None]
     tally.confirm(len(parcels) - len(failed))
     if failed:

@@ -11,11 +11,11 @@ from typing import Final
 from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Unconfirmed
-from bide.client.broker_state import Session, too_large
-from bide.client.bulk.in_flight import Parcel, unsendable
-from bide.client.bulk.input import NOTHING, Source, source_of
+from bide.client.broker_state import BrokerState, too_large
+from bide.client.bulk.in_flight import InFlightMessage, unsendable
+from bide.client.bulk.input import NOTHING, BulkInput, source_of
 from bide.client.bulk.preparing import Preparing, is_verdict
-from bide.client.bulk.unreachable import Unreachable
+from bide.client.bulk.unreachable import OutOfReachError, Unreachable
 from bide.client.publish_result import denied, in_doubt, not_sent, with_unsent
 from bide.client.publisher import OnLost, Publisher
 from bide.errors import (
@@ -49,15 +49,7 @@ _TURN_SECONDS: Final = 0.01
 _UNPREPARED: Final = "what they need on their way was not there yet"
 
 
-class _OutOfReachError(Exception):
-    """No connection can be had, for a reason that another try would not change."""
-
-    def __init__(self, reason: BideError) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
-
-
-class Run:
+class BulkSender:
     """Sends messages, and tells what became of them. It is run once.
 
     Args:
@@ -81,14 +73,14 @@ class Run:
         self._window = self._limit = window
         self._on_lost = on_lost
         self._timeout = timeout
-        self._session: Session | None = None
+        self._session: BrokerState | None = None
         self._channel: Channel | None = None
         self._taken = 0
         self._in_flight = 0
         self._bytes = 0
-        self._known: list[Parcel] = []
-        self._lost: list[Parcel] = []
-        self._again: deque[Parcel] = deque()
+        self._known: list[InFlightMessage] = []
+        self._lost: list[InFlightMessage] = []
+        self._again: deque[InFlightMessage] = deque()
         self._unreachable = Unreachable()
         self._news = asyncio.Event()
         self._preparing = Preparing(self._news.set)
@@ -102,7 +94,7 @@ class Run:
         """Give the first message this position instead of 0."""
         self._taken = position
 
-    async def rounds(self) -> AsyncGenerator[list[Parcel], None]:
+    async def rounds(self) -> AsyncGenerator[list[InFlightMessage], None]:
         """Send, and hand out what became known, whenever something did.
 
         Whatever ends it early is raised after the last of what is known was handed out; what the input raises, after
@@ -136,16 +128,16 @@ class Run:
             await self._preparing.close()
             await source.close()
 
-    def _unconfirmed(self) -> Iterable[Parcel]:
+    def _unconfirmed(self) -> Iterable[InFlightMessage]:
         """The messages that wait for their confirm or their first sending, if they may be sent again."""
         sent = self._channel.confirms.waiting if self._channel is not None else ()
-        waiting = (*(one for one in sent if isinstance(one, Parcel)), *self._again, *self._preparing)
+        waiting = (*(one for one in sent if isinstance(one, InFlightMessage)), *self._again, *self._preparing)
         return waiting if self._on_lost == "repeat" else ()
 
-    def _is_done(self, source: Source) -> bool:
+    def _is_done(self, source: BulkInput) -> bool:
         return (source.ended or self._end is not None) and not self._is_waiting()
 
-    def settled(self, parcel: Parcel, error: BideError | None) -> None:
+    def settled(self, parcel: InFlightMessage, error: BideError | None) -> None:
         """The broker's word on one message, or the end of its channel."""
         self._in_flight -= 1
         self._bytes -= len(parcel.body)
@@ -160,7 +152,7 @@ class Run:
         else:
             self._lost.append(parcel)
 
-    async def _round(self, source: Source) -> None:
+    async def _round(self, source: BulkInput) -> None:
         """One turn: send what may be sent, or wait for whatever comes first."""
         try:
             await self._go_on(source)
@@ -175,7 +167,7 @@ class Run:
                 raise PublishError(f"the broker was not reached within {self._timeout:g} s: is it up?") from error
         except BulkInDoubtError:
             raise
-        except _OutOfReachError as error:
+        except OutOfReachError as error:
             if self._is_waiting():
                 raise self._in_doubt(str(error)) from error.reason
             raise error.reason from error.reason.__cause__
@@ -193,7 +185,7 @@ class Run:
                 raise
             raise self._in_doubt(f"{type(error).__name__}: {error}") from error
 
-    async def _go_on(self, source: Source) -> None:
+    async def _go_on(self, source: BulkInput) -> None:
         self._take_back()
         if self._lost:
             self._sort()
@@ -210,7 +202,7 @@ class Run:
                 session = self._session = await self._connected()
         loop = asyncio.get_running_loop()
         started = loop.time()
-        unprepared: list[Parcel] = []
+        unprepared: list[InFlightMessage] = []
         is_interrupted = self._send(source, session, channel, unprepared)
         # The broker cannot be heard while the input takes its time.
         took = loop.time() - started
@@ -234,12 +226,12 @@ class Run:
                 await self._news.wait()
                 self._has_moved = True
 
-    async def _connected(self) -> Session:
+    async def _connected(self) -> BrokerState:
         """The session of an open connection, opened anew if need be, which is tried as long as it may succeed."""
         try:
             return await self._publisher.session()
         except BideError as error:
-            raise _OutOfReachError(error) from error
+            raise OutOfReachError(error) from error
 
     def _is_waiting(self) -> bool:
         """Whether there are messages whose fate is not known."""
@@ -270,7 +262,9 @@ class Run:
         self._has_moved = True
         self._news.set()
 
-    def _send(self, source: Source, session: Session, channel: Channel, unprepared: list[Parcel]) -> bool:
+    def _send(
+        self, source: BulkInput, session: BrokerState, channel: Channel, unprepared: list[InFlightMessage]
+    ) -> bool:
         """Send what may be sent now, set aside what is not prepared, and return whether there may be more to send."""
         connection, number, clock = session.connection, channel.number, asyncio.get_running_loop().time
         end, held = clock() + _TURN_SECONDS, 0
@@ -315,7 +309,7 @@ class Run:
             self._bytes += len(message.body)
         return True
 
-    def _take(self, source: Source) -> Parcel | None:
+    def _take(self, source: BulkInput) -> InFlightMessage | None:
         """The next message of the input, checked; None where there is none, or it is not the time for new ones."""
         if self._limit < self._window or self._end is not None:
             return None
@@ -327,17 +321,17 @@ class Run:
         try:
             if not isinstance(outgoing, OutgoingMessage):
                 raise InvalidInputError(f"item {position} is a {type(outgoing).__name__}: give a bide.OutgoingMessage")
-            return Parcel(outgoing, position, self._publisher.checker.check(outgoing), self.settled)
+            return InFlightMessage(outgoing, position, self._publisher.checker.check(outgoing), self.settled)
         except Exception as error:  # noqa: BLE001 (whatever is wrong with one message is no harm to the others)
-            parcel = Parcel(outgoing, position, None, self.settled)
+            parcel = InFlightMessage(outgoing, position, None, self.settled)
             self._failed(parcel, unsendable(position, error))
             return parcel
 
-    def _failed(self, parcel: Parcel, error: BideError) -> None:
+    def _failed(self, parcel: InFlightMessage, error: BideError) -> None:
         parcel.error = error
         self._known.append(parcel)
 
-    def _denied(self, parcel: Parcel, error: BideError) -> None:
+    def _denied(self, parcel: InFlightMessage, error: BideError) -> None:
         """The broker does not take it now; it may have done so when it was sent before, and the confirm was lost."""
         assert parcel.message is not None
         if parcel.may_be_there and not isinstance(error, MessageTooLargeError):
@@ -386,7 +380,9 @@ class Run:
         if lost and (self._on_lost == "raise" or isinstance(error, ClosedError)):
             raise self._in_doubt(str(error)) from error
 
-    def _without_blamed(self, session: Session, channel: Channel, lost: list[Parcel]) -> list[Parcel]:
+    def _without_blamed(
+        self, session: BrokerState, channel: Channel, lost: list[InFlightMessage]
+    ) -> list[InFlightMessage]:
         """Settle those that made the broker close the channel, as far as it tells, and return the others.
 
         Where the broker does not say which it was, fewer and fewer are sent at once, until it is alone.

@@ -13,7 +13,7 @@ from bide.amqp.url import BrokerUrl
 from bide.arguments import whole_number
 from bide.client.bulk.input import body_bytes
 from bide.client.bulk.publish import KEPT_FAILURES
-from bide.client.bulk.thread_feed import Feed
+from bide.client.bulk.thread_feed import ThreadFeed
 from bide.client.client import connect
 from bide.client.publish_result import PublishSummary, Tally, not_taken, with_unsent
 from bide.client.publisher import OnLost
@@ -78,7 +78,7 @@ class BulkPublisher:
         self._pid = os.getpid()
         self._batch: list[OutgoingMessage] = []
         self._bytes = 0
-        self._feed: Feed | None = None
+        self._feed: ThreadFeed | None = None
         self._sending: concurrent.futures.Future[None] | None = None
         self._taken = 0
         self._tally = Tally(keep=self._keep)
@@ -152,7 +152,7 @@ class BulkPublisher:
             # A signal's exception ended the flush.
             self._wait()
         if self._feed is None or self._sending is None:
-            feed = Feed(self._client.call)
+            feed = ThreadFeed(self._client.call)
             self._sending = self._client.submit(self._publish(feed, self._taken))
             self._feed = feed
         # Where a signal's exception ends the waiting, the batch goes with the next message.
@@ -187,7 +187,7 @@ class BulkPublisher:
             raise named from named.__cause__
         self._sending = self._feed = None
 
-    async def _publish(self, feed: Feed, first: int) -> None:
+    async def _publish(self, feed: ThreadFeed, first: int) -> None:
         try:
             async for report in self._client.client.publish_many(feed).count_from(first).batches():
                 self._tally.add(report)

@@ -14,7 +14,7 @@ _BATCHES_AHEAD: Final = 4
 """Enough for the event loop never to wait while the other thread makes messages."""
 
 
-class Feed:
+class ThreadFeed:
     """An asynchronous input that one other thread fills, and waits for where it is ahead.
 
     Attributes:

@@ -61,7 +61,7 @@ class LevelFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class PlanReport:
     """A plan for one layout.
 
     Attributes:
@@ -92,7 +92,7 @@ def clear(timeline: Timeline, out: str) -> None:
     timeline.queues().limit(0).write.mode("overwrite").option(_MARK, "false").parquet(f"{out}/queues")
 
 
-def report(timeline: Timeline, capacity: Capacity, *, out: str | None = None) -> Report:
+def report(timeline: Timeline, capacity: Capacity, *, out: str | None = None) -> PlanReport:
     """Sum up a plan, and judge it.
 
     Args:
@@ -145,7 +145,7 @@ def report(timeline: Timeline, capacity: Capacity, *, out: str | None = None) ->
             bytes=whole.bytes_peak,
             lanes=timeline.ladder.lanes,
         )
-    return Report(layout=timeline.ladder.name, levels=tuple(figures), spans=found, judgements=tuple(judged))
+    return PlanReport(layout=timeline.ladder.name, levels=tuple(figures), spans=found, judgements=tuple(judged))
 
 
 def _by_level(levels: DataFrame) -> DataFrame:

@@ -31,7 +31,7 @@ import bide.spark
 from bide.admin.locate import endpoints
 from bide.amqp.url import BrokerUrl
 from bide.client.sync import SyncClient, connect_sync
-from bide.error_queues import ErrorQueue, Moved
+from bide.error_queues import ErrorQueue, OperationResult
 from bide.error_queues.operation import Progress
 from bide.errors import InvalidInputError, TargetNotFoundError
 
@@ -188,7 +188,7 @@ def send(
     *,
     details: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-    interrupted: Callable[[Moved], None] | None = None,
+    interrupted: Callable[[OperationResult], None] | None = None,
 ) -> DataFrame:
     """Send messages back, and take them out of the error queue, each when it is due.
 
@@ -258,11 +258,11 @@ def keep(messages: DataFrame, where: str | None) -> DataFrame:
     return kept
 
 
-def _to_its_end(client: SyncClient, work: Coroutine[Any, Any, Moved]) -> Moved:
+def _to_its_end(client: SyncClient, work: Coroutine[Any, Any, OperationResult]) -> OperationResult:
     """Run a coroutine. An interruption cancels it, and then waits until it has written down what it did."""
     ended = threading.Event()
 
-    async def run() -> Moved:
+    async def run() -> OperationResult:
         try:
             return await work
         finally:

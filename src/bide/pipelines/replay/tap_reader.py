@@ -48,7 +48,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class ReplayRun:
     """How messages are sent.
 
     Attributes:
@@ -106,7 +106,7 @@ async def _first(connection: Connection, stream: str) -> int | None:
         return offset_of(delivery) if delivery is not None else None
 
 
-async def send_back(wanted: Sequence[Wanted], way: Way, *, skip_missing: bool) -> int:
+async def send_back(wanted: Sequence[Wanted], way: ReplayRun, *, skip_missing: bool) -> int:
     """Send messages back, and wait until the broker has all of them; says how many those are.
 
     Args:
@@ -123,7 +123,7 @@ async def send_back(wanted: Sequence[Wanted], way: Way, *, skip_missing: bool) -
         held = [] if skip_missing else await _looked_for(connection, wanted)
         sent = len(held)
         async with connect(way.url) as client:
-            sending = _Sending(client)
+            sending = _TapCopy(client)
             try:
                 for row, message in held:
                     await sending.put(_back(message, row, way))
@@ -191,7 +191,7 @@ def read_copy(delivery: Delivery) -> FailedMessage:
     )
 
 
-def _back(message: FailedMessage, row: Wanted, way: Way) -> PreparedMessage:
+def _back(message: FailedMessage, row: Wanted, way: ReplayRun) -> PreparedMessage:
     return redrive.back(message, to=row.queue, run=way.run)
 
 
@@ -234,7 +234,7 @@ async def copies(connection: Connection, stream: str, offsets: Sequence[int]) ->
                     yield left.popleft(), delivery
 
 
-class _Sending:
+class _TapCopy:
     """Messages on their way, :data:`WINDOW` at once."""
 
     def __init__(self, client: Client) -> None:

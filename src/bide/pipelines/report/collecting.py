@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 from bide.pipelines.report import counting, tables
 from bide.pipelines.report.figures import (
     Building,
+    FailureGroup,
     Failures,
     Figures,
-    Flow,
-    Group,
+    FlowFigures,
     Headline,
+    ReportStep,
     Skyline,
-    Step,
     Target,
-    Undecodable,
+    UndecodableFigures,
 )
 from bide.pipelines.report.scale import EPOCH, floored, span_for
 
@@ -87,9 +87,9 @@ def _headline(messages: DataFrame, grace: timedelta) -> Headline:
     return Headline(**row, lost=lost, grace=grace)
 
 
-def _flow(messages: DataFrame, headline: Headline) -> Flow:
+def _flow(messages: DataFrame, headline: Headline) -> FlowFigures:
     if headline.since is None or headline.until is None:
-        return Flow(first=EPOCH, width=_SHORTEST, scheduled=[], delivered=[], p50=[], p99=[])
+        return FlowFigures(first=EPOCH, width=_SHORTEST, scheduled=[], delivered=[], p50=[], p99=[])
     width = max(span_for(headline.until - headline.since, _FLOW_SPANS), _SHORTEST)
     first = floored(headline.since, width)
     spans = (headline.until - first) // width + 1
@@ -99,7 +99,7 @@ def _flow(messages: DataFrame, headline: Headline) -> Flow:
         known = {row["span"]: row[name] for row in rows if row[name] is not None}
         return [known.get(span) for span in range(spans)]
 
-    return Flow(
+    return FlowFigures(
         first=first,
         width=width,
         scheduled=[one or 0 for one in column("scheduled")],
@@ -109,12 +109,12 @@ def _flow(messages: DataFrame, headline: Headline) -> Flow:
     )
 
 
-def _lateness(messages: DataFrame) -> list[Step]:
+def _lateness(messages: DataFrame) -> list[ReportStep]:
     counts = {row["step"]: row["count"] for row in counting.lateness(messages).collect()}
     if not counts:
         return []
     return [
-        Step(low=_late(step) if step >= 0 else 0.0, high=_late(step + 1), count=counts.get(step, 0))
+        ReportStep(low=_late(step) if step >= 0 else 0.0, high=_late(step + 1), count=counts.get(step, 0))
         for step in range(min(counts), max(counts) + 1)
     ]
 
@@ -198,10 +198,10 @@ def _failures(table: DataFrame, failed: DataFrame | None) -> Failures:
     )
 
 
-def _group(row: Row, times: list[Row], spans: int) -> Group:
+def _group(row: Row, times: list[Row], spans: int) -> FailureGroup:
     own = {one["span"]: one for one in times if (one["group"], one["endpoint"]) == (row["group"], row["endpoint"])}
     newest = max((span for span in own if own[span]["text"]), default=None)
-    return Group(
+    return FailureGroup(
         name=row["group"] or "",
         exception=row["exception"] or "",
         endpoint=row["endpoint"] or "",
@@ -216,11 +216,11 @@ def _group(row: Row, times: list[Row], spans: int) -> Group:
     )
 
 
-def _undecodable(table: DataFrame) -> tuple[list[Undecodable], int]:
+def _undecodable(table: DataFrame) -> tuple[list[UndecodableFigures], int]:
     found = []
     for row in counting.undecodable(table).limit(_GROUPS).collect():
         times = {name: EPOCH + timedelta(microseconds=row[name]) for name in ("first_seen", "last_seen")}
-        found.append(Undecodable(**{**row.asDict(), **times}))
+        found.append(UndecodableFigures(**{**row.asDict(), **times}))
     return found, table.count()
 
 

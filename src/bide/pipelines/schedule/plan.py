@@ -21,7 +21,7 @@ WINDOW: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SchedulePlan:
     """What becomes of a row.
 
     Attributes:
