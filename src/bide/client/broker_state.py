@@ -28,6 +28,7 @@ from bide.errors import (
     UnsupportedTargetError,
 )
 from bide.messages.prepared import MessageTemplate, Moment, PreparedMessage
+from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
 from bide.runtime.shared_tasks import SharedTasks
 from bide.topology import Exchange, Topology
@@ -39,8 +40,6 @@ REBIND_AFTER: Final = timedelta(seconds=30)
 
 The digit queues of ``Clock`` are looked for as often.
 """
-
-_REMEMBERED: Final = 10_000
 
 _ASKING: Final = 100
 """Messages that ask for their exchange at once, each on a channel of its own. RabbitMQ allows a connection 2,047."""
@@ -111,11 +110,11 @@ class BrokerState:
         self._channel: Channel | None = None
         self._applied = False
         self._largest: int | None = None
-        self._targets: dict[tuple[Target, bool], float] = {}
-        self._requirements: dict[Topology, float] = {}
+        self._targets = BoundedCache[tuple[Target, bool], float]()
+        self._requirements = BoundedCache[Topology, float]()
         self._release_queues: set[str] = set()
-        self._exchanges: dict[str, float] = {}
-        self._kinds: dict[tuple[MessageTemplate, bool], float] = {}
+        self._exchanges = BoundedCache[str, float]()
+        self._kinds = BoundedCache[tuple[MessageTemplate, bool], float]()
         self._doubt_at = inf
         self._opening = asyncio.Lock()
         self._binding = asyncio.Semaphore(_BINDING)
@@ -385,13 +384,9 @@ class BrokerState:
     def _remember_kind(self, kind: MessageTemplate | None, until: float, *, waits: bool) -> None:
         if kind is None:
             return
-        if len(self._kinds) >= _REMEMBERED:
-            self._kinds.clear()
         self._kinds[kind, waits] = until
 
     def _remember(self, known: dict[_Key, float], key: _Key) -> None:
-        if len(known) >= _REMEMBERED:
-            known.clear()
         known[key] = self.connection.loop.time() + REBIND_AFTER.total_seconds()
 
 

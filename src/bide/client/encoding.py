@@ -28,13 +28,12 @@ from bide.delay.protocol import (
 from bide.durations import to_milliseconds
 from bide.errors import InvalidInputError
 from bide.messages.prepared import MessageTemplate, PreparedMessage
+from bide.runtime.bounded_cache import BoundedCache
 
 _LENGTH: Final = struct.Struct(">I")
 _TIME: Final = struct.Struct(">q")
 _SENT: Final = codec.short_string(HEADER_SENT) + b"l"
 _LEAST_INT64: Final = 1 << 31
-_REMEMBERED: Final = 10_000
-
 _UNITS: Final = tuple(level.unit // RESOLUTION for level in LEVELS)
 
 
@@ -70,7 +69,7 @@ class Encoder:
         self._growth = growth
         self._clock = infrastructure if isinstance(infrastructure, Clock) else None
         self._frame_max = frame_max
-        self._prepared: dict[MessageTemplate, _Direct | _Delayed | None] = {}
+        self._prepared = BoundedCache[MessageTemplate, _Direct | _Delayed | None]()
 
     def encode(self, message: PreparedMessage, now: datetime, *, channel: int, mandatory: bool) -> Encoded | None:
         """Encode a message that is sent now.
@@ -108,8 +107,6 @@ class Encoder:
         except InvalidInputError:
             # It may still be sent without a wait; what is wrong is said by whoever finds it in a message.
             prepared = None
-        if len(self._prepared) >= _REMEMBERED:
-            self._prepared.clear()
         self._prepared[kind] = prepared
         return prepared
 

@@ -26,6 +26,7 @@ from bide.recoverability.failed import group_of, message_type
 from bide.recoverability.failure import Failure
 from bide.recoverability.history import History, expiry_of
 from bide.recoverability.report import FailureReport
+from bide.runtime.backoff import Backoff
 from bide.runtime.cancellation import from_within, is_cancelled, outcome_of
 from bide.runtime.logs import logger
 
@@ -363,7 +364,7 @@ class Worker:
         Raises:
             InvalidInputError: it can never be sent.
         """
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             try:
                 await self._forward(copy)
@@ -371,8 +372,7 @@ class Worker:
                 raise
             except BrokerError as error:
                 log.error("%s: cannot pass on %s yet: %s", self._rules.endpoint, copy.message_id, error)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                await asyncio.sleep(backoff.next())
             else:
                 return
 

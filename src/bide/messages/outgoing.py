@@ -12,8 +12,8 @@ from bide.delay.protocol import MAX_NAME_BYTES, check_name
 from bide.durations import DelayLike, DueTimeLike, parse_delay, parse_due_time
 from bide.errors import InvalidInputError
 from bide.messages.prepared import MessageTemplate, PreparedMessage, body_of, checked_headers, new_message_id
+from bide.runtime.bounded_cache import BoundedCache
 
-_REMEMBERED: Final = 10_000
 _NO_DELAY: Final = timedelta(0)
 
 
@@ -54,7 +54,7 @@ class MessageChecker:
     """Checks messages. What many messages have in common is checked once, and remembered as a template."""
 
     def __init__(self) -> None:
-        self._kinds: dict[Any, MessageTemplate] = {}
+        self._kinds = BoundedCache[Any, MessageTemplate]()
 
     def check(self, outgoing: OutgoingMessage) -> PreparedMessage:
         """The message as it can be sent.
@@ -91,8 +91,6 @@ class MessageChecker:
             return _checked(outgoing)
         if kind is None:
             message = _checked(outgoing)
-            if len(self._kinds) >= _REMEMBERED:
-                self._kinds.clear()
             kind = self._kinds[key] = MessageTemplate(message.target, message.values, is_delayed=is_delayed)
         return _alike(outgoing, kind) or _checked(outgoing)
 

@@ -24,6 +24,7 @@ from bide.recoverability.exception_text import ExceptionText
 from bide.recoverability.history import expiry_of
 from bide.recoverability.report import HEADER_ERROR_MESSAGE, HEADER_FAILED_AT, HEADER_FAILED_QUEUE
 from bide.recoverability.x_death import Departure
+from bide.runtime.backoff import Backoff
 from bide.runtime.cancellation import outcome_apart
 from bide.runtime.logs import logger
 
@@ -160,7 +161,7 @@ class EventBus:
     async def _pass_on(self, message: Message) -> None:
         """Publish the successor until the broker has it: the message stays in hand meanwhile, so nothing is lost."""
         copy = self._successor(message, self._client.now())
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             try:
                 await self._client.forward(copy)
@@ -177,8 +178,7 @@ class EventBus:
                 return
             except BrokerError as error:
                 log.error("%s: cannot pass on %s yet: %s", self.names.queue, message.message_id, error)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                await asyncio.sleep(backoff.next())
             else:
                 break
         await _settle(message.ack)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,6 +26,7 @@ from bide.errors import (
 )
 from bide.relay.decision import RelayDecision, RelayedMessage, RelayStep, set_aside
 from bide.relay.lane import RelayedInFlight, RelaySender
+from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology
 
@@ -37,8 +37,6 @@ _PAUSE: Final = 1.0
 
 _KNOWN_FOR: Final = 30.0
 """Seconds for which an exchange that was there counts as being there."""
-
-_REMEMBERED: Final = 10_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,10 +90,10 @@ class ConnectionLoop:
         self._draining = False
         self._in_hand: set[int] = set()
         self._resting: dict[RelayedInFlight, asyncio.TimerHandle] = {}
-        self._known: dict[str, float] = {}
+        self._known = BoundedCache[str, float]()
         self._asking: dict[str, list[RelayedInFlight]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._complaints: Counter[str] = Counter()
+        self._complaints = BoundedCache[str, int]()
 
     async def work(self, stopping: asyncio.Event, on_start: Callable[[Connection], None] | None) -> None:
         """Relay until *stopping*, or until something breaks.
@@ -233,8 +231,6 @@ class ConnectionLoop:
             return
         parcels = self._asking.pop(exchange)
         if there:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
             self._known[exchange] = self._connection.loop.time() + _KNOWN_FOR
         for parcel in parcels:
             if there:
@@ -329,9 +325,6 @@ class ConnectionLoop:
 
     def _complain(self, what: str) -> None:
         """Warn of the same thing at its 1st, 10th, 100th... time."""
-        if len(self._complaints) >= _REMEMBERED:
-            self._complaints.clear()
-        self._complaints[what] += 1
-        count = self._complaints[what]
+        count = self._complaints[what] = self._complaints.get(what, 0) + 1
         if str(count).strip("0") == "1":
             log.warning("%s%s", what, "" if count == 1 else f" ({count} times)")

@@ -16,17 +16,16 @@ import pyarrow.compute as pc
 
 from bide.amqp.codec import field_value
 from bide.delay.protocol import MAX_NAME_BYTES, DelayInfrastructure
-from bide.durations import format_delay, parse_delay
+from bide.durations import format_delay, from_microseconds, parse_delay, to_microseconds
 from bide.errors import BideError, InvalidDelayError, InvalidInputError, InvalidRowError
 from bide.messages.outgoing import MessageChecker, OutgoingMessage
 from bide.messages.prepared import checked_headers
+from bide.runtime.bounded_cache import BoundedCache
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_EARLIEST: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
-_LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_EARLIEST: Final = to_microseconds(datetime.min.replace(tzinfo=UTC))
+_LATEST: Final = to_microseconds(datetime.max.replace(tzinfo=UTC))
 _DAY: Final = timedelta(days=1) // _MICROSECOND
-_REMEMBERED: Final = 10_000
 _DIFFERENT: Final = frozenset({"value", "delay", "deliver_at", "message_id", "correlation_id", "headers"})
 """Columns whose values usually differ from row to row; of the others, the combinations are checked once."""
 
@@ -58,7 +57,7 @@ class Rows:
     infrastructure: DelayInfrastructure
     required: tuple[str, ...] = ("value",)
     _checker: MessageChecker = field(default_factory=MessageChecker, init=False)
-    _good: set[Any] = field(default_factory=set, init=False)
+    _good: BoundedCache[Any, None] = field(default_factory=BoundedCache, init=False)
 
     def problems(self, batch: pa.RecordBatch, now: datetime) -> dict[int, str]:
         """What is wrong with rows, by their place in the batch.
@@ -168,7 +167,7 @@ class Rows:
                 scale = 1 if pa.types.is_duration(delay.type) else 1_000
                 if not _is_between(pc.cast(delay, pa.int64()), 0, longest // scale):
                     return False
-        latest = min(_LATEST, (now - _EPOCH) // _MICROSECOND + longest)
+        latest = min(_LATEST, to_microseconds(now) + longest)
         return due is None or _is_between(pc.cast(due, pa.int64()), _EARLIEST, latest)
 
     def _have_good_headers(self, headers: pa.Array | None) -> bool:
@@ -207,9 +206,7 @@ class Rows:
                 message.starting(now).route(self.infrastructure, now)
             except (InvalidInputError, TypeError):
                 return False
-            if len(self._good) >= _REMEMBERED:
-                self._good.clear()
-            self._good.add(key)
+            self._good[key] = None
         return True
 
     def _lists(self, batch: pa.RecordBatch) -> dict[str, list[Any]]:
@@ -281,7 +278,7 @@ def _delay(microseconds: int) -> timedelta | InvalidInputError:
 
 def _moment(microseconds: int) -> datetime | InvalidInputError:
     if _EARLIEST <= microseconds <= _LATEST:
-        return _EPOCH + timedelta(microseconds=microseconds)
+        return from_microseconds(microseconds)
     return InvalidRowError("a time outside the years 1 to 9999")
 
 

@@ -21,6 +21,7 @@ from bide.errors import (
     ProtocolError,
     TargetNotFoundError,
 )
+from bide.runtime.backoff import Backoff
 from bide.runtime.logs import logger
 from bide.streams import frames
 from bide.streams.chunk import Chunk
@@ -285,7 +286,7 @@ class _Patience:
 
     def __init__(self) -> None:
         self._end: float | None = None
-        self._next = _FIRST_PAUSE
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
 
     def is_over(self) -> bool:
         now = time.monotonic()
@@ -295,8 +296,7 @@ class _Patience:
 
     def pause(self) -> None:
         """Wait a little, and longer each time."""
-        time.sleep(self._next)
-        self._next = min(2 * self._next, _LONGEST_PAUSE)
+        time.sleep(self._backoff.next())
 
 
 class _LogReader:

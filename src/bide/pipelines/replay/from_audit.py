@@ -26,6 +26,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from bide.durations import from_microseconds
 from bide.errors import InvalidInputError, NotFoundError
 from bide.pipelines.audit import facts
 from bide.pipelines.audit.folder import Folder
@@ -59,7 +60,6 @@ FINAL: Final = ("parked", "discarded", "expired")
 
 _KEY: Final = ("message_id", "queue", "failed_at")
 _CHOSEN: Final = (*_KEY, "stream", "offset", "deliver_at", "part")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def failures(spark: SparkSession, folder: Folder) -> DataFrame:
@@ -359,20 +359,16 @@ def send(
 def _send_when_due(left: DataFrame, times: list[Row], writer: _ReplayPartWriter) -> None:
     """Send parts in the order of their due times, each when the last message of it is due."""
     due = {row["part"]: row["last"] for row in times}
-    late = max(datetime.now(UTC) - _moment(min(row["first"] for row in times)), timedelta(0))
+    late = max(datetime.now(UTC) - from_microseconds(min(row["first"] for row in times)), timedelta(0))
     rows = left.orderBy("part").toLocalIterator()
     for number, some in groupby(rows, key=lambda row: row["part"]):
         wanted = [_wanted(row.asDict()) for row in some]
-        wait = _moment(due[number]) + late - datetime.now(UTC)
+        wait = from_microseconds(due[number]) + late - datetime.now(UTC)
         time.sleep(max(wait.total_seconds(), 0.0))
         with ThreadPoolExecutor(1, thread_name_prefix="replay") as thread:
             sending = thread.submit(writer.send, number, wanted)
             # An interruption waits, by the end of the block, for the part to be sent and written down.
             sending.result()
-
-
-def _moment(micros: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=micros)
 
 
 def run_of(ledger: Ledger) -> str:

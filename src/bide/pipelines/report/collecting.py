@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from bide.durations import EPOCH, from_microseconds
 from bide.pipelines.report import counting, tables
 from bide.pipelines.report.figures import (
     Building,
@@ -19,7 +20,7 @@ from bide.pipelines.report.figures import (
     Target,
     UndecodableFigures,
 )
-from bide.pipelines.report.scale import EPOCH, floored, span_for
+from bide.pipelines.report.scale import floored, span_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -160,7 +161,7 @@ def _skyline(pending: DataFrame) -> Skyline:
 
 def _pending_range(pending: DataFrame) -> tuple[datetime, datetime]:
     row = counting.pending_range(pending).collect()[0]
-    first, last, low, high = (EPOCH + timedelta(microseconds=row[name]) for name in ("first", "last", "low", "high"))
+    first, last, low, high = (from_microseconds(row[name]) for name in ("first", "last", "low", "high"))
     most = _CENTRE * max(high - low, 24 * _HOUR)
     return low if high - first > most else first, high if last - low > most else last
 
@@ -181,7 +182,7 @@ def _failures(table: DataFrame, failed: DataFrame | None) -> Failures:
     whole = counting.failures(table).collect()[0]
     if whole["first"] is None:
         return Failures(first=EPOCH, width=_SHORTEST, spans=0, groups=[], others=0, total=0)
-    first, last = EPOCH + timedelta(microseconds=whole["first"]), EPOCH + timedelta(microseconds=whole["last"])
+    first, last = from_microseconds(whole["first"]), from_microseconds(whole["last"])
     width = max(span_for(last - first, _FAILURE_SPANS), _SHORTEST)
     first = floored(first, width)
     spans = (last - first) // width + 1
@@ -207,8 +208,8 @@ def _group(row: Row, times: list[Row], spans: int) -> FailureGroup:
         endpoint=row["endpoint"] or "",
         count=row["count"],
         messages=row["messages"],
-        first_seen=EPOCH + timedelta(microseconds=row["first_seen"]),
-        last_seen=EPOCH + timedelta(microseconds=row["last_seen"]),
+        first_seen=from_microseconds(row["first_seen"]),
+        last_seen=from_microseconds(row["last_seen"]),
         recent=row["recent"] or 0,
         before=row["before"] or 0,
         text="" if newest is None else own[newest]["text"],
@@ -219,10 +220,10 @@ def _group(row: Row, times: list[Row], spans: int) -> FailureGroup:
 def _undecodable(table: DataFrame) -> tuple[list[UndecodableFigures], int]:
     found = []
     for row in counting.undecodable(table).limit(_GROUPS).collect():
-        times = {name: EPOCH + timedelta(microseconds=row[name]) for name in ("first_seen", "last_seen")}
+        times = {name: from_microseconds(row[name]) for name in ("first_seen", "last_seen")}
         found.append(UndecodableFigures(**{**row.asDict(), **times}))
     return found, table.count()
 
 
 def _moment(micros: int | None) -> datetime | None:
-    return None if micros is None else EPOCH + timedelta(microseconds=micros)
+    return None if micros is None else from_microseconds(micros)

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from bide.client.sync import connect_sync
+from bide.durations import from_microseconds
 from bide.errors import BideError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.schedule.plan import SchedulePlan
@@ -307,4 +308,4 @@ class _SchedulePartWriter(DataSourceArrowWriter):
 
 
 def _moment(micros: int | None) -> datetime | None:
-    return None if micros is None else datetime.fromtimestamp(0, UTC) + timedelta(microseconds=micros)
+    return None if micros is None else from_microseconds(micros)
