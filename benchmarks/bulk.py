@@ -31,8 +31,9 @@ from bide.client.encoding import Encoder
 from bide.delay.clock import Clock
 from bide.delay.received import restore
 from bide.local_broker import LocalBroker
-from bide.messages.outgoing import MessageChecker, OutgoingMessage
-from bide.messages.prepared import PreparedMessage
+from bide.messages.checker import MessageChecker
+from bide.messages.outgoing import OutgoingMessage
+from bide.messages.prepared import PreparedMessage, check_message
 
 _Any = TypeVar("_Any")
 
@@ -51,7 +52,9 @@ def ways(now: datetime) -> dict[str, tuple[Sequence[PreparedMessage], Callable[[
     alike = [
         check.check(OutgoingMessage(bytes(_BODY), to=TARGET, delay=delay)).starting(now) for delay in random_minutes()
     ]
-    single = [PreparedMessage.make(bytes(_BODY), to=TARGET, delay=delay).starting(now) for delay in random_minutes()]
+    single = [
+        check_message(OutgoingMessage(bytes(_BODY), to=TARGET, delay=delay)).starting(now) for delay in random_minutes()
+    ]
     encoder = Encoder(_CLOCK, frame_max=FRAME_MAX)
     known = {}
     for one in single:

@@ -19,8 +19,9 @@ from bide.delay.clock import Clock
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import DelayLike, parse_delay
 from bide.errors import InvalidInputError
-from bide.messages.outgoing import MessageChecker, OutgoingMessage
-from bide.messages.prepared import PreparedMessage
+from bide.messages.checker import MessageChecker
+from bide.messages.outgoing import OutgoingMessage
+from bide.messages.prepared import PreparedMessage, check_message
 from bide.runtime.shared_tasks import SharedTasks
 
 NOW = datetime(2026, 7, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -92,8 +93,8 @@ letters = st.tuples(addresses, times, bodies, properties).map(
 
 def made(letter: OutgoingMessage) -> PreparedMessage:
     """The same message, by the full check alone."""
-    return PreparedMessage.make(
-        **{name: getattr(letter, name) for name in OutgoingMessage.__slots__ if name != "mandatory"}
+    return check_message(
+        OutgoingMessage(**{name: getattr(letter, name) for name in OutgoingMessage.__slots__ if name != "mandatory"})
     )
 
 
@@ -138,7 +139,7 @@ def _with_id(letter: OutgoingMessage, message_id: str) -> PreparedMessage:
     values = {
         name: getattr(letter, name) for name in OutgoingMessage.__slots__ if name not in ("mandatory", "message_id")
     }
-    return PreparedMessage.make(**values, message_id=message_id)
+    return check_message(OutgoingMessage(**values, message_id=message_id))
 
 
 def wrong_letters() -> Iterator[OutgoingMessage]:

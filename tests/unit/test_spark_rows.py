@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from bide.amqp.codec import properties
 from bide.delay.clock import Clock
 from bide.errors import InvalidInputError
-from bide.messages.outgoing import MessageChecker, OutgoingMessage
+from bide.messages.checker import MessageChecker
+from bide.messages.outgoing import OutgoingMessage
 from bide.spark.rows import Rows
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)

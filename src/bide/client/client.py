@@ -19,10 +19,10 @@ from bide.client.publisher import OnLost, Publisher, Receipt, checked_on_lost
 from bide.client.reconnecting import ReconnectingConnection
 from bide.delay.clock import Clock
 from bide.delay.protocol import DelayInfrastructure, check_name
-from bide.durations import DelayLike, DueTimeLike, parse_delay
+from bide.durations import DelayLike, parse_delay
 from bide.errors import BrokerUnreachableError
-from bide.messages.outgoing import OutgoingMessage
-from bide.messages.prepared import PreparedMessage
+from bide.messages.outgoing import OutgoingMessage, takes
+from bide.messages.prepared import PreparedMessage, check_message
 from bide.topology import Queue, Topology
 
 if TYPE_CHECKING:
@@ -103,49 +103,9 @@ class Client:
         """
         return await self._in_time(self._publisher.infrastructure())
 
-    async def publish(
-        self,
-        body: bytes | str | None = None,
-        *,
-        json: Any = None,
-        to: str | None = None,
-        exchange: str | None = None,
-        routing_key: str = "",
-        delay: DelayLike | None = None,
-        deliver_at: DueTimeLike | None = None,
-        isolated: bool = False,
-        mandatory: bool = True,
-        headers: Mapping[str, Any] | None = None,
-        message_id: str | None = None,
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-        content_type: str | None = None,
-        content_encoding: str | None = None,
-        type: str | None = None,
-        user_id: str | None = None,
-        app_id: str | None = None,
-        timestamp: datetime | None = None,
-        persistent: bool = True,
-        priority: int | None = None,
-        expiration: DelayLike | None = None,
-    ) -> Receipt:
-        """Send a message and wait until the broker has it.
-
-        Args:
-            body: bytes, or text that is sent as UTF-8.
-            json: instead of a body: anything that serialises as JSON.
-            to: the queue that it goes to.
-            exchange: instead of a queue: the exchange that it goes to, with its ``routing_key``.
-            delay: how long from now; at least this long, rounded up to the infrastructure's resolution.
-            deliver_at: instead of a delay: the due time, with a time zone. One in the past is delivered at once.
-            isolated: reach the queue over a release queue of its own (one hop more), so that if it refuses messages
-                only its own wait. Exchanges always are. Only for delayed messages with ``Clock``.
-            mandatory: an undelayed message that no queue takes is an error rather than dropped.
-            message_id: kept; made if it is None.
-            persistent: survive a restart of the broker in classic queues (quorum queues always do).
-            priority: 0 to 255. A delayed message carries it in a header, and bide's consumer restores it.
-            expiration: how long the message is of use in its queue. A delayed message carries it in a header;
-                see ``Message.expired``.
+    @takes(OutgoingMessage)
+    async def publish(self, message: OutgoingMessage) -> Receipt:
+        """Send a message and wait until the broker has it. The parameters are the fields of :class:`OutgoingMessage`.
 
         Raises:
             InvalidInputError: in one of its kinds; nothing was sent.
@@ -158,35 +118,14 @@ class Client:
             ClosedError: the client was closed before it was sent.
             BrokerError: the broker cannot be reached, or refuses.
         """
-        outgoing = OutgoingMessage(
-            body,
-            json=json,
-            to=to,
-            exchange=exchange,
-            routing_key=routing_key,
-            delay=delay,
-            deliver_at=deliver_at,
-            isolated=isolated,
-            mandatory=mandatory,
-            headers=headers,
-            message_id=message_id,
-            correlation_id=correlation_id,
-            reply_to=reply_to,
-            content_type=content_type,
-            content_encoding=content_encoding,
-            type=type,
-            user_id=user_id,
-            app_id=app_id,
-            timestamp=timestamp,
-            persistent=persistent,
-            priority=priority,
-            expiration=expiration,
-        )
-        message = self._publisher.checker.check(outgoing)
+        return await self._send(message)
+
+    async def _send(self, message: OutgoingMessage) -> Receipt:
+        prepared = self._publisher.checker.check(message)
         if self._stamp is None:
-            return await self._publisher.publish(message, mandatory=mandatory)
-        with self._stamp(message) as headers:
-            return await self._publisher.publish(message.stamped(headers), mandatory=mandatory)
+            return await self._publisher.publish(prepared, mandatory=message.mandatory)
+        with self._stamp(prepared) as headers:
+            return await self._publisher.publish(prepared.stamped(headers), mandatory=message.mandatory)
 
     def publish_many(
         self,
@@ -261,7 +200,7 @@ class Client:
             BrokerError: the broker cannot be reached, or refuses.
         """
         infrastructure = await self.infrastructure()
-        message = PreparedMessage.make(b"", to=queue, delay=infrastructure.resolution)
+        message = check_message(OutgoingMessage(b"", to=queue, delay=infrastructure.resolution))
         try:
             await self._publisher.prepare(message)
         except TimeoutError as error:

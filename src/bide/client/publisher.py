@@ -31,7 +31,7 @@ from bide.errors import (
     PublishInDoubtError,
     TargetNotFoundError,
 )
-from bide.messages.outgoing import MessageChecker
+from bide.messages.checker import MessageChecker
 from bide.messages.prepared import PreparedMessage
 from bide.runtime.logs import logger
 from bide.runtime.shared_tasks import SharedTasks

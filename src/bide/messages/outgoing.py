@@ -1,28 +1,40 @@
-"""What the caller wants to send, as a value; and its check, which costs little for many that are alike."""
+"""A message to be sent, as a value."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from datetime import datetime, timedelta
-from functools import lru_cache
-from typing import Any, Final
+from datetime import datetime
+from functools import update_wrapper
+from inspect import signature
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from bide.delay.protocol import MAX_NAME_BYTES, check_name
-from bide.durations import DelayLike, DueTimeLike, parse_delay, parse_due_time
-from bide.errors import InvalidInputError
-from bide.messages.prepared import MessageTemplate, PreparedMessage, body_of, checked_headers, new_message_id
-from bide.runtime.bounded_cache import BoundedCache
-
-_NO_DELAY: Final = timedelta(0)
+from bide.durations import DelayLike, DueTimeLike
 
 
 # Not frozen, because making a frozen one takes five times as long, and bulk publishing makes millions.
 @dataclass(slots=True)
 class OutgoingMessage:
-    """One message for ``publish_many``; the fields are the arguments of :meth:`bide.Client.publish`.
+    """A message to be sent: the parameters of :meth:`bide.Client.publish`, as a value for ``publish_many``.
 
     It is read when it is taken from the iterable. Do not change it after that.
+
+    Args:
+        body: bytes, or text that is sent as UTF-8.
+        json: instead of a body: anything that serialises as JSON.
+        to: the queue that it goes to.
+        exchange: instead of a queue: the exchange that it goes to, with its ``routing_key``.
+        delay: how long from now; at least this long, rounded up to the infrastructure's resolution.
+        deliver_at: instead of a delay: the due time, with a time zone. One in the past is delivered at once.
+        isolated: reach the queue through a release queue of its own (one hop more), so that only its own messages wait
+            if it refuses them. Exchanges always have one. Only for delayed messages.
+        mandatory: an undelayed message that no queue takes is an error rather than dropped.
+        message_id: kept; made if it is None.
+        timestamp: an aware ``datetime``; whole seconds on the wire.
+        persistent: survive a restart of the broker in classic queues (quorum queues always do).
+        priority: 0 to 255. A delayed message carries it in a header, and bide's consumer restores it.
+        expiration: how long the message is of use in its queue. A delayed message carries it in a header; see
+            :attr:`bide.Message.expired`.
     """
 
     body: bytes | str | None = None
@@ -50,127 +62,28 @@ class OutgoingMessage:
     expiration: DelayLike | None = None
 
 
-class MessageChecker:
-    """Checks messages. What many messages have in common is checked once, and remembered as a template."""
-
-    def __init__(self) -> None:
-        self._kinds = BoundedCache[Any, MessageTemplate]()
-
-    def check(self, outgoing: OutgoingMessage) -> PreparedMessage:
-        """The message as it can be sent.
-
-        Raises:
-            InvalidInputError: in one of its kinds, for the first thing that cannot be sent.
-        """
-        if outgoing.mandatory.__class__ is not bool:
-            raise InvalidInputError(f"mandatory is {outgoing.mandatory!r}: give True or False")
-        is_delayed = outgoing.delay is not None or outgoing.deliver_at is not None
-        key = (
-            outgoing.to,
-            outgoing.exchange,
-            outgoing.routing_key,
-            outgoing.isolated,
-            is_delayed,
-            outgoing.json is None,
-            outgoing.reply_to,
-            outgoing.content_type,
-            outgoing.content_encoding,
-            outgoing.type,
-            outgoing.user_id,
-            outgoing.app_id,
-            outgoing.persistent,
-            # True is equal to 1, but no priority.
-            outgoing.priority.__class__,
-            outgoing.priority,
-            outgoing.expiration,
-        )
-        try:
-            kind = self._kinds.get(key)
-        except TypeError:
-            # Something that cannot be hashed is in a place where it cannot be sent either.
-            return _checked(outgoing)
-        if kind is None:
-            message = _checked(outgoing)
-            kind = self._kinds[key] = MessageTemplate(message.target, message.values, is_delayed=is_delayed)
-        return _alike(outgoing, kind) or _checked(outgoing)
+_Fields = ParamSpec("_Fields")
+_Self = TypeVar("_Self")
+_Sent = TypeVar("_Sent")
+_Value = TypeVar("_Value")
 
 
-def _alike(outgoing: OutgoingMessage, kind: MessageTemplate) -> PreparedMessage | None:
-    """A message with a known template, checked; None where only the full check can tell what is wrong."""
-    body = outgoing.body
-    if body.__class__ is not bytes:
-        if body is not None and outgoing.json is not None:
-            return None
-        body = body_of(body, outgoing.json)
-    elif outgoing.json is not None:
-        return None
-    delay, due = outgoing.delay, None
-    if delay is not None:
-        if outgoing.deliver_at is not None:
-            return None
-        try:
-            delay = delay if delay.__class__ is timedelta else _parsed(delay)
-        except TypeError:
-            # It cannot be remembered, because it is nothing of which a delay can be made.
-            return None
-        if delay < _NO_DELAY:
-            return None
-    elif outgoing.deliver_at is not None:
-        due = parse_due_time(outgoing.deliver_at)
-    values = kind.values.copy()
-    if outgoing.headers:
-        values["headers"] = checked_headers(outgoing.headers, delayed=kind.is_delayed)
-    for name, value in (("message_id", outgoing.message_id), ("correlation_id", outgoing.correlation_id)):
-        if value is not None:
-            if value.__class__ is not str:
-                return None
-            if len(value) > MAX_NAME_BYTES or not value.isascii():
-                check_name(name.replace("_", " "), value, empty=True)
-            values[name] = value
-    message_id = values.get("message_id")
-    if message_id is None:
-        message_id = values["message_id"] = new_message_id()
-    if outgoing.timestamp is not None:
-        if outgoing.timestamp.__class__ is not datetime or outgoing.timestamp.tzinfo is None:
-            return None
-        values["timestamp"] = outgoing.timestamp
-    return PreparedMessage(
-        target=kind.target,
-        body=body,
-        message_id=message_id,
-        delay=delay,
-        due=due,
-        values=values,
-        kind=kind,
-    )
+def takes(
+    kind: Callable[_Fields, _Value],
+) -> Callable[[Callable[[_Self, _Value], _Sent]], Callable[Concatenate[_Self, _Fields], _Sent]]:
+    """Give a method the parameters of a class, instead of one parameter of that class.
 
+    So the fields of a message are listed once, and type checkers and ``help`` know them everywhere.
+    """
 
-@lru_cache(maxsize=1024, typed=True)
-def _parsed(delay: DelayLike) -> timedelta:
-    return parse_delay(delay)
+    def decorate(method: Callable[[_Self, _Value], _Sent]) -> Callable[Concatenate[_Self, _Fields], _Sent]:
+        def taking(self: _Self, /, *args: _Fields.args, **fields: _Fields.kwargs) -> _Sent:
+            return method(self, kind(*args, **fields))
 
+        update_wrapper(taking, method)
+        own, fields = signature(method), signature(kind)
+        first = next(iter(own.parameters.values()))
+        taking.__signature__ = own.replace(parameters=[first, *fields.parameters.values()])  # type: ignore[attr-defined]
+        return taking
 
-def _checked(outgoing: OutgoingMessage) -> PreparedMessage:
-    return PreparedMessage.make(
-        outgoing.body,
-        json=outgoing.json,
-        to=outgoing.to,
-        exchange=outgoing.exchange,
-        routing_key=outgoing.routing_key,
-        delay=outgoing.delay,
-        deliver_at=outgoing.deliver_at,
-        isolated=outgoing.isolated,
-        headers=outgoing.headers,
-        message_id=outgoing.message_id,
-        correlation_id=outgoing.correlation_id,
-        reply_to=outgoing.reply_to,
-        content_type=outgoing.content_type,
-        content_encoding=outgoing.content_encoding,
-        type=outgoing.type,
-        user_id=outgoing.user_id,
-        app_id=outgoing.app_id,
-        timestamp=outgoing.timestamp,
-        persistent=outgoing.persistent,
-        priority=outgoing.priority,
-        expiration=outgoing.expiration,
-    )
+    return decorate

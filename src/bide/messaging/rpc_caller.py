@@ -44,7 +44,8 @@ from bide.errors import (
     TargetNotFoundError,
     UnroutableError,
 )
-from bide.messages.prepared import PreparedMessage, new_message_id
+from bide.messages.outgoing import OutgoingMessage
+from bide.messages.prepared import PreparedMessage, check_message, new_message_id
 from bide.patterns.rpc import DIRECT_REPLY_TO
 from bide.runtime.logs import logger
 from bide.topology import Exchange, Queue, Topology
@@ -198,18 +199,20 @@ class Caller:
         if self._closed:
             raise ClosedError("the caller was closed")
         patience = self._timeout if timeout is None else _patience(timeout)
-        request = PreparedMessage.make(
-            body,
-            json=json,
-            to=to,
-            exchange=exchange,
-            routing_key=routing_key,
-            headers=headers,
-            type=type,
-            correlation_id=new_message_id(),
-            reply_to=DIRECT_REPLY_TO,  # of the right form; the real one is known later
-            expiration=patience,
-            persistent=False,
+        request = check_message(
+            OutgoingMessage(
+                body,
+                json=json,
+                to=to,
+                exchange=exchange,
+                routing_key=routing_key,
+                headers=headers,
+                type=type,
+                correlation_id=new_message_id(),
+                reply_to=DIRECT_REPLY_TO,  # of the right form; the real one is known later
+                expiration=patience,
+                persistent=False,
+            )
         )
         correlation_id = str(request.values["correlation_id"])
         sent = asyncio.Event()

@@ -18,7 +18,8 @@ from bide.amqp.codec import field_value
 from bide.delay.protocol import MAX_NAME_BYTES, DelayInfrastructure
 from bide.durations import format_delay, from_microseconds, parse_delay, to_microseconds
 from bide.errors import BideError, InvalidDelayError, InvalidInputError, InvalidRowError
-from bide.messages.outgoing import MessageChecker, OutgoingMessage
+from bide.messages.checker import MessageChecker
+from bide.messages.outgoing import OutgoingMessage
 from bide.messages.prepared import checked_headers
 from bide.runtime.bounded_cache import BoundedCache
 

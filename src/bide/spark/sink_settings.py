@@ -18,7 +18,8 @@ from bide.delay.by_name import LAYOUTS, QUEUE_TYPES, ROUTINGS, QueueType, Routin
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import parse_delay, parse_due_time
 from bide.errors import InvalidInputError, InvalidOptionError
-from bide.messages.outgoing import MessageChecker, OutgoingMessage
+from bide.messages.checker import MessageChecker
+from bide.messages.outgoing import OutgoingMessage
 from bide.spark.options import Options
 from bide.spark.overdue import GRACE, PAST, Past
 

@@ -10,7 +10,8 @@ from bide.admin.apply import exists
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidInputError, TargetNotFoundError
-from bide.messages.outgoing import MessageChecker, OutgoingMessage
+from bide.messages.checker import MessageChecker
+from bide.messages.outgoing import OutgoingMessage
 from bide.pipelines.ledger import digest_of
 from bide.pipelines.run_sync import wait_for
 from bide.spark.sink_settings import SinkSettings
