@@ -13,7 +13,7 @@ import pytest
 
 import bide
 from bide.local_broker.installation import HOME_VARIABLE
-from tests.generated_input import Case, cases, fault, report, run_in_process
+from tests.generated_input import DEAD, Case, cases, fault, files, report, run_in_process
 from tests.patience import PATIENCE
 from tests.support import Vhost
 
@@ -88,6 +88,28 @@ def test_no_option_of_a_pipeline_ends_in_an_internal_error(tmp_path: Path) -> No
 def test_no_value_of_any_option_ends_in_an_internal_error_on_a_live_broker(tmp_path: Path, vhost: Vhost) -> None:
     some = cases(tmp_path, url=vhost.url, api=vhost.broker.management_url, every=12)
     assert check(of_one_pattern(one for one in some if one.command[0] not in COSTLY | ENDLESS)) > 1500
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "delay verify --management-url amqp://[::1",
+        "relay --allow * --resolution 9999999d",
+        "send --to x --delay ²s",
+        "broker start --port ²",
+        "topology explain --exchange x --definitions deep.json",
+        "topology explain --exchange x --definitions deeper.json",
+        "topology explain --exchange x --definitions five.json",
+        "topology explain --exchange x --definitions null.json",
+        "topology explain --exchange x --definitions empty",
+    ],
+)
+def test_what_ended_in_an_internal_error_once_is_bad_usage(tmp_path: Path, words: str) -> None:
+    """Named here, because the other tests run a sample of what is generated."""
+    files(tmp_path)
+    outcome = run_in_process([*words.split(), "--url", DEAD] if words.startswith("relay") else words.split())
+    assert fault(outcome) is None, outcome
+    assert (outcome.code, outcome.out) == (2, ""), outcome
 
 
 def shell(words: str, **options: object) -> subprocess.CompletedProcess[str]:
