@@ -11,7 +11,7 @@ from bide.client.bulk.in_flight import Parcel
 from bide.errors import BrokerError, ConnectionLostError, InvalidInputError
 
 _MOMENT: Final = 0.05
-"""Seconds to wait for what letters need before others go on without them: most of it is declared in less."""
+"""Seconds that a bulk waits for declarations before what is behind goes on. Most declarations take less."""
 
 
 class Preparing:
