@@ -127,7 +127,7 @@ def shell(words: str, **options: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_sample_as_processes(tmp_path: Path) -> None:
+def test_a_process_does_not_end_in_an_internal_error(tmp_path: Path) -> None:
     some = [one for one in of_one_pattern(cases(tmp_path, every=997)) if one.command[0] not in COSTLY | ENDLESS]
     some = [one for one in some if one.parameter]
     for case in some[:: max(len(some) // 8, 1)]:
