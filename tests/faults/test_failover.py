@@ -99,6 +99,24 @@ async def test_clients_of_a_broken_node_do_not_all_leave_it_at_once(hosts: tuple
 
 
 @pytest.mark.slow
+async def test_a_client_that_has_left_a_node_does_not_stay_on_the_next_one_that_stops(
+    hosts: tuple[Proxy, Proxy],
+) -> None:
+    first, second = hosts
+    before = moves.copy()
+    async with bide.connect(url_of(first, second), infrastructure=CLOCK) as client:
+        queue = await prepared(client)
+        for used, other in (hosts, hosts[::-1]):
+            used.stall()
+            await client.publish(b"", to=queue)
+            connection = await client._publisher.connection()
+            assert connection.url == BrokerUrl.parse(url_of(first, second))
+            assert connection.address == other.url.rpartition("@")[2].partition("/")[0]
+            used.moving.set()
+    assert moves - before == {"silent": 2}
+
+
+@pytest.mark.slow
 async def test_a_client_of_nodes_that_fail_in_turn_moves_less_and_less_often(
     hosts: tuple[Proxy, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:

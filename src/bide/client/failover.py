@@ -143,9 +143,12 @@ class Failover:
         # In random order, whatever the URL says: otherwise a first host that is broken too would be tried every time.
         others = replace(url, hosts=hosts, shuffle=True, timeout=timedelta(seconds=PROBE_ANSWER))
         try:
-            return await Connection.open(others), ""
+            other = await Connection.open(others)
         except BideError as error:
             return None, str(error)
+        # With all hosts: it may have to be left for one of them later.
+        other.url = url
+        return other, ""
 
     async def _verdict(
         self, connection: Connection, other: Connection | None, *, begun: float, failure: str
