@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from datetime import timedelta
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -214,7 +215,8 @@ async def test_a_target_without_a_leader_does_not_keep_the_client_on_a_broken_no
 ) -> None:
     first, second = hosts
     before = moves.copy()
-    async with bide.connect(f"{url_of(first, second)}&heartbeat=1", infrastructure=CLOCK, timeout="25s") as client:
+    url, timeout = f"{url_of(first, second)}&heartbeat=1", timedelta(seconds=PATIENCE)
+    async with bide.connect(url, infrastructure=CLOCK, timeout=timeout) as client:
         queue, lost = await prepared(client), await prepared(client)
         leader = f'list_to_existing_atom("{vhost.name}_{lost}")'
         await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", f"sys:suspend({leader}).")
@@ -277,7 +279,7 @@ async def test_a_node_that_blocks_publishers_is_not_left(frail: Frail, quiet: No
     async with (
         Proxy(frail.url()) as first,
         Proxy(frail.url()) as second,
-        bide.connect(url_of(first, second), infrastructure=CLOCK) as client,
+        bide.connect(url_of(first, second), infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client,
     ):
         queue = await prepared(client)
         connection = await client._publisher.connection()
