@@ -16,7 +16,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.client.failover import moves
 from bide.errors import BrokerError, BulkInDoubtError, PublishInDoubtError, PublishRefusedError
-from bide.messages.outgoing import Letter
+from bide.messages.outgoing import OutgoingMessage
 from bide.observability.metrics import Metrics
 from tests.broker.receiving import eventually, fresh, receive
 from tests.faults.conftest import CLOCK, Frail
@@ -237,7 +237,7 @@ async def test_a_bulk_publish_does_not_stay_on_a_node_that_confirms_nothing(host
         queue = await prepared(client)
         first.rewrite = without_confirms
         begun = asyncio.get_running_loop().time()
-        report = await client.publish_many(Letter(b"", to=queue) for _ in range(100))
+        report = await client.publish_many(OutgoingMessage(b"", to=queue) for _ in range(100))
         assert asyncio.get_running_loop().time() - begun < 10
         assert report.confirmed == 100
         assert second.accepted == 1
@@ -256,7 +256,7 @@ async def test_no_node_is_left_where_none_confirms_anything_and_the_error_names_
         with pytest.raises(
             (PublishInDoubtError, BulkInDoubtError), match="the majority of the cluster's nodes is lost"
         ):
-            await (client.publish_many([Letter(b"", to=queue)]) if bulk else client.publish(b"", to=queue))
+            await (client.publish_many([OutgoingMessage(b"", to=queue)]) if bulk else client.publish(b"", to=queue))
     assert moves == before
 
 

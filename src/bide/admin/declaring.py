@@ -39,7 +39,6 @@ is not permitted, and an interceptor of the channel.
 from __future__ import annotations
 
 import asyncio
-import random
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -51,6 +50,7 @@ from typing import Any, Final, Self, TypeVar
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.errors import BrokerError, BrokerUnreachableError, ClosedError, ConnectionLostError, TargetNotFoundError
+from bide.runtime.backoff import Backoff
 from bide.runtime.logs import logger
 
 log = logger(__name__)
@@ -105,7 +105,7 @@ class Declaring:
         self._retry_for = retry_for.total_seconds()
         self._can_move = can_move
         self._in_flight = _MOST_IN_FLIGHT
-        self._pause = _FIRST_PAUSE
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._refusals: list[float] = []
 
     async def __aenter__(self) -> Self:
@@ -155,7 +155,8 @@ class Declaring:
                     await self._rest_after(result)
                     break
                 pending.popleft()
-                self._pause, self._refusals = _FIRST_PAUSE, []
+                self._backoff.reset()
+                self._refusals = []
                 yield item, result
             else:
                 size = min(size * 4, _MOST_IN_FLIGHT)
@@ -200,8 +201,7 @@ class Declaring:
         if seconds >= self._retry_for:
             text = f"{error}; it was tried {len(self._refusals)} times within {seconds:.0f} s"
             raise type(error)(text, reply_code=error.reply_code) from error
-        pause = min(self._pause * random.uniform(0.5, 1.0), self._retry_for - seconds)  # noqa: S311 (no secret)
-        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+        pause = min(self._backoff.next(), self._retry_for - seconds)
         self._in_flight = max(self._in_flight // 4, 1)
         log.warning("retrying in %.1f s: %s", pause, error)
         await asyncio.sleep(pause)

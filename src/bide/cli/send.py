@@ -130,9 +130,9 @@ async def _send(
     as_json: bool,
 ) -> None:
     from bide.client.client import connect
-    from bide.messages.prepared import Outgoing
+    from bide.messages.prepared import PreparedMessage
 
-    Outgoing.make(**message)  # what cannot be sent is said before a broker is needed
+    PreparedMessage.make(**message)  # what cannot be sent is said before a broker is needed
     last: list[Receipt] = []
 
     def on_receipt(receipt: Receipt) -> None:

@@ -27,7 +27,8 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedTargetError,
 )
-from bide.messages.prepared import Kind, Moment, Outgoing
+from bide.messages.prepared import MessageTemplate, Moment, PreparedMessage
+from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
 from bide.runtime.shared_tasks import SharedTasks
 from bide.topology import Exchange, Topology
@@ -39,8 +40,6 @@ REBIND_AFTER: Final = timedelta(seconds=30)
 
 The digit queues of ``Clock`` are checked as often.
 """
-
-_REMEMBERED: Final = 10_000
 
 _ASKING: Final = 100
 """Messages that ask for their exchange at once, each on a channel of its own. RabbitMQ allows a connection 2,047."""
@@ -72,7 +71,7 @@ class Preparation(NamedTuple):
     number: int
 
 
-class Session:
+class BrokerState:
     """Declares or checks everything that messages need on their way, and remembers it.
 
     Args:
@@ -111,11 +110,11 @@ class Session:
         self._channel: Channel | None = None
         self._applied = False
         self._largest: int | None = None
-        self._targets: dict[tuple[Target, bool], float] = {}
-        self._requirements: dict[Topology, float] = {}
+        self._targets = BoundedCache[tuple[Target, bool], float]()
+        self._requirements = BoundedCache[Topology, float]()
         self._release_queues: set[str] = set()
-        self._exchanges: dict[str, float] = {}
-        self._kinds: dict[tuple[Kind, bool], float] = {}
+        self._exchanges = BoundedCache[str, float]()
+        self._kinds = BoundedCache[tuple[MessageTemplate, bool], float]()
         self._doubt_at = inf
         self._opening = asyncio.Lock()
         self._binding = asyncio.Semaphore(_BINDING)
@@ -143,7 +142,7 @@ class Session:
         """The present, as a message is sent with it."""
         return Moment(sending_time(self.connection.now()), self.connection.monotonic())
 
-    def is_prepared(self, message: Outgoing) -> bool:
+    def is_prepared(self, message: PreparedMessage) -> bool:
         """Whether :meth:`prepare` has nothing to do, as far as is known without asking the broker."""
         if self._largest is not None and len(message.body) > self._largest:
             return False
@@ -161,7 +160,7 @@ class Session:
         return self._kinds.get((message.kind, waits), 0.0) > now
 
     async def prepare(
-        self, message: Outgoing, previous: Preparation | None = None, *, digits: bool = True
+        self, message: PreparedMessage, previous: Preparation | None = None, *, digits: bool = True
     ) -> Preparation:
         """Declare or check everything that this message needs on its way.
 
@@ -212,8 +211,8 @@ class Session:
         return prepared
 
     def encode(
-        self, message: Outgoing, *, channel: int, mandatory: bool, prepared: Preparation | None
-    ) -> tuple[Outgoing, Encoded] | None:
+        self, message: PreparedMessage, *, channel: int, mandatory: bool, prepared: Preparation | None
+    ) -> tuple[PreparedMessage, Encoded] | None:
         """Encode a message that is sent now. Its delay counts from here: all of it, or of a repeated one the rest.
 
         Args:
@@ -382,20 +381,16 @@ class Session:
     def _is_known(self, known: dict[_Key, float], key: _Key) -> bool:
         return known.get(key, 0.0) > self.connection.loop.time()
 
-    def _remember_kind(self, kind: Kind | None, until: float, *, waits: bool) -> None:
+    def _remember_kind(self, kind: MessageTemplate | None, until: float, *, waits: bool) -> None:
         if kind is None:
             return
-        if len(self._kinds) >= _REMEMBERED:
-            self._kinds.clear()
         self._kinds[kind, waits] = until
 
     def _remember(self, known: dict[_Key, float], key: _Key) -> None:
-        if len(known) >= _REMEMBERED:
-            known.clear()
         known[key] = self.connection.loop.time() + REBIND_AFTER.total_seconds()
 
 
-def too_large(message: Outgoing, limit: int) -> MessageTooLargeError:
+def too_large(message: PreparedMessage, limit: int) -> MessageTooLargeError:
     """The error for a body over the broker's limit."""
     return MessageTooLargeError(
         f"the body of the message {message.message_id!r} has {len(message.body)} bytes, the broker's limit is {limit}: "

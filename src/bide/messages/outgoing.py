@@ -11,15 +11,15 @@ from typing import Any, Final
 from bide.delay.protocol import MAX_NAME_BYTES, check_name
 from bide.durations import DelayLike, DueTimeLike, parse_delay, parse_due_time
 from bide.errors import InvalidInputError
-from bide.messages.prepared import Kind, Outgoing, body_of, checked_headers, new_message_id
+from bide.messages.prepared import MessageTemplate, PreparedMessage, body_of, checked_headers, new_message_id
+from bide.runtime.bounded_cache import BoundedCache
 
-_REMEMBERED: Final = 10_000
 _NO_DELAY: Final = timedelta(0)
 
 
 # Not frozen, because making a frozen one takes five times as long, and bulk publishing makes millions.
 @dataclass(slots=True)
-class Letter:
+class OutgoingMessage:
     """One message for ``publish_many``; the fields are the arguments of :meth:`bide.Client.publish`.
 
     It is read when it is taken from the iterable. Do not change it after that.
@@ -50,65 +50,63 @@ class Letter:
     expiration: DelayLike | None = None
 
 
-class Letters:
-    """Checks letters. What letters have in common is checked once, and remembered as their kind."""
+class MessageChecker:
+    """Checks messages. What many messages have in common is checked once, and remembered as a template."""
 
     def __init__(self) -> None:
-        self._kinds: dict[Any, Kind] = {}
+        self._kinds = BoundedCache[Any, MessageTemplate]()
 
-    def check(self, letter: Letter) -> Outgoing:
-        """The message that a letter stands for.
+    def check(self, outgoing: OutgoingMessage) -> PreparedMessage:
+        """The message as it can be sent.
 
         Raises:
             InvalidInputError: in one of its kinds, for the first thing that cannot be sent.
         """
-        if letter.mandatory.__class__ is not bool:
-            raise InvalidInputError(f"mandatory is {letter.mandatory!r}: give True or False")
-        is_delayed = letter.delay is not None or letter.deliver_at is not None
+        if outgoing.mandatory.__class__ is not bool:
+            raise InvalidInputError(f"mandatory is {outgoing.mandatory!r}: give True or False")
+        is_delayed = outgoing.delay is not None or outgoing.deliver_at is not None
         key = (
-            letter.to,
-            letter.exchange,
-            letter.routing_key,
-            letter.isolated,
+            outgoing.to,
+            outgoing.exchange,
+            outgoing.routing_key,
+            outgoing.isolated,
             is_delayed,
-            letter.json is None,
-            letter.reply_to,
-            letter.content_type,
-            letter.content_encoding,
-            letter.type,
-            letter.user_id,
-            letter.app_id,
-            letter.persistent,
+            outgoing.json is None,
+            outgoing.reply_to,
+            outgoing.content_type,
+            outgoing.content_encoding,
+            outgoing.type,
+            outgoing.user_id,
+            outgoing.app_id,
+            outgoing.persistent,
             # True is equal to 1, but no priority.
-            letter.priority.__class__,
-            letter.priority,
-            letter.expiration,
+            outgoing.priority.__class__,
+            outgoing.priority,
+            outgoing.expiration,
         )
         try:
             kind = self._kinds.get(key)
         except TypeError:
             # Something that cannot be hashed is in a place where it cannot be sent either.
-            return _checked(letter)
+            return _checked(outgoing)
         if kind is None:
-            message = _checked(letter)
-            if len(self._kinds) >= _REMEMBERED:
-                self._kinds.clear()
-            kind = self._kinds[key] = Kind(message.target, message.values, is_delayed=is_delayed)
-        return _alike(letter, kind) or _checked(letter)
+            message = _checked(outgoing)
+            kind = self._kinds[key] = MessageTemplate(message.target, message.values, is_delayed=is_delayed)
+        return _alike(outgoing, kind) or _checked(outgoing)
 
 
-def _alike(letter: Letter, kind: Kind) -> Outgoing | None:
-    """The message of a letter of a known kind, or None where only the full check can tell what is wrong."""
-    body = letter.body
+def _alike(outgoing: OutgoingMessage, kind: MessageTemplate) -> PreparedMessage | None:
+    """A message with a known template, checked; None where only the full check can tell what is wrong."""
+    body = outgoing.body
     if body.__class__ is not bytes:
-        if body is not None and letter.json is not None:
+        if body is not None and outgoing.json is not None:
             return None
-        body = body_of(body, letter.json)
-    elif letter.json is not None:
+        body = body_of(body, outgoing.json)
+    elif outgoing.json is not None:
         return None
-    delay, due = letter.delay, None
+    delay, due = outgoing.delay, None
     if delay is not None:
-        if letter.deliver_at is not None:
+        if outgoing.deliver_at is not None:
             return None
         try:
             delay = delay if delay.__class__ is timedelta else _parsed(delay)
@@ -117,12 +115,12 @@ def _alike(letter: Letter, kind: Kind) -> Outgoing | None:
             return None
         if delay < _NO_DELAY:
             return None
-    elif letter.deliver_at is not None:
-        due = parse_due_time(letter.deliver_at)
+    elif outgoing.deliver_at is not None:
+        due = parse_due_time(outgoing.deliver_at)
     values = kind.values.copy()
-    if letter.headers:
-        values["headers"] = checked_headers(letter.headers, delayed=kind.is_delayed)
-    for name, value in (("message_id", letter.message_id), ("correlation_id", letter.correlation_id)):
+    if outgoing.headers:
+        values["headers"] = checked_headers(outgoing.headers, delayed=kind.is_delayed)
+    for name, value in (("message_id", outgoing.message_id), ("correlation_id", outgoing.correlation_id)):
         if value is not None:
             if value.__class__ is not str:
                 return None
@@ -132,11 +130,11 @@ def _alike(letter: Letter, kind: Kind) -> Outgoing | None:
     message_id = values.get("message_id")
     if message_id is None:
         message_id = values["message_id"] = new_message_id()
-    if letter.timestamp is not None:
-        if letter.timestamp.__class__ is not datetime or letter.timestamp.tzinfo is None:
+    if outgoing.timestamp is not None:
+        if outgoing.timestamp.__class__ is not datetime or outgoing.timestamp.tzinfo is None:
             return None
-        values["timestamp"] = letter.timestamp
-    return Outgoing(
+        values["timestamp"] = outgoing.timestamp
+    return PreparedMessage(
         target=kind.target,
         body=body,
         message_id=message_id,
@@ -152,27 +150,27 @@ def _parsed(delay: DelayLike) -> timedelta:
     return parse_delay(delay)
 
 
-def _checked(letter: Letter) -> Outgoing:
-    return Outgoing.make(
-        letter.body,
-        json=letter.json,
-        to=letter.to,
-        exchange=letter.exchange,
-        routing_key=letter.routing_key,
-        delay=letter.delay,
-        deliver_at=letter.deliver_at,
-        isolated=letter.isolated,
-        headers=letter.headers,
-        message_id=letter.message_id,
-        correlation_id=letter.correlation_id,
-        reply_to=letter.reply_to,
-        content_type=letter.content_type,
-        content_encoding=letter.content_encoding,
-        type=letter.type,
-        user_id=letter.user_id,
-        app_id=letter.app_id,
-        timestamp=letter.timestamp,
-        persistent=letter.persistent,
-        priority=letter.priority,
-        expiration=letter.expiration,
+def _checked(outgoing: OutgoingMessage) -> PreparedMessage:
+    return PreparedMessage.make(
+        outgoing.body,
+        json=outgoing.json,
+        to=outgoing.to,
+        exchange=outgoing.exchange,
+        routing_key=outgoing.routing_key,
+        delay=outgoing.delay,
+        deliver_at=outgoing.deliver_at,
+        isolated=outgoing.isolated,
+        headers=outgoing.headers,
+        message_id=outgoing.message_id,
+        correlation_id=outgoing.correlation_id,
+        reply_to=outgoing.reply_to,
+        content_type=outgoing.content_type,
+        content_encoding=outgoing.content_encoding,
+        type=outgoing.type,
+        user_id=outgoing.user_id,
+        app_id=outgoing.app_id,
+        timestamp=outgoing.timestamp,
+        persistent=outgoing.persistent,
+        priority=outgoing.priority,
+        expiration=outgoing.expiration,
     )

@@ -83,7 +83,7 @@ class Moment(NamedTuple):
     monotonic: float
 
 
-class Kind:
+class MessageTemplate:
     """What messages that are alike share, so that it is checked and encoded once. Equal only to itself.
 
     Attributes:
@@ -98,9 +98,9 @@ class Kind:
         self.is_delayed = is_delayed
 
 
-# Not frozen, because making a frozen one takes five times as long, and bulk publishing makes two of each letter.
+# Not frozen, because making a frozen one takes five times as long, and bulk publishing makes two of each message.
 @dataclass(slots=True, kw_only=True)
-class Outgoing:
+class PreparedMessage:
     """A message that was checked and can be sent. Nobody changes one.
 
     Attributes:
@@ -120,7 +120,7 @@ class Outgoing:
     due: datetime | None = None
     started_at: float | None = None
     values: Mapping[str, Any] = field(repr=False)
-    kind: Kind | None = field(default=None, repr=False, compare=False)
+    kind: MessageTemplate | None = field(default=None, repr=False, compare=False)
     is_copy: bool = False
 
     @classmethod
@@ -141,7 +141,7 @@ class Outgoing:
         expiration: DelayLike | None = None,
         timestamp: datetime | None = None,
         **text_properties: str | None,
-    ) -> Outgoing:
+    ) -> PreparedMessage:
         """Check a message.
 
         Raises:
@@ -187,7 +187,7 @@ class Outgoing:
         """The sender's own."""
         return self.values.get("headers") or {}
 
-    def starting(self, now: datetime, monotonic: float = 0.0) -> Outgoing:
+    def starting(self, now: datetime, monotonic: float = 0.0) -> PreparedMessage:
         """The same message for a sending now: due after its delay, or when it is repeated, after the rest of that.
 
         The rest is counted by a clock that cannot be set, and the due time from it by the present one. So a message
@@ -211,7 +211,7 @@ class Outgoing:
         except OverflowError as error:
             raise InvalidDueTimeError(f"the delay {self.delay} ends after the year 9999: give a shorter one") from error
         # Every field by name: dataclasses.replace takes several times as long.
-        return Outgoing(
+        return PreparedMessage(
             target=self.target,
             body=self.body,
             message_id=self.message_id,
@@ -223,7 +223,7 @@ class Outgoing:
             is_copy=self.is_copy,
         )
 
-    def stamped(self, headers: Mapping[str, Any]) -> Outgoing:
+    def stamped(self, headers: Mapping[str, Any]) -> PreparedMessage:
         """The same message with more headers; its own of the same names win.
 
         Raises:

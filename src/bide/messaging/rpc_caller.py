@@ -30,7 +30,7 @@ from bide.amqp.delivery import Delivery
 from bide.client.broker_state import too_large
 from bide.client.client import Client
 from bide.client.message import Message
-from bide.client.reconnecting import Link
+from bide.client.reconnecting import ReconnectingConnection
 from bide.delay.protocol import ExchangeTarget
 from bide.durations import DelayLike, format_delay, parse_delay
 from bide.errors import (
@@ -44,7 +44,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnroutableError,
 )
-from bide.messages.prepared import Outgoing, new_message_id
+from bide.messages.prepared import PreparedMessage, new_message_id
 from bide.patterns.rpc import DIRECT_REPLY_TO
 from bide.runtime.logs import logger
 from bide.topology import Exchange, Queue, Topology
@@ -74,7 +74,7 @@ class _ReplyChannel:
         self._waiting: dict[str, asyncio.Future[Delivery]] = {}
 
     @classmethod
-    async def open(cls, link: Link, replies: Replies) -> Self:
+    async def open(cls, link: ReconnectingConnection, replies: Replies) -> Self:
         connection = await link.connection()
         channel = await connection.channel(confirms=True)
         self = cls(connection, channel, single=replies == "ephemeral")
@@ -138,7 +138,7 @@ class Caller:
             )
         self._replies = replies
         self._timeout = _patience(timeout)
-        self._link = Link(replace(client.url, name=f"{client.url.name} (calls)"))
+        self._link = ReconnectingConnection(replace(client.url, name=f"{client.url.name} (calls)"))
         self._current: _ReplyChannel | None = None
         self._opening = asyncio.Lock()
         self._late_before = 0
@@ -198,7 +198,7 @@ class Caller:
         if self._closed:
             raise ClosedError("the caller was closed")
         patience = self._timeout if timeout is None else _patience(timeout)
-        request = Outgoing.make(
+        request = PreparedMessage.make(
             body,
             json=json,
             to=to,
@@ -232,7 +232,7 @@ class Caller:
             )
         return reply
 
-    async def _exchange(self, request: Outgoing, correlation_id: str, sent: asyncio.Event) -> Delivery:
+    async def _exchange(self, request: PreparedMessage, correlation_id: str, sent: asyncio.Event) -> Delivery:
         if self._largest is not None and len(request.body) > self._largest:
             # It would take the way back of the others along.
             raise too_large(request, self._largest)
@@ -256,7 +256,7 @@ class Caller:
                     # The queue goes with its consumer.
                     way.channel.abandon()
 
-    async def _send(self, channel: Channel, request: Outgoing, reply_to: str) -> None:
+    async def _send(self, channel: Channel, request: PreparedMessage, reply_to: str) -> None:
         values = {**request.wire_values(None, datetime.now(UTC)), "reply_to": reply_to}
         target = request.target
         exchange, key = (
@@ -281,7 +281,7 @@ class Caller:
                 correlation_id=str(values["correlation_id"]),
             ) from error
 
-    def _judge(self, channel: Channel, request: Outgoing, exchange: str, error: BideError) -> None:
+    def _judge(self, channel: Channel, request: PreparedMessage, exchange: str, error: BideError) -> None:
         """Raise what the broker closed the channel with, if that was for this request."""
         size = reply_codes.size_limit(channel.close_text)
         if size is not None:
