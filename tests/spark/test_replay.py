@@ -349,3 +349,22 @@ def test_messages_that_wait_are_not_replayed(
     told = capsys.readouterr().err
     assert "the queue 'bide.v1.s15' belongs to a delay infrastructure: messages wait there until they are due" in told
     assert "Traceback" not in told
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_replay_does_not_deliver_where_a_stranger_may_not_write(
+    clock_url: str, queues: tuple[str, str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    error, orders, billing = queues
+    before = len(parked(clock_url, error))
+    for dry in ((), ("--dry-run",)):
+        assert replay(clock_url, error, "--allow", orders, *dry) == 2
+        told = capsys.readouterr()
+        assert f"queues that are not allowed ({billing}), and nothing was sent" in told.err
+        assert not told.out
+    assert replay(clock_url, error, "--allow", orders, "--to", billing) == 2
+    assert len(parked(clock_url, error)) == before
+    assert replay(clock_url, error, "--allow", orders, "--where", f"queue = '{orders}'", "--json") == 0
+    sent = json.loads(capsys.readouterr().out)["sent"]
+    assert sent > 0
+    assert len(parked(clock_url, error)) == before - sent

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 @click.option("--over", metavar="DELAY",
               help="Spread them evenly over this time, while the command runs: 2h. [default: all at once]")  # fmt: skip
 @click.option("--to", metavar="QUEUE", help="To this queue rather than where they failed.")
+@click.option("--allow", multiple=True, metavar="PATTERN",
+              help="Send nothing unless all queues match: 'orders.*'. [default: any]")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Send nothing: count, and show when they would be due.")
 @click.option("--no-audit", is_flag=True, help="Leave no record in the stream bide.audit (--queue).")
 @click.option("--parked", is_flag=True, help="Those of an error queue, too, where they stay (--audit).")
@@ -173,6 +175,7 @@ def _of_queue(
             over,
             where=given["where"],
             limit=given["limit"],
+            allow=given["allow"],
             dry_run=dry_run,
             as_json=as_json,
             stopped=stopped,
@@ -188,16 +191,19 @@ def _replay_queue(
     *,
     where: str | None,
     limit: int | None,
+    allow: tuple[str, ...],
     dry_run: bool,
     as_json: bool,
     stopped: list[Stopped],
 ) -> int:
     from bide.cli.pipeline.replay_view import preview, show
-    from bide.pipelines.replay.run import choose, failed, keep, spread
+    from bide.pipelines.replay.run import check_allowed, choose, failed, keep, spread
 
     chosen = choose(failed(spark, source), where=where, limit=limit)
     with progress("looking through the queue"):
         messages = keep(spread(chosen, over, begin=datetime.now(UTC)), where)
+    if allow:
+        check_allowed(messages, source.to, allow)
     if not dry_run:
         details = {"where": where, "limit": limit, "over": str(over) if over else None}
         return _send(messages, source, details, as_json=as_json, stopped=stopped)

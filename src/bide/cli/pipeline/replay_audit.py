@@ -49,6 +49,7 @@ class OfAudit:
     skip_missing: bool
     ledger: str | None
     part_rows: int
+    allow: tuple[str, ...] = ()
 
     @property
     def broker(self) -> str:
@@ -121,7 +122,7 @@ def replay(spark: SparkSession, given: OfAudit, *, dry_run: bool, as_json: bool)
         TargetNotFoundError: queues are not there.
     """
     from bide.pipelines.replay.from_audit import find, left_of
-    from bide.pipelines.replay.run import missing_queues, spread
+    from bide.pipelines.replay.run import check_allowed, missing_queues, spread
 
     choices = given.choices()
     ledger = choices.unfinished(given.plan, given.broker)
@@ -141,6 +142,8 @@ def replay(spark: SparkSession, given: OfAudit, *, dry_run: bool, as_json: bool)
                 skip_missing=given.skip_missing,
             )
         messages = found.messages
+    if given.allow:
+        check_allowed(messages, given.to, given.allow)
     counts = {} if found is None else {name: getattr(found, name) for name in ("parked", "unseen", "dropped")}
     if found is not None and found.parked:
         click.echo(

@@ -31,10 +31,12 @@ import bide.spark
 from bide.admin.locate import endpoints
 from bide.amqp.url import BrokerUrl
 from bide.client.sync import SyncClient, connect_sync
+from bide.delay.allowed_targets import AllowedTargets
+from bide.delay.protocol import QueueTarget
 from bide.durations import from_microseconds, to_microseconds
 from bide.error_queues import ErrorQueue, OperationResult
 from bide.error_queues.operation import Progress
-from bide.errors import InvalidInputError, TargetNotFoundError
+from bide.errors import InvalidInputError, TargetNotAllowedError, TargetNotFoundError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -170,6 +172,31 @@ def totals(messages: DataFrame) -> DataFrame:
     due = F.unix_micros("deliver_at")
     counts = (F.count(F.lit(1)).alias("messages"), F.min(due).alias("first"), F.max(due).alias("last"))
     return messages.groupBy("queue").agg(*counts).orderBy("queue")
+
+
+def check_allowed(messages: DataFrame, to: str | None, allow: Iterable[str]) -> None:
+    """Refuse to send messages to queues that no pattern allows.
+
+    Anybody who may write to an error queue can write the headers that tell where a message failed.
+
+    Args:
+        messages: with the column ``queue``.
+        to: the queue that all of them go to instead, or None.
+        allow: patterns of the queues that messages may go to; see :class:`bide.delay.allowed_targets.AllowedTargets`.
+
+    Raises:
+        TargetNotAllowedError: a queue is not allowed; nothing was sent.
+        InvalidInputError: a pattern is empty.
+    """
+    allowed = AllowedTargets.of(allow)
+    named = messages.where("queue is not null").select("queue").distinct().orderBy("queue")
+    queues = [row["queue"] for row in named.collect()] if to is None else [to]
+    refused = [name for name in queues if not allowed.allow(QueueTarget(name))]
+    if refused:
+        raise TargetNotAllowedError(
+            f"messages would go to queues that are not allowed ({', '.join(refused)}), and nothing was sent: allow "
+            "them with --allow if the senders may write there, or leave their messages out with --where"
+        )
 
 
 def missing_queues(url: str, queues: Iterable[str]) -> list[str]:
