@@ -127,6 +127,7 @@ def test_a_broker_that_is_killed_and_started_again(spark: SparkSession, rabbitmq
             until(query, lambda: sorted(seen) == list(range(6)))
         finally:
             query.stop()
+    assert sorted(seen) == list(range(6))
 
 
 def publish(broker: LocalBroker, numbers: range) -> None:

@@ -40,7 +40,7 @@ _RESOLUTION: Final = timedelta(milliseconds=10)
 
 PER_HOP: Final[Mapping[int, float]] = {50: 0.5, 99: 1.5}
 MARGIN_MS: Final = 35.0
-"""The limit of a percentile of the lateness: that of undelayed messages, this part of it more for each hop, and a margin.
+"""The limit of a percentile of the lateness: that of undelayed messages, this part of it more per hop, and a margin.
 
 With two idle cores undelayed messages take 1 ms and delayed ones are 2 to 6 ms late; with 30 processes that compete for
 the cores the medians are 10 to 30 ms and 15 to 100 ms, and the 99th percentiles are three times as far apart. In all of
