@@ -85,7 +85,7 @@ async def test_both_declare_the_same(vhost: Vhost, dotnet: Channel, version: Any
     async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
         found = await read_topology(api, vhost.name)
     assert set(found.queues) == set(topology.queues)
-    assert set(found.exchanges) == set(topology.exchanges)
+    assert {one for one in found.exchanges if not one.name.startswith("amq.")} == set(topology.exchanges)
 
 
 @pytest.mark.parametrize("routing", ["conventional", "direct"])
