@@ -61,17 +61,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
     Times are those of all workers together, and include fixtures.
     """
-    folders: Counter[str] = Counter()
-    files: Counter[str] = Counter()
+    folders: dict[str, float] = {}
+    files: dict[str, float] = {}
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 file = report.nodeid.partition("::")[0]
-                files[file] += report.duration
-                folders["/".join(file.split("/")[:2])] += report.duration
+                for times, name in ((files, file), (folders, "/".join(file.split("/")[:2]))):
+                    times[name] = times.get(name, 0.0) + report.duration
     if len(folders) > 1:
         terminalreporter.section("time by folder, and the slowest files")
-        for name, seconds in (*folders.most_common(), *files.most_common(_SLOWEST_FILES)):
+        slowest = sorted(files.items(), key=lambda one: -one[1])[:_SLOWEST_FILES]
+        for name, seconds in (*sorted(folders.items(), key=lambda one: -one[1]), *slowest):
             terminalreporter.line(f"{seconds:7.1f} s  {name}")
 
 

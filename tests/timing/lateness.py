@@ -38,13 +38,13 @@ LONGEST: Final = timedelta(seconds=3)
 
 _RESOLUTION: Final = timedelta(milliseconds=10)
 
-PER_HOP: Final[Mapping[int, float]] = {50: 0.5, 99: 1.5}
+PER_HOP: Final[Mapping[int, float]] = {50: 0.75, 99: 2.0}
 MARGIN_MS: Final = 35.0
 """The limit of a percentile of the lateness: that of undelayed messages, this part of it more per hop, and a margin.
 
-With two idle cores undelayed messages take 1 ms and delayed ones are 2 to 6 ms late; with 30 processes that compete for
-the cores the medians are 10 to 30 ms and 15 to 100 ms, and the 99th percentiles are three times as far apart. In all of
-these runs each percentile was below its limit, and each median would have been above it with 50 ms more.
+On two cores that 20 to 30 other processes competed for, half of the undelayed messages took up to 7 to 21 ms, and half
+of the delayed ones were up to 10 to 65 ms late: within the limits, and above them with 50 ms more. Where other
+processes slow undelayed messages down to 30 ms, the limits may fail without cause.
 """
 
 MAX_STEAL: Final = 0.05
