@@ -4,13 +4,15 @@ PYTHON_BIN := .venv/bin/python
 # Most tests wait for a broker: a few files at a time take half as long. WORKERS=0 runs one after the other.
 # Files begin in the order of tests/conftest.py.
 WORKERS ?= 4
-PARALLEL = --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+PARALLEL = --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --ignore=tests/timing
+# Lateness is measured with nothing else at work; -rP prints the figures.
+TIMING = $(PYTHON_BIN) -m pytest -rP tests/timing
 # Of another release of PySpark: what docs/spark-cluster.md says of releases.
 PYSPARK ?= 4.2.1
 PYSPARK_TESTS := $(wildcard $(foreach kind,source sink registration,tests/spark/test_$(kind)*.py))
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
-.PHONY: help demo check test test-long test-brokers test-pyspark test-soak soak test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 clean
+.PHONY: help demo check test test-timing test-long test-brokers test-pyspark test-soak soak test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,6 +27,10 @@ check: lint ## lint, type-check, and run the unit tests (about a minute)
 
 test: lint rabbitmq java browser ## lint, type-check, and run the tests on the installed RabbitMQ (a quarter of an hour)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m "not long"
+	@$(TIMING)
+
+test-timing: setup rabbitmq ## measure how late delayed messages are, alone on the machine (a minute; part of `test`)
+	@$(TIMING)
 
 test-long: setup rabbitmq java browser iproute2 ## the tests that `test` leaves out: a night, whole clusters, more kills (seven minutes)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m long
@@ -34,6 +40,7 @@ test-brokers: setup java browser iproute2 ## run the broker tests on RabbitMQ 4.
 		root=$$(scripts/broker-root.sh $$suite) || exit 1; \
 		echo "== the RabbitMQ of $$suite"; \
 		BIDE_TEST_BROKER_ROOT=$$root $(PYTHON_BIN) -m pytest $(PARALLEL) $(BROKER_TESTS) || failed="$$failed $$suite"; \
+		BIDE_TEST_BROKER_ROOT=$$root $(TIMING) || failed="$$failed $$suite"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
 

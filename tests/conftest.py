@@ -41,6 +41,8 @@ settings.register_profile("bide", deadline=None, print_blob=True, derandomize="C
 settings.register_profile("thorough", settings.get_profile("bide"), max_examples=2000)  # --hypothesis-profile=thorough
 settings.load_profile("bide")
 
+_SLOWEST_FILES = 15
+
 _vhost_numbers = itertools.count(1)
 
 
@@ -52,6 +54,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             limit = item.get_closest_marker("timeout")
             slow[item.path] += limit.args[0] if limit else int(item.config.getini("timeout"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the time of each folder and of the slowest files, for the table in CONTRIBUTING.md.
+
+    Times are those of all workers together, and include fixtures.
+    """
+    folders: dict[str, float] = {}
+    files: dict[str, float] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                file = report.nodeid.partition("::")[0]
+                for times, name in ((files, file), (folders, "/".join(file.split("/")[:2]))):
+                    times[name] = times.get(name, 0.0) + report.duration
+    if len(folders) > 1:
+        terminalreporter.section("time by folder, and the slowest files")
+        slowest = sorted(files.items(), key=lambda one: -one[1])[:_SLOWEST_FILES]
+        for name, seconds in (*sorted(folders.items(), key=lambda one: -one[1]), *slowest):
+            terminalreporter.line(f"{seconds:7.1f} s  {name}")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -41,9 +41,10 @@ def listening_addresses(pids: list[int]) -> dict[int, set[str]]:
     """Return the addresses that these processes listen on, by port, as the kernel tells."""
     inodes = set()
     for pid in pids:
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # closed in the meantime
-                inodes.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
+        with contextlib.suppress(OSError):  # it has ended
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # closed in the meantime
+                    inodes.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
     addresses: dict[int, set[str]] = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:

@@ -184,11 +184,12 @@ def _naming(headers: dict[str, Any], queue: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("headers", STRANGERS_HEADERS, ids=["bide", "nservicebus", "x-death"])
-async def test_a_retry_does_not_deliver_where_a_stranger_may_not_write(client: bide.Client, headers: Any) -> None:
+async def test_a_retry_does_not_deliver_where_a_stranger_may_not_write(
+    client: bide.Client, headers: Any, connection: Connection
+) -> None:
     error, orders, salaries = fresh("error"), fresh("orders"), fresh("salaries")
     await park(client, error, 3, orders)
     await client.declare(Topology(queues=[Queue.quorum(salaries)]))
-    connection = await client._publisher.connection()
     async with await connection.channel(confirms=True) as channel:
         values = {"message_id": "forged", "headers": _naming(headers, salaries)}
         await channel.publish(exchange="", routing_key=error, values=values, body=b"forged")

@@ -11,6 +11,7 @@ import pytest
 
 import bide
 from bide.client.bulk.sync import BulkPublisher
+from bide.client.sync import SyncMessage
 from bide.errors import BulkInDoubtError, BulkPublishError, ClosedError, InvalidInputError, NotAppliedError
 from bide.messages.outgoing import OutgoingMessage
 from tests.broker.conftest import SMALL_CLOCK
@@ -27,12 +28,12 @@ def queue(clock_url: str) -> str:
     return name
 
 
-def received(url: str, queue: str, number: int) -> list[bide.Message]:
+def received(url: str, queue: str, number: int) -> list[SyncMessage]:
     """Exactly so many messages."""
-    found = []
+    found: list[SyncMessage] = []
     with bide.connect_sync(url) as client, client.consume(queue, timeout="60s", prefetch=2_000) as messages:
         for message in messages:
-            found.append(message._message)
+            found.append(message)
             message.ack()
             if len(found) == number:
                 break

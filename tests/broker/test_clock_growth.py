@@ -26,6 +26,12 @@ TARGET = bide.Topology(queues=[bide.Queue.quorum("q")])
 
 
 @pytest.fixture
+def connection(vhost_connection: Connection) -> Connection:
+    """These tests have a virtual host each."""
+    return vhost_connection
+
+
+@pytest.fixture
 async def client(vhost: Vhost) -> AsyncIterator[bide.Client]:
     async with bide.connect(vhost.url) as client:
         await client.declare(TARGET)
@@ -50,7 +56,9 @@ async def test_binding_a_target_does_not_declare_digit_queues(vhost: Vhost, clie
 
 
 @pytest.mark.parametrize("key", ["one", "one.two.three.four.five.six"])
-async def test_first_uses_by_many_clients_at_once_lose_nothing_and_hasten_nothing(vhost: Vhost, key: str) -> None:
+async def test_first_uses_by_many_clients_at_once_lose_nothing_and_hasten_nothing(
+    vhost: Vhost, key: str, connection: Connection
+) -> None:
     shop = bide.Topology(
         [bide.Exchange("shop", "topic")], [bide.Queue.quorum("q")], [bide.Binding("shop", "q", f"{key[:3]}.#")]
     )
@@ -78,7 +86,6 @@ async def test_first_uses_by_many_clients_at_once_lose_nothing_and_hasten_nothin
         messages = await receive(client, "q", len(delays))
         assert {message.body for message in messages} == {str(number).encode() for number in range(len(delays))}
         assert all(message.lateness is not None and message.lateness >= timedelta(0) for message in messages)
-        connection = await client._publisher.connection()
         assert await ready(connection, clock.undeliverable) == 0
 
 
@@ -96,9 +103,8 @@ async def test_a_bulk_of_due_times_on_an_empty_virtual_host_arrives_in_whole(vho
 
 
 async def test_a_queue_deleted_under_a_client_does_not_lose_or_hasten_its_messages(
-    vhost: Vhost, client: bide.Client, monkeypatch: pytest.MonkeyPatch
+    vhost: Vhost, client: bide.Client, monkeypatch: pytest.MonkeyPatch, connection: Connection
 ) -> None:
-    connection = await client._publisher.connection()
     await client.publish(b"", to="q", delay="1s")
     await receive(client, "q", 1)
     async with await connection.channel() as channel:
@@ -137,9 +143,8 @@ async def test_an_infrastructure_deleted_under_a_client_is_declared_again(
 
 
 async def test_a_queue_that_is_declared_otherwise_does_not_keep_other_delays_from_being_used(
-    vhost: Vhost, client: bide.Client
+    vhost: Vhost, client: bide.Client, connection: Connection
 ) -> None:
-    connection = await client._publisher.connection()
     async with await connection.channel() as channel:
         await channel.declare_queue(bide.Queue("bide.v1.s7", arguments={"x-message-ttl": 1}))
     results = await asyncio.gather(
@@ -167,7 +172,7 @@ async def modest_url(vhost: Vhost) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("declare", [True, False])
 async def test_who_may_not_declare_is_not_left_without_the_command_to_run(
-    vhost: Vhost, client: bide.Client, modest_url: str, *, declare: bool
+    vhost: Vhost, client: bide.Client, modest_url: str, *, declare: bool, connection: Connection
 ) -> None:
     # It has grown the very queue that is needed, but without the mark there is no telling what else is there.
     await client.publish(b"", to="q", delay="10ms")
@@ -175,16 +180,15 @@ async def test_who_may_not_declare_is_not_left_without_the_command_to_run(
     async with bide.connect(modest_url, declare=declare) as modest:
         with pytest.raises(NotAppliedError, match="run 'bide delay apply'"):
             await modest.publish(b"", to="q", delay="10ms")
-        await install(await client._publisher.connection(), bide.Clock())
+        await install(connection, bide.Clock())
         await modest.publish(b"marked", to="q", delay="1.05s")
         (message,) = await receive(client, "q", 1)
         assert message.body == b"marked"
 
 
 async def test_a_mark_does_not_stand_for_a_queue_that_was_deleted(
-    client: bide.Client, vhost: Vhost, modest_url: str
+    client: bide.Client, vhost: Vhost, modest_url: str, connection: Connection
 ) -> None:
-    connection = await client._publisher.connection()
     await install(connection, SMALL_CLOCK)
     async with await connection.channel() as channel:
         await channel.delete_queue("bide.v1.s3")
@@ -212,8 +216,9 @@ async def test_a_limit_of_queues_does_not_let_a_message_go_without_its_queue(vho
 # -- all of it ahead
 
 
-async def test_apply_alone_leaves_the_mark_and_destroy_takes_it_first(vhost: Vhost, client: bide.Client) -> None:
-    connection = await client._publisher.connection()
+async def test_apply_alone_leaves_the_mark_and_destroy_takes_it_first(
+    vhost: Vhost, client: bide.Client, connection: Connection
+) -> None:
     mark = bide.Topology([SMALL_CLOCK.complete_mark])
     await apply(connection, SMALL_CLOCK.topology())
     assert not await exists(connection, mark)
@@ -229,9 +234,8 @@ async def test_apply_alone_leaves_the_mark_and_destroy_takes_it_first(vhost: Vho
 
 
 async def test_a_grown_clock_that_is_not_empty_is_not_declared_in_whole_by_destroy(
-    vhost: Vhost, client: bide.Client, api: ManagementApi
+    vhost: Vhost, client: bide.Client, api: ManagementApi, connection: Connection
 ) -> None:
-    connection = await client._publisher.connection()
     await client.publish(b"", to="q", delay="20s")
     for known in (api, None):
         with pytest.raises(NotEmptyError):
@@ -242,8 +246,9 @@ async def test_a_grown_clock_that_is_not_empty_is_not_declared_in_whole_by_destr
 # -- verify
 
 
-async def test_verify_does_not_miss_queues_that_were_never_needed(client: bide.Client, api: ManagementApi) -> None:
-    connection = await client._publisher.connection()
+async def test_verify_does_not_miss_queues_that_were_never_needed(
+    client: bide.Client, api: ManagementApi, connection: Connection
+) -> None:
     await client.publish(b"", to="q", delay="5m")
     await client.publish(b"", to="q", delay="1h1m1s10ms")
     report = await verify(connection, bide.Clock(), api)
@@ -252,8 +257,9 @@ async def test_verify_does_not_miss_queues_that_were_never_needed(client: bide.C
     assert queues == "6 as they should be; the others of 371 are declared when they are first used"
 
 
-async def test_a_grown_clock_with_a_wrong_queue_does_not_pass_verify(client: bide.Client, api: ManagementApi) -> None:
-    connection = await client._publisher.connection()
+async def test_a_grown_clock_with_a_wrong_queue_does_not_pass_verify(
+    client: bide.Client, api: ManagementApi, connection: Connection
+) -> None:
     await client.publish(b"", to="q", delay="5m")
     async with await connection.channel() as channel:
         await channel.declare_queue(bide.Queue.quorum("bide.v1.s7", {"x-message-ttl": 1}))
@@ -269,9 +275,8 @@ async def test_a_grown_clock_with_a_wrong_queue_does_not_pass_verify(client: bid
 
 
 async def test_a_grown_queue_that_has_lost_its_bindings_does_not_pass_verify(
-    client: bide.Client, api: ManagementApi
+    client: bide.Client, api: ManagementApi, connection: Connection
 ) -> None:
-    connection = await client._publisher.connection()
     await client.publish(b"", to="q", delay="5m")
     await client.publish(b"", to="q", delay="7s")
     assert (await verify(connection, bide.Clock(), api)).problems == ()
@@ -283,9 +288,8 @@ async def test_a_grown_queue_that_has_lost_its_bindings_does_not_pass_verify(
 
 
 async def test_a_marked_clock_with_a_missing_queue_does_not_pass_verify(
-    client: bide.Client, api: ManagementApi
+    client: bide.Client, api: ManagementApi, connection: Connection
 ) -> None:
-    connection = await client._publisher.connection()
     clock = replace(SMALL_CLOCK, max_delay=timedelta(seconds=2))
     await install(connection, clock)
     assert (await verify(connection, clock, api)).problems == ()

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pytest
 
 import bide
+from bide.amqp.connection import Connection
 from bide.errors import DeliveryLimitError, InvalidInputError, TargetNotFoundError, UnsupportedBrokerError
 from bide.recoverability.failed import FailedMessage
 from bide.recoverability.history import read_nservicebus_time
@@ -37,7 +38,7 @@ async def failed(client: bide.Client, queue: str, number: int = 1) -> list[Faile
     return [FailedMessage.read(one.raw.exchange, one.raw.routing_key, one.raw.values, one.body) for one in messages]
 
 
-async def test_ten_retries_change_nothing_but_the_counters(client: bide.Client) -> None:
+async def test_ten_retries_change_nothing_but_the_counters(client: bide.Client, connection: Connection) -> None:
     queue, exchange, recorder = fresh("ten"), fresh("shop"), Recorder()
     seen: list[bide.Message] = []
     app = endpoint(queue, recorder, retry=bide.Retry(immediate=0, delays=["50ms"] * 10))
@@ -49,7 +50,6 @@ async def test_ten_retries_change_nothing_but_the_counters(client: bide.Client) 
 
     async with running(app, client, recorder):
         await client.declare(bide.Topology([Exchange(exchange, "topic")]))
-        connection = await client._publisher.connection()
         async with await connection.channel() as channel:
             await channel.bind(Binding(exchange, queue, "order.*"))
         await client.publish(
@@ -676,7 +676,9 @@ async def test_a_handler_that_takes_too_long_to_end_is_cancelled_and_its_message
     assert message.redelivered
 
 
-async def test_it_holds_what_it_cannot_park_until_the_error_queue_is_back(client: bide.Client) -> None:
+async def test_it_holds_what_it_cannot_park_until_the_error_queue_is_back(
+    client: bide.Client, connection: Connection
+) -> None:
     queue, recorder = fresh("held"), Recorder()
     app = endpoint(queue, recorder, retry=NEVER)
 
@@ -685,7 +687,6 @@ async def test_it_holds_what_it_cannot_park_until_the_error_queue_is_back(client
         raise ValueError("never")
 
     async with running(app, client, recorder):
-        connection = await client._publisher.connection()
         async with await connection.channel() as channel:
             await channel.delete_queue(f"{queue}.error")
         await client.publish(b"x", to=queue, message_id="one")

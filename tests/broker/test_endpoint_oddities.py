@@ -223,6 +223,7 @@ async def test_a_retry_long_after_the_expiration_is_none(client: bide.Client) ->
     async with running(app, client, recorder):
         await client.publish(b"x", to=queue, expiration="1h")
         await recorder.until("expired")
+    assert recorder.kinds() == ["expired"]
 
 
 async def test_bad_parts_are_refused_at_once(client: bide.Client) -> None:
@@ -284,9 +285,11 @@ async def test_in_flight_is_what_is_being_handled(client: bide.Client) -> None:
             return app.in_flight == expected
 
         await eventually(lambda: number(2))
+        assert recorder.kinds() == []
         free.set()
         await recorder.until("processed", count=2)
         await eventually(lambda: number(0))
+    assert app.in_flight == 0
 
 
 async def post(connection: Connection, queue: str, properties: bytes) -> None:

@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 
 import bide
+from bide.amqp.connection import Connection
 from bide.error_queues import ErrorQueue, Selection
 from bide.errors import DelayQueueError
 from bide.local_broker import LocalBroker
@@ -131,11 +132,12 @@ async def test_what_was_delayed_and_then_failed_is_not_refused(client: bide.Clie
     assert [one.message_id for one in await listed(ErrorQueue(client, target, management_url=NOWHERE))] == ["m"]
 
 
-async def test_an_undeliverable_message_is_looked_at_and_not_hastened(client: bide.Client) -> None:
+async def test_an_undeliverable_message_is_looked_at_and_not_hastened(
+    client: bide.Client, connection: Connection
+) -> None:
     target = fresh("gone")
     await client.declare(bide.Topology(queues=[Queue.quorum(target)]))
     await client.publish(b"x", to=target, delay="200ms", message_id=target)
-    connection = await client._publisher.connection()
     async with await connection.channel() as channel:
         await channel.delete_queue(target)
     queue = ErrorQueue(client, SMALL_CLOCK.undeliverable)

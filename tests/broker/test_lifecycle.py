@@ -12,6 +12,7 @@ import pika
 import pytest
 
 import bide
+from bide.amqp.connection import Connection
 from bide.error_queues import ErrorQueue, FailedMessage, Selection, read_audit
 from bide.error_queues.operator_log import AUDIT, Audit
 from bide.errors import InvalidInputError, NotFoundError, ReservedHeaderError, TargetNotFoundError
@@ -172,14 +173,13 @@ async def test_messages_leave_the_error_queue_at_the_chosen_pace(
 
 
 async def test_what_cannot_be_sent_does_not_hold_up_the_pace(
-    client: bide.Client, monkeypatch: pytest.MonkeyPatch
+    client: bide.Client, monkeypatch: pytest.MonkeyPatch, connection: Connection
 ) -> None:
     """It is tried once, and met again by each look."""
     monkeypatch.setattr("bide.error_queues.operation.HOLD", 0.1)
     name, gone, orders = fresh("error"), fresh("gone"), fresh("orders")
     await park(client, name, 2, gone, prefix="g")
     await park(client, name, 3, orders)
-    connection = await client._publisher.connection()
     async with await connection.channel() as channel:
         await channel.delete_queue(gone)
     moved = await ErrorQueue(client, name).retry(Selection(), over="2s")
@@ -208,10 +208,9 @@ async def test_a_cancelled_retry_is_recorded_and_sends_no_more(client: bide.Clie
     assert (records[-1].details["done"], records[-1].details["left"]) == (1, 5)
 
 
-async def test_to_another_queue_and_what_cannot_be_sent_stays(client: bide.Client) -> None:
+async def test_to_another_queue_and_what_cannot_be_sent_stays(client: bide.Client, connection: Connection) -> None:
     name, gone, other = fresh("error"), fresh("gone"), fresh("other")
     await park(client, name, 3, gone)
-    connection = await client._publisher.connection()
     async with await connection.channel() as channel:
         await channel.delete_queue(gone)
     queue = ErrorQueue(client, name)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import bide
+from bide.admin.live_topology import read_topology
+from bide.admin.locate import management_api
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
@@ -80,6 +82,10 @@ async def test_both_declare_the_same(vhost: Vhost, dotnet: Channel, version: Any
         else:
             await build(dotnet, version)
             await client.declare(topology)
+    async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+        found = await read_topology(api, vhost.name)
+    assert set(found.queues) == set(topology.queues)
+    assert {one for one in found.exchanges if not one.name.startswith("amq.")} == set(topology.exchanges)
 
 
 @pytest.mark.parametrize("routing", ["conventional", "direct"])

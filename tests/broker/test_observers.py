@@ -10,6 +10,7 @@ from types import TracebackType
 import pytest
 
 import bide
+from bide.amqp.connection import Connection
 from bide.endpoint import Event, Observer
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import fresh, ready, stack_of
@@ -107,12 +108,11 @@ async def observed(client: bide.Client, observer: Observer) -> tuple[str, Record
 
 
 async def test_what_an_observer_waits_for_may_be_cancelled(
-    client: bide.Client, caplog: pytest.LogCaptureFixture
+    client: bide.Client, caplog: pytest.LogCaptureFixture, connection: Connection
 ) -> None:
     """That is a failure of the observer: it neither stops the endpoint nor gives it a message twice."""
     queue, _, handled = await observed(client, Abandoned())
     assert handled == ["good", "bad"]
-    connection = await client._publisher.connection()
     assert (await ready(connection, queue), await ready(connection, f"{queue}.error")) == (0, 1)
     complaints = [one.getMessage() for one in caplog.records if "Abandoned " in one.getMessage()]
     assert len(complaints) >= 4
@@ -121,12 +121,12 @@ async def test_what_an_observer_waits_for_may_be_cancelled(
 
 @pytest.mark.parametrize("kind", [Entering, Leaving, Closing, Swallowing, Deaf])
 async def test_an_observer_changes_nothing_for_the_message(
-    client: bide.Client, caplog: pytest.LogCaptureFixture, kind: type[Observer]
+    client: bide.Client, caplog: pytest.LogCaptureFixture, kind: type[Observer], connection: Connection
 ) -> None:
     queue, recorder, _ = await observed(client, kind())
     assert recorder.kinds("good") == ["processed"]
     assert [one.exception for one in recorder.events if one.message_id == "bad"] == ["ValueError"]
-    assert await ready(await client._publisher.connection(), queue) == 0
+    assert await ready(connection, queue) == 0
     complaints = [one for one in caplog.records if f"{kind.__name__} " in one.getMessage()]
     assert len(complaints) == (0 if kind is Swallowing else 2)
     for one in complaints:

@@ -103,7 +103,7 @@ async def test_a_new_digit_queue_does_not_lose_a_confirmed_message_when_its_node
             async def there(connection: Connection = connection) -> bool:
                 return await ready(connection, "bide.v1.m5") == 1
 
-            await eventually(there, seconds=60)
+            await eventually(there)
         broker.delete_vhost(vhost)
 
 

@@ -123,7 +123,8 @@ async def test_a_refusal_does_not_end_a_bind(vhost: Vhost, caplog: pytest.LogCap
             await asyncio.to_thread(blocked.lift)
         await binding
         await client.publish(b"x", to=queue, delay="1s")
-        await receive(client, queue, 1)
+        (message,) = await receive(client, queue, 1)
+        assert message.body == b"x"
 
 
 async def test_a_refusal_does_not_end_delay_apply(vhost: Vhost) -> None:

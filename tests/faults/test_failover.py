@@ -21,7 +21,7 @@ from bide.observability.metrics import Metrics
 from tests.broker.receiving import eventually, fresh, receive
 from tests.faults.conftest import CLOCK, Frail
 from tests.faults.proxy import Proxy, url_of, without_confirms
-from tests.patience import PATIENCE
+from tests.patience import ON_TIME, PATIENCE
 from tests.support import Vhost
 
 
@@ -51,9 +51,13 @@ async def fill(client: bide.Client, queue: str) -> None:
 async def test_hosts_are_not_always_tried_in_the_order_of_the_url(hosts: tuple[Proxy, Proxy]) -> None:
     url = url_of(*hosts).replace("order=given", "order=random")
     seen: set[str] = set()
-    while len(seen) < 2:
+    # One order in 64 tries is a chance of 2 to the power of -63.
+    for _ in range(64):
         async with bide.connect(url) as client:
             seen.add(await address(client))
+        if len(seen) == 2:
+            break
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize("delay", [None, "1s"])
@@ -68,7 +72,7 @@ async def test_a_node_that_stops_does_not_keep_its_client(hosts: tuple[Proxy, Pr
         first.stall()
         begun = asyncio.get_running_loop().time()
         receipt = await client.publish(b"", to=queue, delay=delay, message_id="second")
-        assert asyncio.get_running_loop().time() - begun < 10
+        assert asyncio.get_running_loop().time() - begun < ON_TIME.total_seconds()
         assert receipt.attempts == 2
         assert second.accepted == 1
     assert moves - before == {"silent": 1}
@@ -179,7 +183,7 @@ async def test_a_node_that_confirms_nothing_does_not_keep_its_client_while_anoth
         first.rewrite = without_confirms
         begun = asyncio.get_running_loop().time()
         receipts = await asyncio.gather(*(client.publish(b"", to=queue, message_id=f"m{n}") for n in range(10)))
-        assert asyncio.get_running_loop().time() - begun < 10
+        assert asyncio.get_running_loop().time() - begun < ON_TIME.total_seconds()
         assert [one.attempts for one in receipts] == [2] * 10
         assert second.accepted >= 1
         # The first ones did reach the broker here, and only their confirms were lost.
@@ -203,7 +207,7 @@ async def test_a_target_that_refuses_messages_does_not_keep_the_client_on_a_brok
         await asyncio.sleep(0.1)
         begun = asyncio.get_running_loop().time()
         await client.publish(b"", to=queue)
-        assert asyncio.get_running_loop().time() - begun < 10
+        assert asyncio.get_running_loop().time() - begun < ON_TIME.total_seconds()
         # Whether the first host took it is not known.
         with pytest.raises(PublishInDoubtError):
             await refused
@@ -238,7 +242,7 @@ async def test_a_bulk_publish_does_not_stay_on_a_node_that_confirms_nothing(host
         first.rewrite = without_confirms
         begun = asyncio.get_running_loop().time()
         report = await client.publish_many(OutgoingMessage(b"", to=queue) for _ in range(100))
-        assert asyncio.get_running_loop().time() - begun < 10
+        assert asyncio.get_running_loop().time() - begun < ON_TIME.total_seconds()
         assert report.confirmed == 100
         assert second.accepted == 1
 

@@ -191,7 +191,7 @@ async def test_consuming_goes_on_and_what_was_not_settled_comes_again(vhost: Vho
             proxy.cut()
 
             async def noticed() -> bool:
-                return message._subscription is not None and not message._subscription.channel.is_open
+                return message.lost
 
             await eventually(noticed)
             with pytest.raises(DeliveryLostError, match="one"):

@@ -66,7 +66,7 @@ async def test_a_hall_that_a_relay_declared_does_not_lose_messages_when_its_node
             async def all_there(connection: Connection = connection) -> bool:
                 return [await ready(connection, name) for name in names] == [1] * len(names)
 
-            await eventually(all_there, seconds=60)
+            await eventually(all_there)
         broker.delete_vhost(f"hall-{number}")
 
 

@@ -66,7 +66,7 @@ def busy_workers(pids: Iterable[int], ports: dict[int, str]) -> list[Worker]:
     found = []
     for pid in pids:
         daemon = parent(pid)
-        if daemon is None or not _is_daemon(pid) or not _is_daemon(daemon):
+        if daemon is None or not is_daemon(pid) or not is_daemon(daemon):
             continue
         queries = {ports[connections[inode]] for inode in _sockets(pid) if inode in connections}
         if queries:
@@ -97,7 +97,7 @@ def _sockets(pid: int) -> list[str]:
     return found
 
 
-def _is_daemon(pid: int) -> bool:
+def is_daemon(pid: int) -> bool:
     """Whether it runs PySpark's daemon: a worker is a fork of one, under the same command line."""
     return b"pyspark.daemon" in _read(pid, "cmdline")
 
@@ -106,6 +106,11 @@ def parent(pid: int) -> int | None:
     """The process that started a process, None when that has ended."""
     fields = _stat(pid)
     return int(fields[1]) if fields else None
+
+
+def children(parent_pid: int) -> list[int]:
+    """The processes that a process has started, and that have not been adopted by another."""
+    return [pid for pid in map(int, _numbers(Path("/proc"))) if parent(pid) == parent_pid]
 
 
 def _stat(pid: int) -> list[bytes]:

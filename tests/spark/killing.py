@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Final
 import bide
 from bide.amqp.connection import Connection
 from tests.patience import PATIENCE
+from tests.soak import processes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,14 +34,8 @@ def kill_python_workers(spark: SparkSession) -> int:
     """``kill -9`` every Python worker of a session, and say how many there were."""
     gateway = spark.sparkContext._gateway
     assert gateway is not None
-    workers = [pid for daemon in _children(gateway.proc.pid) if _is_daemon(daemon) for pid in _children(daemon)]
-    killed = 0
-    for pid in workers:
-        # One may end by itself between the look and the kill.
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-            killed += 1
-    return killed
+    daemons = filter(processes.is_daemon, processes.children(gateway.proc.pid))
+    return processes.kill(pid for daemon in daemons for pid in processes.children(daemon))
 
 
 class Program:
@@ -107,19 +102,3 @@ class Counter:
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
-
-
-def _children(parent: int) -> list[int]:
-    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if _parent(path) == parent]
-
-
-def _parent(path: Path) -> int | None:
-    try:
-        # The name of a process, in brackets, may hold anything.
-        return int((path / "stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return None
-
-
-def _is_daemon(pid: int) -> bool:
-    return b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 import bide
+from bide.client.sync import SyncMessage
 
 _names = count(1)
 
@@ -17,21 +18,21 @@ def new_queue(url: str) -> str:
     return name
 
 
-def drain(url: str, queue: str, number: int, *, quiet: str = "60s") -> list[bide.Message]:
+def drain(url: str, queue: str, number: int, *, quiet: str = "60s") -> list[SyncMessage]:
     """So many messages, acknowledged, or fewer if none comes for a while."""
-    found: list[bide.Message] = []
+    found: list[SyncMessage] = []
     if not number:
         return found
     with bide.connect_sync(url) as client, client.consume(queue, timeout=quiet, prefetch=2_000) as messages:
         for message in messages:
-            found.append(message._message)
+            found.append(message)
             message.ack()
             if len(found) == number:
                 break
     return found
 
 
-def rest(url: str, queue: str) -> list[bide.Message]:
+def rest(url: str, queue: str) -> list[SyncMessage]:
     """All messages of a queue that nobody got before, where nothing more is on its way.
 
     A loaded broker may forget the last acknowledgements of a channel that closes, and deliver those messages again.

@@ -415,6 +415,7 @@ def test_what_the_command_line_refuses(
     assert len(drain(clock_url, queue, 10)) == 10
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_that_is_killed_goes_on(
     spark: SparkSession, clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -84,8 +84,11 @@ def test_a_java_that_is_killed_is_told_in_one_line(tmp_path: Path) -> None:
         start_new_session=True,
     )  # fmt: skip
     try:
+        wait_until(lambda: any(events.iterdir()), "Java writes its events")
+        # Looked up before the job: it may take longer to find than the job takes.
+        java = java_of(process.pid)
         wait_until(lambda: any(b"SparkListenerJobStart" in one.read_bytes() for one in events.iterdir()), "a job runs")
-        os.kill(java_of(process.pid), signal.SIGKILL)
+        os.kill(java, signal.SIGKILL)
         said = process.communicate(timeout=PATIENCE)
     finally:
         with suppress(ProcessLookupError):

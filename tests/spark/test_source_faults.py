@@ -86,6 +86,7 @@ def stored(spark: SparkSession, folder: Path) -> list[int]:
     return sorted(int(row.value) for row in spark.read.parquet(str(folder / "files")).collect())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_spark_is_killed_and_started_again(spark: SparkSession, vhost: Vhost, channel: Channel, tmp_path: Path) -> None:
     """JVM and Python, with SIGKILL, in the middle of a query: every message is in the files, once."""
@@ -127,6 +128,7 @@ def test_a_broker_that_is_killed_and_started_again(spark: SparkSession, rabbitmq
             until(query, lambda: sorted(seen) == list(range(6)))
         finally:
             query.stop()
+    assert sorted(seen) == list(range(6))
 
 
 def publish(broker: LocalBroker, numbers: range) -> None:

@@ -80,11 +80,13 @@ def test_what_is_undeliverable_can_be_looked_at_and_not_sent(layout: Any) -> Non
 def test_no_other_queue_is_refused(name: str) -> None:
     recognition.refuse(name, sends=True)
     recognition.refuse(name, {}, sends=True)
+    assert recognition.part_of(name) is recognition.part_of(name, {}) is None
 
 
 def test_the_queues_of_an_event_bus_are_not_refused() -> None:
     for queue in EventBusQueue(exchange="shop", queue="orders", delay="5s").topology().queues:
         recognition.refuse(queue.name, queue.arguments, sends=True)
+        assert recognition.part_of(queue.name, queue.arguments) is None
 
 
 def test_a_queue_of_others_that_has_such_a_name_is_not_refused() -> None:

@@ -36,18 +36,25 @@ def test_what_only_spark_knows(source: str) -> None:
     assert is_uri(source) == (not source.startswith("/"))
 
 
-def test_what_cannot_be_looked_at() -> None:
-    refuse_missing(f"/{'x' * 300}.csv", None, reads_here=True)
+def test_a_name_too_long_for_the_file_system_is_left_to_spark() -> None:
+    source = f"/{'x' * 300}.csv"
+    with pytest.raises(OSError, match="File name too long"):
+        Path(source).stat()
+    refuse_missing(source, None, reads_here=True)
 
 
-def test_a_folder_that_may_not_be_entered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs this may be root, who may enter any: so it is the look itself that is refused here."""
+def test_a_file_in_a_folder_without_permission_is_left_to_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may enter every folder, and these tests may run as root: so ``stat`` is replaced."""
+    refused: list[Path] = []
 
     def refuse(path: Path, **_: bool) -> None:
+        refused.append(path)
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "stat", refuse)
-    refuse_missing("/somebody/r.csv", None, reads_here=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", refuse)
+        refuse_missing("/somebody/r.csv", None, reads_here=True)
+    assert refused == [Path("/somebody/r.csv")]
 
 
 @pytest.mark.parametrize(

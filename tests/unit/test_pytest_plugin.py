@@ -26,4 +26,4 @@ async def test_each_test_has_a_broker_and_its_clock(bide_broker: MemoryBroker, b
 
 def test_the_next_test_has_another(bide_broker: MemoryBroker) -> None:
     with bide_broker.connect_sync() as client:
-        assert not client.wait_for(client._client.exists("reminders"))
+        assert not client.wait_for(client.client.exists("reminders"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.soak import processes
 from tests.soak.account import Account, summary
 from tests.soak.check import InFiles, InQueue, committed_files, compare_files, compare_queue, found, read_files
 from tests.soak.ending import OWN, is_allowed
@@ -152,3 +155,13 @@ def test_kills_of_a_round_that_failed_do_not_count(tmp_path: Path) -> None:
     totals = account.totals()
     assert (totals.all, totals.ended, totals.failures) == (0, {1}, ["round 1: read ended by itself"])
     assert "round 1: read ended by itself" in summary(totals)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+def test_a_process_that_has_just_ended_is_passed_over() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    assert not processes.is_daemon(process.pid)
+    assert processes.parent(process.pid) is None
+    assert processes.children(process.pid) == []
+    assert processes.kill([process.pid]) == 0

@@ -81,7 +81,7 @@ async def test_the_policy_of_a_quorum_queue_is_not_taken_to_give_way_to_its_over
                 "classic": "reject-publish",
             }
 
-        await eventually(counted, seconds=30)
+        await eventually(counted)
 
 
 async def test_several_declare_the_same_at_once(vhost: Vhost) -> None:

@@ -1,0 +1,1 @@
+"""Tests of lateness, which run alone and serially: ``make test-timing``."""
