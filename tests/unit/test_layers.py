@@ -92,7 +92,7 @@ TOP_MODULES = 6
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "cli": frozenset({"click", "pyspark", "rich"}),
     "demo": frozenset({"rich"}),
-    "pipelines": frozenset({"PIL", "pyarrow", "pyspark"}),
+    "pipelines": frozenset({"pyarrow", "pyspark"}),
     "spark": frozenset({"pyarrow", "pyspark"}),
     "observability": frozenset({"prometheus_client", "opentelemetry"}),
     "local_broker": frozenset({"httpx2"}),
@@ -105,7 +105,6 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 IMPORTED_AS = {
     "prometheus-client": "prometheus_client",
     "opentelemetry-api": "opentelemetry",
-    "pillow": "PIL",
 }
 """Packages whose module has another name."""
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from bide.pipelines.charts.scale import EPOCH, floored, span_for
 from bide.pipelines.report import counting, tables
 from bide.pipelines.report.figures import (
     Building,
@@ -19,7 +20,6 @@ from bide.pipelines.report.figures import (
     Target,
     Undecodable,
 )
-from bide.pipelines.report.scale import EPOCH, floored, span_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

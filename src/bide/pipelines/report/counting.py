@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
-from bide.pipelines.report.scale import EPOCH
+from bide.pipelines.charts.scale import EPOCH
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
