@@ -20,9 +20,9 @@ from bide.delay.celery import Celery
 from bide.delay.nservicebus import NServiceBus
 from bide.delay.protocol import ExchangeTarget, QueueTarget, address_of
 from bide.topology import Binding, Exchange, Topology
-from bide.topology.exchange_types import topic_matches
 from bide.topology.routing import Arrival, Model
 from tests.cascade_keys import split_key
+from tests.topics import topic_matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
