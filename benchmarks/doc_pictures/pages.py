@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.doc_pictures.figures import EVERY, Audited, Campaign, Replayed, levels_of
 from benchmarks.doc_pictures.plots import audited, campaign, picture, planned, replayed
-from bide.pipelines.report import texts
-from bide.pipelines.report.drawing import Drawing
+from bide.pipelines.charts import texts
+from bide.pipelines.charts.drawing import Drawing
 
 
 def drawings(kept: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Callable[[float], Drawing]]:

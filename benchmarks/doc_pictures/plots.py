@@ -11,17 +11,14 @@ from math import ceil, floor, log10
 from typing import Final
 
 from benchmarks.doc_pictures.figures import Audited, Campaign, Level, Replayed
-from bide.pipelines.report import texts
-from bide.pipelines.report.axes import TICK_SIZE, Frame, filled, legend, steps, value_axis
-from bide.pipelines.report.drawing import BOLD_LETTER, Bar, Drawing, Label, Line, Mark, Point, Role
-from bide.pipelines.report.palette import rules
-from bide.pipelines.report.scale import Linear, Logarithmic
-from bide.pipelines.report.svg import svg, text
+from bide.pipelines.charts import texts
+from bide.pipelines.charts.axes import TICK_SIZE, Frame, filled, legend, steps, value_axis
+from bide.pipelines.charts.drawing import BOLD_LETTER, Bar, Drawing, Label, Line, Mark, Point, Role
+from bide.pipelines.charts.scale import Linear, Logarithmic
+from bide.pipelines.charts.svg import NARROW_BELOW, document
 
 WIDE: Final = 760
 NARROW: Final = 380
-_SWITCH: Final = 560
-"""A picture that is shown narrower than this is drawn for a phone."""
 
 _LEFT: Final = 52
 _RIGHT: Final = 14
@@ -67,7 +64,7 @@ def audited(found: Audited, *, width: float) -> Drawing:
     layers = (found.processed, found.parked, found.waiting)
     up = Linear(0, max(*(sum(one) for one in zip(*layers, strict=True)), 1), upper.bottom, upper.top)
     marks += value_axis(up, up.ticks(3), upper, texts.brief)
-    gap = 1 if width > _SWITCH else 0.5
+    gap = 1 if width > NARROW_BELOW else 0.5
     for number, column in enumerate(zip(*layers, strict=True)):
         start, end = (across.place(found.first + found.every * edge) for edge in (number, number + 1))
         base = 0
@@ -140,9 +137,9 @@ def planned(levels: Sequence[Level], *, width: float) -> Drawing:
         marks += [*_elapsed(across, frame), *value_axis(up, up.ticks(2), frame, texts.brief)]
         marks += filled(outline, up.place(0), Role.WAITING)
         marks.append(Line(points=plan, role=Role.MARK, width=1.5, dashed=True))
-        name = f"level {one.name}" if width <= _SWITCH else f"level {one.name}, {_LEVELS[one.name]}"
+        name = f"level {one.name}" if width <= NARROW_BELOW else f"level {one.name}, {_LEVELS[one.name]}"
         marks.append(Label(x=frame.left, y=frame.top - 11, text=name, bold=True))
-        marks.append(_unit("held" if width <= _SWITCH else "messages held", frame))
+        marks.append(_unit("held" if width <= NARROW_BELOW else "messages held", frame))
         if frame is frames[0]:
             x = frame.left + BOLD_LETTER * 12 * len(name) + 14
             marks += legend([("measured", Role.WAITING), ("planned", Role.MARK)], x=x, y=frame.top - 11)
@@ -153,29 +150,12 @@ def planned(levels: Sequence[Level], *, width: float) -> Drawing:
 
 
 def picture(name: str, draw: Callable[[float], Drawing]) -> str:
-    """A file of SVG, light or dark as its reader's pages are, which is drawn anew where it is shown small.
+    """A file of SVG, which is drawn anew where it is shown small.
 
     Args:
         name: of letters and dashes.
     """
-    wide, narrow = draw(WIDE), draw(NARROW)
-    size = f"{wide.width:g}", f"{wide.height:g}"
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {" ".join(size)}" width="{size[0]}" height="{size[1]}">',
-        f"<title>{text(wide.title)}</title>",
-        "<style>",
-        *rules(),
-        'text { font-family: system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif }',
-        "polyline { fill: none; stroke-linejoin: round }",
-        ".narrow { display: none }",
-        f"@media (max-width: {_SWITCH}px) {{ .wide {{ display: none }} .narrow {{ display: inline }} }}",
-        "</style>",
-        '<rect width="100%" height="100%" style="fill: var(--paper)"/>',
-        svg(wide, name=f"{name}-wide", classes="wide"),
-        svg(narrow, name=f"{name}-narrow", classes="narrow"),
-        "</svg>",
-    ]
-    return "\n".join([*lines, ""])
+    return document(draw(WIDE), draw(NARROW), name=name)
 
 
 def _frames(width: float, height: float, count: int, *, between: float = _BETWEEN) -> list[Frame]:

@@ -18,10 +18,11 @@ from bide.amqp.url import BrokerUrl
 from bide.delay.by_name import make_infrastructure
 
 _IMPORTS: Final = (
-    ("import bide", None),
+    # "import bide" alone imports next to nothing, until the first name is asked for.
+    ("from bide import connect", None),
     ("import aio_pika", "aio-pika"),
     ("import pika", "pika"),
-    # "import celery" alone imports next to nothing, until the first name is asked for.
+    # So does "import celery".
     ("from celery import Celery", "celery"),
 )
 _TRIES: Final = 20

@@ -27,7 +27,6 @@
     │   │   └── NotModelledError       the broker in memory has no rules for this feature of RabbitMQ
     │   ├── DeclarationMismatchError   it is declared differently on the broker
     │   ├── NotEmptyError              refused to delete what still holds messages
-    │   ├── InUseError                 refused to delete what others use
     │   ├── TargetNotFoundError        the exchange or queue does not exist
     │   ├── NotAppliedError            the delay infrastructure is not on this virtual host
     │   ├── DeliveryLimitError         the queue gives a message up before the endpoint does
@@ -231,10 +230,6 @@ class NotEmptyError(BrokerError):
     def __init__(self, message: str, *, counts: Mapping[str, int], reply_code: int | None = None) -> None:
         super().__init__(message, reply_code=reply_code)
         self.counts = dict(counts)
-
-
-class InUseError(BrokerError):
-    """Others use what should be deleted."""
 
 
 class TargetNotFoundError(BrokerError):

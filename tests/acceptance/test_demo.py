@@ -10,10 +10,10 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import pyarrow.parquet
 import pytest
-from PIL import Image
 
 from tests.acceptance.test_cli import Program
 from tests.patience import PATIENCE
@@ -78,8 +78,7 @@ def test_the_demonstration_and_its_report_on_a_broker_of_ones_own(demo: Demo) ->
     page = Path(report["page"])
     assert page == demo.into / "report.html"
     assert f">{head['scheduled']}<" in page.read_text(encoding="utf-8")
-    with Image.open(report["picture"]) as picture:
-        assert picture.format == "PNG"
+    assert ElementTree.parse(report["picture"]).getroot().tag == "{http://www.w3.org/2000/svg}svg"
     messages = pyarrow.parquet.read_table(Path(report["tables"]) / "messages").to_pylist()
     ends = [one["outcome"] for one in messages if one["type"] == "Order"]
     assert (ends.count("processed"), ends.count("parked")) == (shop["handled"], shop["parked"])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import Final
 
 import pytest
-from PIL import Image
 
+from bide.pipelines.charts.svg import document
 from bide.pipelines.report.page import page
+from bide.pipelines.report.picture import picture
 from tests import browser
 from tests.browser import Browser
 from tests.reports import figures
@@ -103,12 +103,32 @@ def test_a_script_that_got_in_would_not_run(chromium: Browser, report: Path) -> 
 
 
 def test_it_is_dark_by_night(chromium: Browser, report: Path) -> None:
-    corners = []
+    papers = []
     for dark in (False, True):
         chromium.open(report, dark=dark)
-        with Image.open(BytesIO(chromium.screenshot())) as image:
-            corners.append(image.convert("RGB").getpixel((2, 2)))
-    assert corners == [(255, 255, 255), (20, 24, 29)]
+        papers.append(chromium.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert papers == ["rgb(255, 255, 255)", "rgb(20, 24, 29)"]
+
+
+@pytest.mark.parametrize(("dark", "paper"), [(False, "rgb(255, 255, 255)"), (True, "rgb(20, 24, 29)")])
+def test_every_mark_of_the_picture_is_seen(chromium: Browser, tmp_path: Path, *, dark: bool, paper: str) -> None:
+    path = tmp_path / "report.svg"
+    path.write_text(document(picture(figures()), name="report"), encoding="utf-8")
+    chromium.open(path, dark=dark)
+    assert chromium.evaluate("getComputedStyle(document.querySelector('.paper')).fill") == paper
+    fills = chromium.evaluate(
+        "[...document.querySelectorAll('svg svg :is(rect, text)')].map(one => getComputedStyle(one).fill)"
+    )
+    assert len(fills) > 100
+    assert paper not in fills
+    outside = chromium.evaluate(
+        """[...document.querySelectorAll('svg svg :is(rect, polyline, polygon, text)')].filter(one => {
+            const box = one.getBoundingClientRect(), frame = document.documentElement.getBoundingClientRect();
+            return box.left < frame.left || box.right > frame.right + 1 || box.bottom > frame.bottom + 1;
+        }).map(one => one.textContent)"""
+    )
+    assert outside == []
+    assert chromium.complaints == []
 
 
 def test_tables_open_without_a_script(chromium: Browser, report: Path) -> None:

@@ -21,7 +21,6 @@ from bide.admin.taps import look, turn_off, turn_on
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.delay.cascade import split_key
 from bide.delay.taps import Retention, taps_of
 from bide.errors import DeclarationMismatchError, NotAppliedError, NotEmptyError
 from bide.management.api import ManagementApi
@@ -29,6 +28,7 @@ from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker import celery_app
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, ready, receive
+from tests.cascade_keys import split_key
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:

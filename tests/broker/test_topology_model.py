@@ -174,7 +174,7 @@ async def test_the_default_exchange_is_no_alternate(vhost_url: str) -> None:
         await send(channel, [Sent("x", "q", {})])
         assert await drain(channel, "q") == []
 
-    assert Model(topology).route("x", "q").unroutable
+    assert not Model(topology).route("x", "q").queues
 
 
 def random_waits(chance: random.Random) -> Topology:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from xml.etree import ElementTree
 
 import pyarrow as pa
 import pytest
-from PIL import Image
 from pyarrow import compute as pc
 from pyarrow import parquet
 
@@ -293,16 +292,15 @@ def test_a_million_messages(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_the_command(spark: SparkSession, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, png = tmp_path / "report.html", tmp_path / "report.png"
-    assert run(["pipeline", "report", str(folder), "--out", str(out), "--png", str(png), "--title", "Night & day"]) == 0
+    out, svg = tmp_path / "report.html", tmp_path / "report.svg"
+    assert run(["pipeline", "report", str(folder), "--out", str(out), "--svg", str(svg), "--title", "Night & day"]) == 0
     said = capsys.readouterr().out
     assert f" of {MESSAGES:,} messages were delivered" in said.splitlines()[0]
     assert said.splitlines()[1] == "599 attempts failed, in 4 groups"
-    assert said.splitlines()[-1] == f"report: {out} and {png}"
+    assert said.splitlines()[-1] == f"report: {out} and {svg}"
     assert "<h1>Night &amp; day</h1>" in out.read_text(encoding="utf-8")
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["report.html", "report.png"]
-    with Image.open(png) as picture:
-        assert picture.format == "PNG"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["report.html", "report.svg"]
+    assert "Night & day" in [one.text for one in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
 def test_the_example_of_the_documentation(
@@ -326,7 +324,7 @@ def test_the_summary_as_json(
     assert head is not None
     assert (said["scheduled"], said["overdue"], said["p99_ms"]) == (head.scheduled, head.overdue, head.p99)
     assert datetime.fromisoformat(said["until"]) == head.until
-    assert (said["failures"], said["failure_groups"], said["missing"], said["png"]) == (599, 4, [], None)
+    assert (said["failures"], said["failure_groups"], said["missing"], said["svg"]) == (599, 4, [], None)
     assert said["report"] == str(out)
     assert out.exists()
 
@@ -356,7 +354,7 @@ def test_texts_of_messages_end_as_texts(spark: SparkSession, tmp_path: Path) -> 
         (["x" * 300, *NO_ZONE], BAD_USAGE, "cannot be read: "),
         ([".", "--out", "nowhere/report.html"], BAD_USAGE, "nowhere/report.html cannot be written"),
         ([".", "--lost-after", "soon"], BAD_USAGE, "'soon'"),
-        ([".", "--png", "p.jpg"], BAD_USAGE, "the picture is a PNG, and p.jpg is named as something else"),
+        ([".", "--svg", "p.jpg"], BAD_USAGE, "the picture is an SVG, and p.jpg is named as something else"),
         (["broken"], FAILED, "Spark: "),
     ],
 )
@@ -377,15 +375,6 @@ def test_what_is_wrong_is_said_in_one_line(
     assert said in error
     assert error.count("\n") == 1
     assert not (tmp_path / "report.html").exists()
-
-
-def test_a_picture_needs_pillow(
-    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delitem(sys.modules, "bide.pipelines.report.png", raising=False)
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    assert run(["pipeline", "report", str(folder), "--png", str(folder.parent / "p.png")]) == BAD_USAGE
-    assert "bide[report]" in capsys.readouterr().err
 
 
 def test_forged_times_do_not_break_the_report(spark: SparkSession, tmp_path: Path) -> None:

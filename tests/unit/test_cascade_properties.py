@@ -14,13 +14,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bide.delay.cascade import Policy, foreign_suffix_bindings, original_key, queue_word, split_key
+from bide.delay.cascade import Policy, foreign_suffix_bindings
+from bide.delay.cascade_keys import original_key, queue_word
 from bide.delay.celery import Celery
 from bide.delay.nservicebus import NServiceBus
 from bide.delay.protocol import ExchangeTarget, QueueTarget, address_of
 from bide.topology import Binding, Exchange, Topology
-from bide.topology.exchange_types import topic_matches
 from bide.topology.routing import Arrival, Model
+from tests.cascade_keys import split_key
+from tests.topics import topic_matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,12 +9,14 @@ import pytest
 from kombu import entity
 from kombu.transport import native_delayed_delivery, pyamqp
 
-from bide.delay.cascade import foreign_suffix_bindings, original_key, split_key
+from bide.delay.cascade import foreign_suffix_bindings
+from bide.delay.cascade_keys import original_key
 from bide.delay.celery import Celery
 from bide.delay.protocol import ExchangeTarget, QueueTarget
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError, UnsupportedTargetError
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.routing import Model
+from tests.cascade_keys import split_key
 
 if TYPE_CHECKING:
     from bide.delay.protocol import DelayInfrastructure, DelayRoute, Target
@@ -244,11 +246,6 @@ def test_the_original_key_comes_back(target: Target, key: str) -> None:
 )
 def test_the_original_key_of_what_others_sent(key: str, original: str) -> None:
     assert original_key(key) == original
-
-
-def test_a_key_without_a_delay_is_refused() -> None:
-    with pytest.raises(InvalidNameError, match=r"'order\.created' does not start with 28 binary digits"):
-        split_key("order.created")
 
 
 @pytest.mark.parametrize(

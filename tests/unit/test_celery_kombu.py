@@ -10,10 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kombu.transport import native_delayed_delivery
 
-from bide.delay.cascade import original_key, split_key
+from bide.delay.cascade_keys import original_key
 from bide.delay.celery import Celery
 from bide.delay.protocol import ExchangeTarget, QueueTarget
 from bide.errors import InvalidDelayError
+from tests.cascade_keys import split_key
 
 # Only part of kombu has type annotations.
 kombu_key: Any = native_delayed_delivery.calculate_routing_key

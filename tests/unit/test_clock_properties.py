@@ -20,8 +20,8 @@ from bide.delay.clock_keys import is_transport_key
 from bide.delay.protocol import DelayRoute, ExchangeTarget, QueueTarget, Target
 from bide.delay.received import restore
 from bide.topology import Binding, Exchange, Queue, Topology
-from bide.topology.exchange_types import topic_matches
 from bide.topology.routing import Arrival, Model
+from tests.topics import topic_matches
 
 Carrier = Literal["CC", "BCC"]
 

@@ -124,9 +124,10 @@ def test_things_of_others_are_left_alone(tmp_path: Path) -> None:
 
 def test_the_path_of_the_report_is_in_one_piece() -> None:
     page = Path("/", *(["deep"] * 30), "report.html")
-    told = Told(page=page, picture=None, tables=page.parent, summary="All well. " * 9, failed="Little.", headline={})
+    picture = page.with_suffix(".svg")
+    told = Told(page=page, picture=picture, tables=page.parent, summary="All well. " * 9, failed="Little.", headline={})
     lines = shown(60, told=told).splitlines()
-    assert f"  report     {page}" in lines
+    assert f"  report     {page} and {picture}" in lines
     assert max(len(line) for line in lines if "deep" not in line) <= 60
     assert "report" not in shown(60)
     reason = "for a long reason" * 9

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.doc_pictures import pages
 from benchmarks.doc_pictures.figures import Received, audited_of, campaign_of, levels_of, replay_of
 from benchmarks.doc_pictures.plots import NARROW, WIDE, audited, campaign, picture, planned, replayed
-from bide.pipelines.report.drawing import Area, Bar, Drawing, Label, Line, Mark, Role
+from bide.pipelines.charts.drawing import Area, Bar, Drawing, Label, Line, Mark, Role
 
 ROOT: Final = Path(__file__).parents[2]
 KEPT: Final = json.loads((ROOT / "benchmarks/doc_pictures.json").read_text(encoding="utf-8"))

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bide
-from benchmarks.suite.chart import _text
 from bide.amqp import exposure
 from bide.amqp.url import BrokerUrl
 from bide.cli.output import json_line, print_json
@@ -23,7 +22,8 @@ from bide.delay.explain import mermaid
 from bide.delay.protocol import QueueTarget
 from bide.durations import parse_delay
 from bide.foreign_text import visible, visible_json
-from bide.pipelines.report import svg
+from bide.pipelines.charts import svg
+from bide.pipelines.charts.drawing import Drawing, Label
 from bide.runtime.logs import logger
 from bide.topology.rendering import graphviz
 from tests.patience import PATIENCE
@@ -66,7 +66,8 @@ def test_the_command_line_writes_no_foreign_control_character(capsys: pytest.Cap
 
 def test_pages_and_pictures_hold_no_foreign_control_character() -> None:
     topology = bide.Topology([bide.Exchange("a\x9b\u202e\x1bb", "fanout")])
-    shown = (svg.text(UNSAFE), graphviz(topology), _text(0, 0, UNSAFE))
+    drawing = Drawing(title=UNSAFE, width=9, height=9, marks=(Label(x=0, y=9, text=UNSAFE),))
+    shown = (svg.text(UNSAFE), graphviz(topology), svg.document(drawing, name="chart"))
     for one in shown:
         assert is_safe(one, "\n\t")
     target = QueueTarget("a\x9b\u202e\x1bb")

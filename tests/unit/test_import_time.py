@@ -1,4 +1,4 @@
-"""``import bide`` is quick, because what is heavy is imported where it is used."""
+"""``import bide`` and ``bide --help`` import only what they use: imports take most of their time."""
 
 from __future__ import annotations
 
@@ -6,31 +6,22 @@ import json
 import subprocess
 import sys
 from functools import cache
-from typing import Any
 
 import pytest
 
 from tests.patience import PATIENCE
 
-LIMIT = 0.150
-"""Seconds of processor time."""
-
-TIMES_THE_BASE = 6
-"""On a machine that is too slow for that: times what asyncio, ssl and others of the standard library take."""
-
-TRIES = 12
-
-MEASURE = """
-import json, sys, time
+NEW_MODULES = """
+import json, sys
 before = set(sys.modules)
-started = time.process_time()
-import asyncio, dataclasses, json, logging, ssl
-base = time.process_time() - started
-import bide
-bide.connect, bide.connect_sync, bide.Topology, bide.Clock, bide.WaitingHall, bide.NServiceBus, bide.Celery
-seconds = time.process_time() - started
-print(json.dumps({"base": base, "seconds": seconds, "modules": sorted(set(sys.modules) - before)}))
+{code}
+print(json.dumps(sorted(set(sys.modules) - before)))
 """
+
+PUBLISHER = "import bide; bide.connect('amqp://localhost'), bide.Topology, bide.Clock"
+LAYOUTS = "import bide; bide.connect, bide.connect_sync, bide.Topology, bide.Clock, bide.WaitingHall, bide.NServiceBus"
+HELP = "from bide.cli.app import run; run(['--help'])"
+SEND_HELP = "from bide.cli.app import run; run(['send', '--help'])"
 
 HEAVY = (
     # of ours, or of our faces
@@ -48,38 +39,54 @@ HEAVY = (
     *("pyspark", "pyarrow", "pandas", "numpy", "celery", "kombu", "amqp", "aio_pika", "aiormq", "starlette"),
     # of the standard library
     *("multiprocessing", "unittest", "http.client", "email", "xml", "sqlite3", "ctypes", "fractions"),
+    *("importlib.metadata", "hashlib", "secrets"),
+)
+
+NOT_FOR_PUBLISHERS = (
+    *("bide.client.consumer", "bide.client.message", "bide.client.bulk", "bide.client.sync", "bide.recoverability"),
+    *("bide.delay.cascade", "bide.delay.celery", "bide.delay.nservicebus", "bide.delay.waiting_hall"),
+)
+
+NOT_FOR_HELP = (
+    *("bide.client", "bide.amqp", "bide.delay", "bide.topology", "bide.pipelines", "bide.cli.send", "bide.cli.errors"),
+    *("asyncio", "ssl", "rich", "httpx2", "importlib.metadata"),
+)
+
+NOT_FOR_SEND_HELP = (
+    *("bide.client", "bide.amqp", "bide.delay.clock", "bide.topology", "bide.pipelines", "bide.cli.errors"),
+    *("bide.cli.pipeline", "rich", "httpx2", "importlib.metadata"),
 )
 
 
 @cache
-def imported() -> dict[str, Any]:
-    """The quickest of several imports, each in an interpreter of its own.
-
-    Processor time, and the best of it: how long others keep the machine busy is not the point.
-    """
-    best: dict[str, Any] | None = None
-    base = float("inf")
-    for _ in range(TRIES):
-        output = subprocess.run(
-            [sys.executable, "-c", MEASURE], check=True, capture_output=True, timeout=PATIENCE
-        ).stdout
-        found: dict[str, Any] = json.loads(output)
-        base = min(base, found["base"])
-        if best is None or found["seconds"] < best["seconds"]:
-            best = found
-        if best["seconds"] < LIMIT:
-            break
-    assert best is not None
-    return {**best, "base": base}
+def imported(code: str) -> frozenset[str]:
+    """The modules that code imports, and their packages."""
+    output = subprocess.run(
+        [sys.executable, "-c", NEW_MODULES.format(code=code)], check=True, capture_output=True, timeout=PATIENCE
+    ).stdout
+    return frozenset(json.loads(output.splitlines()[-1]))
 
 
-def test_the_import_is_quick() -> None:
-    found = imported()
-    assert found["seconds"] < max(LIMIT, TIMES_THE_BASE * found["base"])
-
-
+@pytest.mark.parametrize("code", [PUBLISHER, LAYOUTS])
 @pytest.mark.parametrize("name", HEAVY)
-def test_nothing_heavy_comes_with_it(name: str) -> None:
-    modules = imported()["modules"]
-    assert "bide.client.client" in modules
-    assert not [one for one in modules if one == name or one.startswith(f"{name}.")]
+def test_import_bide_imports_nothing_heavy(name: str, code: str) -> None:
+    assert "bide.client.client" in imported(code)
+    assert name not in imported(code)
+
+
+@pytest.mark.parametrize("name", NOT_FOR_PUBLISHERS)
+def test_a_publisher_does_not_import_consumers_or_other_layouts(name: str) -> None:
+    assert "bide.client.publisher" in imported(PUBLISHER)
+    assert name not in imported(PUBLISHER)
+
+
+@pytest.mark.parametrize("name", NOT_FOR_HELP)
+def test_help_imports_no_command(name: str) -> None:
+    assert "bide.cli.app" in imported(HELP)
+    assert name not in imported(HELP)
+
+
+@pytest.mark.parametrize("name", NOT_FOR_SEND_HELP)
+def test_the_help_of_a_command_imports_that_command_alone(name: str) -> None:
+    assert "bide.cli.send" in imported(SEND_HELP)
+    assert name not in imported(SEND_HELP)

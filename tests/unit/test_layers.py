@@ -57,7 +57,11 @@ LAYERS: tuple[dict[str, str], ...] = (
     {"topology": "exchanges, queues and bindings as data, and where a message would go"},
     {"runtime": "tasks, cancellation, logs"},
     {"arguments": "range checks of callers' values", "durations": "delays and due times"},
-    {"errors": "the tree of errors", "foreign_text": "text from strangers, made safe to print"},
+    {
+        "errors": "the tree of errors",
+        "foreign_text": "text from strangers, made safe to print",
+        "version": "the version of bide",
+    },
 )
 """Layers from the top down. Modules and packages import from lower layers and from themselves, and those that share a
 layer do not import each other. The empty name is the package itself."""
@@ -88,7 +92,7 @@ TOP_MODULES = 6
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "cli": frozenset({"click", "pyspark", "rich"}),
     "demo": frozenset({"rich"}),
-    "pipelines": frozenset({"PIL", "pyarrow", "pyspark"}),
+    "pipelines": frozenset({"pyarrow", "pyspark"}),
     "spark": frozenset({"pyarrow", "pyspark"}),
     "observability": frozenset({"prometheus_client", "opentelemetry"}),
     "local_broker": frozenset({"httpx2"}),
@@ -101,7 +105,6 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 IMPORTED_AS = {
     "prometheus-client": "prometheus_client",
     "opentelemetry-api": "opentelemetry",
-    "pillow": "PIL",
 }
 """Packages whose module has another name."""
 

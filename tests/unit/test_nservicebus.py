@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bide.delay.cascade import split_key
 from bide.delay.nservicebus import NServiceBus, format_timestamp, nservicebus_headers
 from bide.delay.protocol import ExchangeTarget, QueueTarget, existing
 from bide.errors import (
@@ -19,6 +18,7 @@ from bide.errors import (
     UnsupportedTargetError,
 )
 from bide.topology import Binding, Exchange, Queue, Topology
+from tests.cascade_keys import split_key
 
 if TYPE_CHECKING:
     from bide.delay.protocol import DelayInfrastructure, Target

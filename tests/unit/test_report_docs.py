@@ -29,7 +29,7 @@ def test_every_part_and_every_table_is_there() -> None:
 
 
 def test_every_field_of_the_summary_is_there() -> None:
-    for name in (*headline(figures()), "report", "png", "seconds"):
+    for name in (*headline(figures()), "report", "svg", "seconds"):
         assert f"`{name}`" in PAGE
 
 

@@ -6,17 +6,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Final
+from xml.etree import ElementTree
 
 import pytest
-from PIL import Image
 
-from bide.pipelines.report import content, picture, plots, png
-from bide.pipelines.report.drawing import Area, Bar, Drawing, Label, Line, Mark, Role
+from bide.pipelines.charts.drawing import Area, Bar, Drawing, Label, Line, Mark, Role
+from bide.pipelines.charts.palette import DAY, NIGHT, NIGHT_PAPER, PAPER
+from bide.pipelines.charts.svg import document
+from bide.pipelines.report import content, picture, plots
 from bide.pipelines.report.figures import Building, Failures, Figures, FlowFigures, ReportStep, Skyline
 from bide.pipelines.report.page import NARROW, WIDE, page
-from bide.pipelines.report.palette import DAY, NIGHT, NIGHT_PAPER, PAPER
 from tests.reports import MINUTE, NOON, figures, headline
 
 NASTY: Final = "</title></style><script>alert('x')</script><img src=http://example.org/?a=1&b onerror=\"x\">\x00\u202e"
@@ -205,31 +205,29 @@ def test_a_trend_is_told_in_words(recent: int, before: int, text: str) -> None:
     assert plots.trend(replace(group, recent=recent, before=before)) == text
 
 
-def test_the_picture_has_all_drawings(tmp_path: Path) -> None:
+def test_the_picture_has_all_drawings() -> None:
     found = figures(queue=f"q:{NASTY}", exception="Zeitüberschreitung")
-    png.write(list(picture.drawings(found)), tmp_path / "report.png")
-    with Image.open(tmp_path / "report.png") as image:
-        image.load()
-        assert image.format == "PNG"
-        assert image.width == 2 * (picture.WIDTH + 2 * 16)
-        colours = image.convert("RGB").getcolors(1 << 24)
-    assert colours is not None
-    counts = {_rgb(colour): count for count, colour in colours}
-    assert counts[255, 255, 255] > image.width * image.height / 2
-    for role in (Role.IN, Role.OUT, Role.BAD):
-        # Of the shades that the picture was given, one is as good as the same.
-        wanted = _rgb(bytes.fromhex(DAY[role][1:]))
-        assert any(all(abs(a - b) <= 3 for a, b in zip(one, wanted, strict=True)) for one in counts), role
+    drawn = picture.picture(found)
+    assert drawn.width == picture.WIDTH + 2 * 16
+    parts = [section.draw(picture.WIDTH) for section in content.sections(found) if section.draw]
+    assert sum(len(part.marks) for part in parts) < len(drawn.marks)
+    assert sum(part.height for part in parts) < drawn.height
+    assert {mark.role for mark in drawn.data()} >= {Role.IN, Role.OUT, Role.BAD}
+    for x, y in (corner for mark in drawn.marks for corner in _corners(mark)):
+        assert 0 <= x <= drawn.width
+        assert 0 <= y <= drawn.height
 
 
-def test_the_picture_is_drawn_without_any_font_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(png, "_FONTS", {False: (), True: ()})
-    png._font.cache_clear()
-    try:
-        png.write(list(picture.drawings(figures())), tmp_path / "report.png")
-    finally:
-        png._font.cache_clear()
-    assert (tmp_path / "report.png").stat().st_size > 10_000
+def test_the_picture_is_a_file_by_itself() -> None:
+    file = document(picture.picture(figures(queue=f"q:{NASTY}", exception="Zeitüberschreitung")), name="report")
+    root = ElementTree.fromstring(file)
+    texts = [one.text or "" for one in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert any(one.startswith("Zeitüberschreitung") for one in texts)
+    assert {one.tag.rpartition("}")[2] for one in root.iter()} <= {*ALLOWED, "style", "title"}
+    assert not {name for one in root.iter() for name in one.attrib} & {"src", "href", "style", "onload", "onclick"}
+    assert DAY[Role.BAD] in file
+    assert NIGHT[Role.BAD] in file
+    assert "var(" not in file, "not all programs that show SVG know variables"
 
 
 def test_colours_are_told_apart_from_the_paper() -> None:
@@ -253,12 +251,6 @@ def _corners(mark: Mark) -> Sequence[tuple[float, float]]:
 def _contrast(one: str, other: str) -> float:
     lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
-
-
-def _rgb(value: object) -> tuple[int, int, int]:
-    assert isinstance(value, tuple | bytes)
-    red, green, blue = value
-    return int(red), int(green), int(blue)
 
 
 def _luminance(colour: str) -> float:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bide.pipelines.report import texts
-from bide.pipelines.report.scale import SPANS, Linear, Logarithmic, Times, floored, span_for
+from bide.pipelines.charts import texts
+from bide.pipelines.charts.scale import SPANS, Linear, Logarithmic, Times, floored, span_for
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 

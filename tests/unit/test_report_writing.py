@@ -27,7 +27,7 @@ limit = int(sys.argv[2])
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-write(figures(), out=Path(sys.argv[1]), png=None, title="t")
+write(figures(), out=Path(sys.argv[1]), svg=None, title="t")
 """
 
 
@@ -35,7 +35,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     place = tmp_path / "page.html"
     place.mkdir()
     with pytest.raises(InvalidInputError, match=r"page\.html cannot be written: .+; name another"):
-        write(figures(), out=place, png=None, title="t")
+        write(figures(), out=place, svg=None, title="t")
     assert not [one for one in tmp_path.iterdir() if one != place]
 
 
@@ -49,5 +49,5 @@ def test_a_kill_in_the_middle_leaves_the_old_report(tmp_path: Path) -> None:
     (beside,) = (one for one in tmp_path.iterdir() if one != place)
     assert beside.name.startswith(".page.html.")
     assert beside.stat().st_size == LIMIT, "it was in the middle of it"
-    write(figures(), out=place, png=None, title="t")
+    write(figures(), out=place, svg=None, title="t")
     assert place.read_text().endswith("</html>\n")

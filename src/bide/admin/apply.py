@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +103,7 @@ async def check_streams(connection: Connection, *, prefix: str = "bide") -> None
     """
     if connection.release >= (4, 0):
         return
-    name = f"{prefix}.probe.{secrets.token_hex(8)}"
+    name = f"{prefix}.probe.{os.urandom(8).hex()}"
     # On a connection of its own, because some releases close the whole connection where the flag is off.
     probing = await Connection.open(connection.url)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from typing import Final
 
 from bide.admin.declaring import Declaring
@@ -32,7 +32,7 @@ async def settle(connection: Connection, *, prefix: str, can_move: bool = True) 
         BrokerError: the broker refuses, or the connection broke.
     """
     # Random, because other clients settle at the same time. Short, because a node never forgets a name.
-    queue = Queue.quorum(f"{prefix}.settle.{secrets.token_hex(2)}", _ARGUMENTS)
+    queue = Queue.quorum(f"{prefix}.settle.{os.urandom(2).hex()}", _ARGUMENTS)
     async with Declaring(connection, can_move=can_move) as declaring:
         await declaring.all(Channel.declare_queue, [queue])
         await declaring.all(Channel.delete_queue, [queue.name])

@@ -13,6 +13,7 @@ from bide.amqp.exposure import warn_about_exposure
 from bide.amqp.url import BrokerUrl
 from bide.errors import AuthenticationError, BrokerError, BrokerUnreachableError, ConnectionLostError, TlsError
 from bide.foreign_text import visible
+from bide.version import VERSION
 
 
 def release_of(properties: Mapping[str, Any]) -> tuple[int, ...]:
@@ -51,7 +52,7 @@ def start_ok(url: BrokerUrl, offered: str, transport: asyncio.BaseTransport | No
         warn_about_exposure(url, transport.get_extra_info("socket"))
     properties = {
         "product": "bide",
-        "version": _own_version(),
+        "version": VERSION,
         "platform": "Python",
         "connection_name": url.name,
         "capabilities": {
@@ -129,13 +130,3 @@ def refused_certificate(reason: str) -> str:
         f"the broker does not accept our certificate ({reason}): give one that it trusts with certfile=... and "
         "keyfile=... in the URL"
     )
-
-
-def _own_version() -> str:
-    # Imported here, because it would be a sixth of the time that "import bide" takes.
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("bide")
-    except PackageNotFoundError:
-        return "unknown"

@@ -8,25 +8,12 @@ from typing import Final
 
 import click
 
-from bide.cli.broker import broker
-from bide.cli.delay import delay
-from bide.cli.demo import demo
-from bide.cli.errors import errors
-from bide.cli.pipeline.audit import audit
-from bide.cli.pipeline.bundle import bundle
-from bide.cli.pipeline.group import pipeline
-from bide.cli.pipeline.plan import plan
-from bide.cli.pipeline.replay import replay
-from bide.cli.pipeline.report import report
-from bide.cli.receive import receive
-from bide.cli.relay import relay
-from bide.cli.send import send
+from bide.cli.lazy_group import LazyCommand, LazyGroup
 from bide.cli.settings import PROGRAM, Settings, configure_logging, program_options
-from bide.cli.tap import tap
-from bide.cli.topology import topology
 from bide.errors import BideError, InvalidInputError
 from bide.foreign_text import visible
 from bide.runtime.logs import logger
+from bide.version import VERSION
 
 log = logger(__name__)
 
@@ -35,9 +22,25 @@ BAD_USAGE: Final = 2
 INTERRUPTED: Final = 130
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+COMMANDS: Final = {
+    "broker": LazyCommand("bide.cli.broker", "Run a private RabbitMQ on this machine."),
+    "delay": LazyCommand("bide.cli.delay", "Install, check and explain a delay infrastructure."),
+    "demo": LazyCommand("bide.cli.demo", "Watch delayed messages arrive on time, and draw a report."),
+    "errors": LazyCommand("bide.cli.errors", "List failed messages; retry, edit, archive or discard them."),
+    "pipeline": LazyCommand("bide.cli.pipeline.commands", "Schedule, audit, replay or plan many messages, on Spark."),
+    "receive": LazyCommand("bide.cli.receive", "Print the messages of a queue until interrupted."),
+    "relay": LazyCommand("bide.cli.relay", "Send on the messages of a waiting hall until interrupted."),
+    "send": LazyCommand("bide.cli.send", "Send messages now, after a delay or at a due time."),
+    "tap": LazyCommand("bide.cli.tap", "Record every delayed message in two streams."),
+    "topology": LazyCommand("bide.cli.topology", "List, draw and check patterns of exchanges and queues."),
+}
+
+
+@click.group(
+    cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @program_options
-@click.version_option(package_name="bide", prog_name=PROGRAM, message="%(prog)s %(version)s")
+@click.version_option(VERSION, prog_name=PROGRAM, message="%(prog)s %(version)s")
 def cli() -> None:
     """Delayed delivery on RabbitMQ, with nothing but exchanges, queues, TTL and dead-lettering.
 
@@ -47,12 +50,6 @@ def cli() -> None:
     Exit codes: 0 done; 1 a check or an operation failed, or the answer to a question was no; 2 bad usage, nothing was
     done; 130 interrupted.
     """
-
-
-for _command in (demo, broker, delay, tap, send, receive, relay, errors, topology, pipeline):
-    cli.add_command(_command)
-for _pipeline in (audit, bundle, plan, replay, report):
-    pipeline.add_command(_pipeline)
 
 
 def run(arguments: Sequence[str], *, command: click.Command = cli, program: str = PROGRAM) -> int:

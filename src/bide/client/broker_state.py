@@ -10,7 +10,6 @@ from math import inf
 from typing import Final, NamedTuple, TypeVar
 
 from bide.admin.apply import apply, check_streams, exists, is_into, names_in
-from bide.admin.neighbours import uses_nservicebus
 from bide.admin.settling import settle
 from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
@@ -303,6 +302,9 @@ class BrokerState:
             log.debug("the delay infrastructure is taken as it is: %s", error)
 
     async def _look_for_neighbours(self) -> None:
+        # Imported here, because few clients need the layout of NServiceBus.
+        from bide.admin.neighbours import uses_nservicebus
+
         self.is_outdated = await uses_nservicebus(self.connection)
         self._neighbours_known_until = self.connection.loop.time() + REBIND_AFTER.total_seconds()
 

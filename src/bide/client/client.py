@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from bide.admin.apply import Applied, Removed, apply, destroy, exists
 from bide.amqp.url import BrokerUrl
 from bide.arguments import whole_number
-from bide.client.consumer import Consumer
 from bide.client.publisher import OnLost, Publisher, Receipt, checked_on_lost
 from bide.client.reconnecting import ReconnectingConnection
 from bide.delay.clock import Clock
@@ -27,6 +26,7 @@ from bide.topology import Queue, Topology
 
 if TYPE_CHECKING:
     from bide.client.bulk.publish import BulkPublish
+    from bide.client.consumer import Consumer
 
 Stamp = Callable[[PreparedMessage], AbstractContextManager[Mapping[str, Any]]]
 """Entered before a message is sent, and left when the broker has it, or with the error. It gives headers to add; the
@@ -239,6 +239,9 @@ class Client:
         Raises:
             InvalidInputError: a bad name or prefetch. Errors of the broker come with the first message.
         """
+        # Imported here, because a client that only publishes does not need it.
+        from bide.client.consumer import Consumer
+
         consumer = Consumer(self._receiving, queue, prefetch=prefetch, arguments=arguments, exclusive=exclusive)
         self._consumers.add(consumer)
         return consumer

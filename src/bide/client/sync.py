@@ -13,19 +13,21 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from bide.admin.apply import Applied, Removed
 from bide.amqp.url import BrokerUrl
 from bide.client.client import Client, Connecting, Stamp, connect
-from bide.client.consumer import Consumer
-from bide.client.message import Message
 from bide.client.publisher import OnLost, Receipt
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import DelayLike, parse_delay
 from bide.errors import ClosedError, InvalidInputError
 from bide.messages.outgoing import OutgoingMessage, takes
 from bide.topology import Topology
+
+if TYPE_CHECKING:
+    from bide.client.consumer import Consumer
+    from bide.client.message import Message
 
 _LAST_WORDS: Final = 1.0
 """Seconds that calls of other threads have to return, with their errors, once the connections are closed."""

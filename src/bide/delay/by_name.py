@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from bide.delay.clock import Clock
 from bide.durations import DelayLike, parse_delay
 from bide.errors import InvalidInputError
 
@@ -74,6 +73,8 @@ def make_infrastructure(
     }
     _refuse_foreign(layout, given)
     if layout == "clock":
+        from bide.delay.clock import Clock
+
         return Clock(**given)
     if layout == "celery":
         from bide.delay.celery import Celery

@@ -20,6 +20,7 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from bide.delay.cascade_keys import LEVELS
 from bide.delay.protocol import (
     MAX_NAME_BYTES,
     DelayRoute,
@@ -30,60 +31,16 @@ from bide.delay.protocol import (
     check_name,
     existing,
 )
-from bide.delay.release import release_queue, release_word, released_key
+from bide.delay.release import release_queue, release_word
 from bide.errors import InvalidNameError
 from bide.topology import Argument, Arguments, Binding, Exchange, Queue, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-LEVELS: Final = 28
-"""Levels of a cascade that lives with NServiceBus or Celery: delays of up to 2^28 - 1 seconds."""
-
 RESOLUTION: Final = timedelta(seconds=1)
 
 _WILDCARDS: Final = frozenset({"*", "#"})
-_DELAYED_KEY: Final = re.compile(rf"((?:[01]\.){{{LEVELS}}})(.*)", re.DOTALL)
-_QUEUE_WORD: Final = re.compile(r"~q:([^.]*)", re.DOTALL)
-
-
-def split_key(key: str) -> tuple[int, str]:
-    """The delay in seconds and the address that the routing key of a delayed message holds.
-
-    The first 56 characters are the delay, whatever the address: an address may contain dots (rule of
-    NServiceBus.RabbitMQ, and of Celery).
-
-    Raises:
-        InvalidNameError: the key does not start with 28 binary digits.
-    """
-    found = _DELAYED_KEY.fullmatch(key)
-    if found is None:
-        raise InvalidNameError(
-            f"the routing key {key!r} does not start with {LEVELS} binary digits: no delayed message has it"
-        )
-    digits, address = found.groups()
-    return int(digits.replace(".", ""), 2), address
-
-
-def original_key(key: str) -> str:
-    """The routing key that a received message had before it was delayed; any other key unchanged.
-
-    The address of NServiceBus and Celery, without the word that bide puts before it for Celery.
-    """
-    found = _DELAYED_KEY.fullmatch(key)
-    if found is None:
-        return key
-    address = found[2]
-    tagged = _QUEUE_WORD.fullmatch(address)
-    if tagged is not None:
-        return tagged[1].replace("%2E", ".").replace("%25", "%")
-    released = released_key(address)
-    return address if released is None else released
-
-
-def queue_word(name: str) -> str:
-    """One word of a routing key that names a queue."""
-    return "~q:" + name.replace("%", "%25").replace(".", "%2E")
 
 
 def check_address(kind: str, address: str, *, levels: int = LEVELS) -> None:

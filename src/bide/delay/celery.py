@@ -20,7 +20,8 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from bide.delay.cascade import LEVELS, RESOLUTION, BoundTarget, Cascade, Policy, queue_word
+from bide.delay.cascade import RESOLUTION, BoundTarget, Cascade, Policy
+from bide.delay.cascade_keys import LEVELS, queue_word
 from bide.delay.protocol import (
     HEADER_TO,
     MAX_NAME_BYTES,

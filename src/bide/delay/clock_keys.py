@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from typing import Final
 
@@ -64,4 +63,7 @@ def target_key(target: Target) -> str:
 
 def hashed(name: str) -> str:
     """A short stand-in for a name that is too long."""
+    # Imported here, because few names are that long.
+    import hashlib
+
     return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()

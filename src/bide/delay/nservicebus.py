@@ -13,7 +13,8 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from bide.delay.cascade import LEVELS, RESOLUTION, BoundTarget, Cascade, Policy, check_address
+from bide.delay.cascade import RESOLUTION, BoundTarget, Cascade, Policy, check_address
+from bide.delay.cascade_keys import HEADER_DELAY, LEVELS
 from bide.delay.protocol import (
     HEADER_TO,
     DelayRoute,
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Routing = Literal["conventional", "direct"]
-
-HEADER_DELAY: Final = "NServiceBus.Transport.RabbitMQ.DelayInSeconds"
-"""Header with the delay of a delayed send: whole seconds, a 32-bit integer (``I`` on the wire), never text."""
 
 NATIVE_MESSAGE_ID: Final = "NServiceBus.MessageId"
 """Header with the message id, which every NServiceBus message has."""

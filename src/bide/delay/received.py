@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
 
-from bide.delay.cascade import original_key
+from bide.delay.cascade_keys import HEADER_DELAY, original_key
 from bide.delay.clock_keys import is_transport_key
 from bide.delay.protocol import (
     HEADER_DUE,
@@ -39,7 +39,7 @@ OWN_PREFIX: Final = "bide-"
 
 TRANSPORT_HEADERS: Final = frozenset(
     {
-        "NServiceBus.Transport.RabbitMQ.DelayInSeconds",
+        HEADER_DELAY,
         "x-delivery-count",
         "x-acquired-count",
     }

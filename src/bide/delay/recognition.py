@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final, Literal
 
-from bide.delay.cascade import LEVELS as CASCADE_LEVELS
+from bide.delay.cascade_keys import LEVELS as CASCADE_LEVELS
 from bide.delay.clock_digits import LEVELS
 from bide.delay.waiting_hall import HEADER_REST
 from bide.errors import DelayQueueError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,7 +37,7 @@ class ReportPlace:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.page = folder / "report.html"
-        self.picture = folder / "report.png"
+        self.picture = folder / "report.svg"
         self.tables = folder / _TABLES
 
     def begin(self) -> None:
@@ -74,7 +73,7 @@ class Told:
     """The report.
 
     Attributes:
-        picture: the same as PNG; None where Pillow is missing.
+        picture: the same as SVG.
         tables: the folder of the audit.
         summary: its headline, in sentences.
         failed: what failed, in a few words.
@@ -82,7 +81,7 @@ class Told:
     """
 
     page: Path
-    picture: Path | None
+    picture: Path
     tables: Path
     summary: str
     failed: str
@@ -92,7 +91,7 @@ class Told:
         """For JSON."""
         return {
             "page": str(self.page),
-            "picture": self.picture and str(self.picture),
+            "picture": str(self.picture),
             "tables": str(self.tables),
             "headline": self.headline,
         }
@@ -112,7 +111,6 @@ def tell(url: str, clock: Clock, shop: Shop, *, place: ReportPlace, port: int | 
     from bide.pipelines import session
 
     place.clear()
-    picture = place.picture if find_spec("PIL") is not None else None
     with session.session(None, name=TITLE, configuration=_CONFIGURATION, time_zone="UTC") as spark:
         with progress.phase("audit") as phase, session.spark_errors():
             from bide.pipelines.audit.folder import Folder
@@ -127,11 +125,11 @@ def tell(url: str, clock: Clock, shop: Shop, *, place: ReportPlace, port: int | 
             from bide.pipelines.report.writing import headline, write
 
             figures = collect(spark, str(place.tables))
-            write(figures, out=place.page, png=picture, title=TITLE)
-            phase.note = "a page" if picture is None else "a page and a picture"
+            write(figures, out=place.page, svg=place.picture, title=TITLE)
+            phase.note = "a page and a picture"
     return Told(
         page=place.page,
-        picture=picture,
+        picture=place.picture,
         tables=place.tables,
         summary=content.summary(figures),
         failed=content.failed(figures),

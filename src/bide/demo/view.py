@@ -147,5 +147,5 @@ def _report(told: Told) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_row("  audit    ", "\n".join(filter(None, [told.summary, told.failed])))
     # Not a cell: a path that is cut or folded opens nothing.
-    where = f"{told.page}" + (f" and {told.picture}" if told.picture else "")
+    where = f"{told.page} and {told.picture}"
     return Group(table, Text(f"  report     {where}", no_wrap=True, overflow="ignore"))

@@ -6,15 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from bide.durations import to_milliseconds
 
 Kind = Literal["processed", "failed", "retried", "parked", "discarded", "expired", "duplicate"]
 """``failed``: an attempt failed and the message goes back to its queue at once. ``retried``: it failed, and comes back
 after a delay. ``parked``: it failed for good. ``expired``: the sender's ``expiration`` was over."""
-
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 from bide.delay.protocol import ExchangeTarget, Target
 from bide.endpoint.observer import Observer
 from bide.recoverability.exception_text import ExceptionText
 from bide.recoverability.history import HEADER_RETRIED_BY
+from bide.version import VERSION
 
 try:
     from opentelemetry import context as contexts
@@ -56,7 +56,7 @@ class Tracing(Observer):
     """
 
     def __init__(self, tracer_provider: trace.TracerProvider | None = None) -> None:
-        self._tracer = trace.get_tracer("bide", version("bide"), tracer_provider, SCHEMA)
+        self._tracer = trace.get_tracer("bide", VERSION, tracer_provider, SCHEMA)
 
     @contextmanager
     def stamp(self, message: PreparedMessage) -> Iterator[Mapping[str, str]]:

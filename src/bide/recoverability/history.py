@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
 
-from bide.delay.cascade import LEVELS
-from bide.delay.nservicebus import HEADER_DELAY
+from bide.delay.cascade_keys import HEADER_DELAY, LEVELS
 from bide.durations import from_milliseconds, to_milliseconds
 
 HEADER_RETRIES: Final = "bide-retries"

@@ -89,7 +89,7 @@ def _contents() -> Iterator[tuple[str, bytes]]:
         if spec is not None and isinstance(spec.loader, InspectLoader):
             yield f"{module}.py", (spec.loader.get_source(module) or "").encode()
     for name in (*PACKAGES, *MODULES):
-        # Some ask for their own version when they are imported; bide tells its own to the broker.
+        # Some ask for their own version when they are imported.
         with suppress(PackageNotFoundError):
             installed = distribution(name)
             if (text := installed.read_text("METADATA")) is not None:

@@ -58,8 +58,7 @@ CODES: Final = {
 
 FIRST: Final = struct.pack(">H", 1)
 LAST: Final = struct.pack(">H", 2)
-NEXT: Final = struct.pack(">H", 3)
-"""Where to start reading: at the first chunk, at the last one, at the one to come."""
+"""Where to start reading: at the first chunk, or at the last one."""
 
 _HEAD: Final = struct.Struct(">HH")
 _LONG: Final = struct.Struct(">I")

@@ -108,11 +108,6 @@ def binding_table(exchange: Exchange, bindings: Iterable[Binding]) -> BindingTab
             return _UnknownTable(exchange)
 
 
-def topic_matches(pattern: str, routing_key: str) -> bool:
-    """Whether a topic exchange sends ``routing_key`` along a binding with key ``pattern``."""
-    return bool(_TopicTable([Binding("", "", pattern)]).matches(RoutedMessage((routing_key,), {})))
-
-
 def _destination(binding: Binding) -> Destination:
     return binding.destination_type, binding.destination
 

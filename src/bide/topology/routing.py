@@ -48,11 +48,6 @@ class Routed:
     queues: frozenset[str]
     unmatched: tuple[str, ...]
 
-    @property
-    def unroutable(self) -> bool:
-        """No queue gets the message: the broker returns it if it is mandatory, and drops it otherwise."""
-        return not self.queues
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 @click.argument("folder", metavar="DIR")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("report.html"), show_default=True,
               metavar="FILE", help="The page.")  # fmt: skip
-@click.option("--png", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="The same plots as a picture too; needs bide[report].")  # fmt: skip
+@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write the plots as a picture too, in SVG.")  # fmt: skip
 @click.option("--title", default="Delayed delivery", show_default=True, metavar="TEXT", help="Its heading.")
 @click.option("--lost-after", default="10m", show_default=True, metavar="DURATION",
               help="How long a message is overdue before it counts as lost.")  # fmt: skip
@@ -39,7 +39,7 @@ def report(
     *,
     folder: str,
     out: Path,
-    png: Path | None,
+    svg: Path | None,
     title: str,
     lost_after: str,
     as_json: bool,
@@ -56,7 +56,7 @@ def report(
     from bide.pipelines.session import spark_errors
 
     grace = duration_of("--lost-after", lost_after)
-    _check(folder, out, png)
+    _check(folder, out, svg)
     started = time.monotonic()
     with open_session(f"bide pipeline report {folder}", quiet=not settings.verbosity) as spark, spark_errors():
         from bide.pipelines.report.collecting import collect
@@ -64,38 +64,33 @@ def report(
         with progress("counting"):
             figures = collect(spark, folder, grace=grace)
     with progress("drawing"):
-        write(figures, out=out, png=png, title=title)
+        write(figures, out=out, svg=svg, title=title)
     seconds = time.monotonic() - started
     if as_json:
-        print_json(headline(figures) | {"report": str(out), "png": png and str(png), "seconds": round(seconds, 3)})
+        print_json(headline(figures) | {"report": str(out), "svg": svg and str(svg), "seconds": round(seconds, 3)})
     else:
-        _say(figures, out=out, png=png)
+        _say(figures, out=out, svg=svg)
 
 
-def _check(folder: str, out: Path, png: Path | None) -> None:
+def _check(folder: str, out: Path, svg: Path | None) -> None:
     """Refuse before Spark has worked for nothing.
 
     Raises:
-        InvalidInputError: there is no such folder, or no audit in it, a file cannot be written, the picture's name is
-            not that of a PNG, or Pillow is not there.
+        InvalidInputError: there is no such folder, or no audit in it, a file cannot be written, or the picture's name
+            is not that of an SVG.
     """
     from bide.pipelines.report.tables import check
 
-    for path in (out, png):
+    for path in (out, svg):
         if path is not None and not os.access(path.absolute().parent, os.W_OK):
             where = path.absolute().parent
             raise InvalidInputError(f"{path} cannot be written: make the folder {where}, or name one that is yours")
-    if png is not None:
-        if png.suffix.lower() != ".png":
-            raise InvalidInputError(f"the picture is a PNG, and {png} is named as something else: name it *.png")
-        try:
-            import bide.pipelines.report.png  # noqa: F401 (whether it can be)
-        except ImportError as error:
-            raise InvalidInputError("--png needs Pillow: install bide[report]") from error
+    if svg is not None and svg.suffix.lower() != ".svg":
+        raise InvalidInputError(f"the picture is an SVG, and {svg} is named as something else: name it *.svg")
     check(folder)
 
 
-def _say(figures: Figures, *, out: Path, png: Path | None) -> None:
+def _say(figures: Figures, *, out: Path, svg: Path | None) -> None:
     from bide.pipelines.report.content import failed, summary, undecodable
 
     click.echo(visible(summary(figures)))
@@ -105,4 +100,4 @@ def _say(figures: Figures, *, out: Path, png: Path | None) -> None:
         click.echo(said)
     if figures.missing:
         click.echo(f"not in {figures.folder}: {', '.join(figures.missing)}")
-    click.echo(f"report: {out}" + (f" and {png}" if png is not None else ""))
+    click.echo(f"report: {out}" + (f" and {svg}" if svg is not None else ""))

@@ -29,8 +29,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from bide.delay.cascade import LEVELS
-from bide.delay.nservicebus import HEADER_DELAY, NATIVE_MESSAGE_ID
+from bide.delay.cascade_keys import HEADER_DELAY, LEVELS
+from bide.delay.nservicebus import NATIVE_MESSAGE_ID
 from bide.delay.protocol import HEADER_EXCHANGE, HEADER_ROUTING_KEY, HEADER_SENT, HEADER_TO
 from bide.recoverability.history import (
     HEADER_FIRST_DUE,

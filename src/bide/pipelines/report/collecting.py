@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from bide.durations import EPOCH, from_microseconds
+from bide.pipelines.charts.scale import floored, span_for
 from bide.pipelines.report import counting, tables
 from bide.pipelines.report.figures import (
     Building,
@@ -20,7 +21,6 @@ from bide.pipelines.report.figures import (
     Target,
     UndecodableFigures,
 )
-from bide.pipelines.report.scale import floored, span_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from bide.pipelines.report import plots, texts
-from bide.pipelines.report.drawing import Drawing
+from bide.pipelines.charts import texts
+from bide.pipelines.charts.drawing import Drawing
+from bide.pipelines.report import plots
 from bide.pipelines.report.figures import (
     Failures,
     Figures,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from bide.pipelines.report.scale import after
+from bide.pipelines.charts.scale import after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Final
 
-from bide.pipelines.report import content, texts
+from bide.pipelines.charts import texts
+from bide.pipelines.charts.palette import rules
+from bide.pipelines.charts.svg import svg, text
+from bide.pipelines.report import content
 from bide.pipelines.report.content import Section, Table
 from bide.pipelines.report.figures import Figures
-from bide.pipelines.report.palette import rules
-from bide.pipelines.report.svg import svg, text
 
 WIDE: Final = 976
 NARROW: Final = 358

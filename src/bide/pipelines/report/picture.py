@@ -1,19 +1,26 @@
-"""The report as drawings alone, for a picture."""
+"""The report as one drawing, for a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
 
-from bide.pipelines.report import content, texts
-from bide.pipelines.report.drawing import Drawing, Label, Line, Mark, Role
+from bide.pipelines.charts import texts
+from bide.pipelines.charts.drawing import Drawing, Label, Line, Mark, Role, stacked
+from bide.pipelines.report import content
 from bide.pipelines.report.figures import Figures
 
 WIDTH: Final = 976
+_MARGIN: Final = 16
 
 
-def drawings(figures: Figures, *, title: str = "Delayed delivery") -> Iterator[Drawing]:
+def picture(figures: Figures, *, title: str = "Delayed delivery") -> Drawing:
     """The headline, and the drawing of every section that has one, under its title."""
+    parts = list(_parts(figures, title))
+    return stacked(parts, title=f"{title}. {content.summary(figures)}", margin=_MARGIN)
+
+
+def _parts(figures: Figures, title: str) -> Iterator[Drawing]:
     yield _head(figures, title)
     for section in content.sections(figures):
         heading = Label(x=0, y=26, text=section.title, size=17, bold=True)

@@ -8,9 +8,10 @@ from itertools import groupby
 from math import ceil, floor, log10
 from typing import Final
 
-from bide.pipelines.report import texts
-from bide.pipelines.report.axes import Frame, filled, late_axis, legend, steps, time_axis, value_axis
-from bide.pipelines.report.drawing import BOLD_LETTER, LETTER, Bar, Drawing, Label, Line, Mark, Point, Role, shortened
+from bide.pipelines.charts import texts
+from bide.pipelines.charts.axes import Frame, filled, late_axis, legend, steps, time_axis, value_axis
+from bide.pipelines.charts.drawing import BOLD_LETTER, LETTER, Bar, Drawing, Label, Line, Mark, Point, Role, shortened
+from bide.pipelines.charts.scale import Linear, Logarithmic, Times, after
 from bide.pipelines.report.figures import (
     Building,
     FailureGroup,
@@ -21,7 +22,6 @@ from bide.pipelines.report.figures import (
     Skyline,
     Target,
 )
-from bide.pipelines.report.scale import Linear, Logarithmic, Times, after
 
 _LEFT: Final = 52
 _RIGHT: Final = 12

@@ -14,23 +14,22 @@ if TYPE_CHECKING:
     from bide.pipelines.report.figures import Figures
 
 
-def write(figures: Figures, *, out: Path, png: Path | None, title: str) -> None:
+def write(figures: Figures, *, out: Path, svg: Path | None, title: str) -> None:
     """Write the page, and the picture where one is wanted, in the place of older ones.
 
     Raises:
-        ImportError: a picture is wanted, and Pillow is missing.
         InvalidInputError: a file cannot be written.
     """
     from bide.pipelines.report.page import page
 
     with _replacing(out) as beside:
         beside.write_text(page(figures, title=title), encoding="utf-8")
-    if png is not None:
-        from bide.pipelines.report import picture
-        from bide.pipelines.report.png import write as write_png
+    if svg is not None:
+        from bide.pipelines.charts.svg import document
+        from bide.pipelines.report.picture import picture
 
-        with _replacing(png) as beside:
-            write_png(list(picture.drawings(figures, title=title)), beside)
+        with _replacing(svg) as beside:
+            beside.write_text(document(picture(figures, title=title), name="report"), encoding="utf-8")
 
 
 @contextmanager

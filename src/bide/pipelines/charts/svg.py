@@ -1,12 +1,46 @@
-"""Drawings as SVG, in colours that a style sheet gives to classes."""
+"""Drawings as SVG: elements of a page, and files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from html import escape
+from typing import Final
 
 from bide.foreign_text import visible
-from bide.pipelines.report.drawing import Area, Bar, Drawing, Label, Line, Mark, Point
+from bide.pipelines.charts.drawing import Area, Bar, Drawing, Label, Line, Mark, Point
+from bide.pipelines.charts.palette import file_rules
+
+NARROW_BELOW: Final = 560
+"""A file that is shown narrower than this shows its narrow drawing."""
+
+
+def document(wide: Drawing, narrow: Drawing | None = None, *, name: str) -> str:
+    """A file of SVG, light or dark as its reader's pages are.
+
+    Args:
+        narrow: the same for a phone, of the same shape: a browser lays a page out by the shape of a picture before it
+            looks into it.
+        name: of letters and dashes.
+    """
+    width, height = _number(wide.width), _number(wide.height)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
+        f"<title>{text(wide.title)}</title>",
+        "<style>",
+        *file_rules(),
+        'text { font-family: system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif }',
+        "polyline { fill: none; stroke-linejoin: round }",
+    ]
+    if narrow is not None:
+        lines += [
+            ".narrow { display: none }",
+            f"@media (max-width: {NARROW_BELOW}px) {{ .wide {{ display: none }} .narrow {{ display: inline }} }}",
+        ]
+    lines += ["</style>", '<rect class="paper" width="100%" height="100%"/>']
+    lines.append(svg(wide, name=f"{name}-wide", classes="wide"))
+    if narrow is not None:
+        lines.append(svg(narrow, name=f"{name}-narrow", classes="narrow"))
+    return "\n".join([*lines, "</svg>", ""])
 
 
 def svg(drawing: Drawing, *, name: str, classes: str = "") -> str:

@@ -1,11 +1,11 @@
-"""The colours of roles, by day and by night, and the style sheet that gives them to classes."""
+"""The colours of roles, by day and by night, and the style sheets that give them to classes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-from bide.pipelines.report.drawing import Role
+from bide.pipelines.charts.drawing import Role
 
 PAPER: Final = "#ffffff"
 DAY: Final = {
@@ -33,7 +33,7 @@ NIGHT: Final = {
 
 
 def rules() -> list[str]:
-    """CSS for what :mod:`~bide.pipelines.report.svg` writes: by day, or by night where the reader chose that."""
+    """CSS for a page of HTML with drawings, whose own style sheet uses the same variables."""
     found = [
         f":root {{ {_variables(PAPER, DAY)} }}",
         f"@media (prefers-color-scheme: dark) {{ :root {{ {_variables(NIGHT_PAPER, NIGHT)} }} }}",
@@ -43,6 +43,24 @@ def rules() -> list[str]:
             found.append(f".f-{role} {{ fill: var(--{role}) }} .s-{role} {{ stroke: var(--{role}) }}")
             found.append(f".a-{role} {{ fill: var(--{role}); fill-opacity: .25 }}")
     return found
+
+
+def file_rules() -> list[str]:
+    """CSS for a file of SVG, without variables: not all programs that show SVG know them."""
+    return [
+        *_classes(PAPER, DAY),
+        "@media (prefers-color-scheme: dark) {",
+        *_classes(NIGHT_PAPER, NIGHT),
+        "}",
+        f".f-{Role.POINTED} {{ fill: none }}",
+    ]
+
+
+def _classes(paper: str, colours: Mapping[Role, str]) -> Iterator[str]:
+    yield f".paper {{ fill: {paper} }}"
+    for role, colour in colours.items():
+        yield f".f-{role} {{ fill: {colour} }} .s-{role} {{ stroke: {colour} }}"
+        yield f".a-{role} {{ fill: {colour}; fill-opacity: .25 }}"
 
 
 def _variables(paper: str, colours: Mapping[Role, str]) -> str:

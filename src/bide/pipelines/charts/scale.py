@@ -51,11 +51,15 @@ class Linear:
         """Where a value is, in pixels."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
-    def ticks(self, about: int) -> list[float]:
-        """Round whole numbers, about so many and at least one beside zero."""
+    def ticks(self, about: int, *, least: float = 1.0) -> list[float]:
+        """Round numbers, about so many.
+
+        Args:
+            least: the shortest step between two, 1 for whole numbers.
+        """
         rough = (self.high - self.low) / about
         magnitude = 10.0 ** floor(log10(rough))
-        step = max(min((nice * magnitude for nice in _NICE), key=lambda one: abs(log10(one / rough))), 1.0)
+        step = max(min((nice * magnitude for nice in _NICE), key=lambda one: abs(log10(one / rough))), least)
         return [step * number for number in range(ceil(self.low / step), floor(self.high / step + 1e-9) + 1)]
 
 

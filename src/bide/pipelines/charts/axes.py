@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bide.pipelines.report import texts
-from bide.pipelines.report.drawing import LETTER, Anchor, Area, Bar, Label, Line, Mark, Point, Role
-from bide.pipelines.report.scale import Linear, Logarithmic, Times
+from bide.pipelines.charts import texts
+from bide.pipelines.charts.drawing import LETTER, Anchor, Area, Bar, Label, Line, Mark, Point, Role
+from bide.pipelines.charts.scale import Linear, Logarithmic, Times
 
 TICK_SIZE: Final = 11
 TICK_WIDTH: Final = 74

@@ -1,10 +1,9 @@
-"""Drawings as plain data: a few kinds of marks, which :mod:`~bide.pipelines.report.svg` and
-:mod:`~bide.pipelines.report.png` know how to show."""
+"""Drawings as plain data: a few kinds of marks, which :mod:`~bide.pipelines.charts.svg` writes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Literal
 
@@ -100,6 +99,25 @@ class Drawing:
         for mark in self.marks:
             if not isinstance(mark, Label) and mark.role not in (Role.GRID, Role.FAINT, Role.INK, Role.POINTED):
                 yield mark
+
+
+def stacked(drawings: Sequence[Drawing], *, title: str, margin: float) -> Drawing:
+    """Drawings below one another, with a margin around and between them."""
+    marks: list[Mark] = []
+    top = margin
+    for drawing in drawings:
+        marks += (_moved(mark, margin, top) for mark in drawing.marks)
+        top += drawing.height + margin
+    width = max(drawing.width for drawing in drawings) + 2 * margin
+    return Drawing(title=title, width=width, height=top, marks=tuple(marks))
+
+
+def _moved(mark: Mark, right: float, down: float) -> Mark:
+    match mark:
+        case Bar() | Label():
+            return replace(mark, x=mark.x + right, y=mark.y + down)
+        case Line() | Area():
+            return replace(mark, points=tuple((x + right, y + down) for x, y in mark.points))
 
 
 def shortened(text: str, width: float, *, size: float = 12, bold: bool = False) -> str:
