@@ -110,6 +110,7 @@ class Session:
         self.is_outdated = False
         self._channel: Channel | None = None
         self._applied = False
+        self._core_put = False
         self._largest: int | None = None
         self._targets: dict[tuple[Target, bool], float] = {}
         self._requirements: dict[Topology, float] = {}
@@ -246,7 +247,7 @@ class Session:
         self._exchanges.pop(exchange, None)
         if self.infrastructure.owns(exchange):
             # Somebody has taken the infrastructure away: it is put there again.
-            self._applied = False
+            self._applied = self._core_put = False
             if self._growth is not None:
                 self._growth.forget()
             self._requirements.clear()
@@ -257,8 +258,9 @@ class Session:
         probes = self.infrastructure.probes()
         is_complete = await exists(self.connection, probes)
         if self._growth is not None:
-            if not is_complete:
+            if not is_complete and not (self._core_put and await self._has_exchanges(self._growth)):
                 await self._put_core(self._growth)
+                self._core_put = True
             self._growth.is_complete = is_complete
             self._doubt_at = self.connection.loop.time() + REBIND_AFTER.total_seconds()
         elif is_complete:
@@ -275,6 +277,9 @@ class Session:
                 "or connect with declare=True (on the command line, without --no-declare)"
             )
         self._applied = True
+
+    async def _has_exchanges(self, growth: Growth) -> bool:
+        return await exists(self.connection, Topology(growth.core.exchanges))
 
     async def _put_core(self, growth: Growth) -> None:
         if not self._declare:
@@ -328,10 +333,19 @@ class Session:
             self._remember(self._targets, key)
 
     async def _put(self, requires: Topology) -> None:
+        delivery = self.infrastructure.delivery_exchange
         try:
-            await apply(self.connection, requires, external=names_in(requires), can_move=False)
+            try:
+                await apply(self.connection, requires, external=names_in(requires), can_move=False)
+            except TargetNotFoundError:
+                if await exists(self.connection, Topology([Exchange(delivery)])):
+                    raise
+                # It is the infrastructure that was deleted, not the target.
+                self.forget(delivery)
+                await self._tasks.run((self, "infrastructure"), self._ensure_applied)
+                await apply(self.connection, requires, external=names_in(requires), can_move=False)
             if requires.queues and requires not in self._requirements:
-                await settle(self.connection, prefix=self.infrastructure.delivery_exchange, can_move=False)
+                await settle(self.connection, prefix=delivery, can_move=False)
         except TargetNotFoundError as error:
             raise TargetNotFoundError(
                 f"{error} (nothing can be delivered to it)", reply_code=error.reply_code
@@ -365,6 +379,7 @@ class Session:
     def _doubt(self, now: float) -> None:
         if self._growth is not None:
             self._growth.doubt()
+            self._applied = False
         self._doubt_at = now + REBIND_AFTER.total_seconds()
 
     async def _check(self, expected: Topology) -> None:
