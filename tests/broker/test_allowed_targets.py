@@ -104,6 +104,27 @@ async def test_a_relay_does_not_deliver_where_the_sender_may_not_write(vhost: Vh
     await connection.close()
 
 
+class _TwoOfAName(dict[str, Any]):
+    """Headers of which one is there twice: ``BCC``."""
+
+    def items(self) -> Any:
+        return (("BCC", ["nowhere"]), *super().items())
+
+
+async def test_a_relay_does_not_route_by_a_bcc_list_that_the_broker_left(vhost: Vhost, stranger: Connection) -> None:
+    """The broker removes one BCC header as it routes by it. The next would be in force as the relay publishes."""
+    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    with relay(vhost, *QUICKLY, "--allow", "orders.*"):
+        async with await stranger.channel(confirms=True) as channel:
+            for delay in (0, 300):
+                headers = _TwoOfAName({"bide-to": "q:orders.eu", "BCC": ["salaries"], "x-delay": delay})
+                await channel.publish(exchange=HALL.check_in, routing_key="k", values={"headers": headers}, body=b"")
+        async with bide.connect(vhost.url, infrastructure=HALL) as client:
+            await receive(client, "orders.eu", 2)
+    assert await ready(connection, "salaries") == 0
+    await connection.close()
+
+
 async def test_resending_does_not_deliver_what_the_relay_refused(vhost: Vhost, stranger: Connection) -> None:
     relay = Relay(vhost.url, hall=HALL, allow=["orders.*"])
     consuming = asyncio.Event()

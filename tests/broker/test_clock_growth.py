@@ -142,6 +142,26 @@ async def test_an_infrastructure_deleted_under_a_client_is_declared_again(
     await connection.close()
 
 
+@pytest.mark.parametrize("exchange", ["in.c", "c", "released", "delivery", "undeliverable"])
+async def test_an_exchange_deleted_under_a_client_does_not_stop_its_messages(
+    client: bide.Client, monkeypatch: pytest.MonkeyPatch, exchange: str
+) -> None:
+    connection = await client._publisher.connection()
+    await client.publish(b"", to="q", delay="10ms")
+    await receive(client, "q", 1)
+    async with await connection.channel() as channel:
+        await channel.delete_exchange(f"bide.v1.{exchange}")
+    await client.publish(b"soon", to="q", delay="10ms")
+    # Every half a minute the client looks at what it uses. Here that is over at once.
+    session = await client._publisher.session()
+    monkeypatch.setattr(session, "_doubt_at", 0.0)
+    monkeypatch.setattr(session, "_targets", {})
+    monkeypatch.setattr(session, "_requirements", {})
+    await client.publish(b"later", to="q", delay="10ms")
+    # What had no way waits for the broker to try again.
+    assert {message.body for message in await receive(client, "q", 2)} == {b"soon", b"later"}
+
+
 async def test_a_queue_that_is_declared_otherwise_does_not_keep_other_delays_from_being_used(
     vhost: Vhost, client: bide.Client, connection: Connection
 ) -> None:

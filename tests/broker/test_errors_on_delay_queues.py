@@ -99,6 +99,24 @@ async def test_no_operation_hastens_what_waits(client: bide.Client, broker: Loca
 
 
 @pytest.mark.parametrize("management", [True, False], ids=["management", "amqp"])
+async def test_no_operation_sends_a_message_into_a_delay_queue(
+    client: bide.Client, broker: LocalBroker, management: bool
+) -> None:
+    error, target = fresh("error"), fresh("orders")
+    await client.declare(bide.Topology(queues=[Queue.quorum(error), Queue.quorum(target)]))
+    await client.publish(b"x", to=target, delay="10s")
+    await client.publish(b"x", to=error, message_id="m")
+    queue = ErrorQueue(client, error, management_url=broker.management_url if management else NOWHERE)
+    with pytest.raises(DelayQueueError, match="has no target"):
+        await queue.retry(Selection(), to=DIGIT)
+    with pytest.raises(DelayQueueError, match="has no target"):
+        await queue.replay(lambda _: client.now(), to=DIGIT)
+    with pytest.raises(DelayQueueError, match="has no target"):
+        await queue.edit("m", body=b"y", to=DIGIT)
+    assert [one.message_id for one in await listed(queue)] == ["m"]
+
+
+@pytest.mark.parametrize("management", [True, False], ids=["management", "amqp"])
 async def test_a_level_under_another_name_is_refused(
     client: bide.Client, broker: LocalBroker, management: bool
 ) -> None:

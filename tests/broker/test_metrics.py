@@ -254,7 +254,9 @@ async def test_strangers_cannot_fill_the_memory_with_types(metrics: Metrics, reg
 
 
 def test_a_second_one_on_a_registry_is_refused_with_the_reason(metrics: Metrics, registry: CollectorRegistry) -> None:
-    with pytest.raises(InvalidInputError, match=r"bide_messages_processed.*give one bide\.metrics\.Metrics to all"):
+    with pytest.raises(
+        InvalidInputError, match=r"bide_messages_processed.*give one bide\.observability\.metrics\.Metrics to all"
+    ):
         Metrics(registry)
 
 

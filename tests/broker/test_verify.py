@@ -12,6 +12,7 @@ from bide.admin.infrastructure import install, install_guard, remove
 from bide.admin.locate import management_api
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
+from bide.delay.cascade import Policy
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import InvalidInputError, NotEmptyError
 from bide.management.api import ManagementApi
@@ -203,6 +204,33 @@ async def test_a_guard_does_not_take_the_place_of_anothers_policy(
         await install_guard(connection, api, NSB)
     with pytest.raises(InvalidInputError, match="needs no guard"):
         await install_guard(connection, api, SMALL_CLOCK)
+
+
+async def test_a_policy_that_leads_undeliverable_messages_elsewhere_does_not_pass_verify(
+    vhost: Vhost, connection: Connection, api: ManagementApi
+) -> None:
+    """And the policy that the error of the guard asks for does, once the guard has declared what it leads to."""
+    await install(connection, NSB)
+
+    async def problem(alternate: str) -> str:
+        leading = {"alternate-exchange": alternate}
+        await api.set_policy(vhost.name, Policy(name="theirs", pattern=".*", definition=leading, apply_to="exchanges"))
+
+        async def applied() -> bool:
+            found_exchange = await api.exchange(vhost.name, NSB.delivery_exchange)
+            return found_exchange is not None and found_exchange.policy == "theirs"
+
+        await eventually(applied)
+        return (await found(connection, NSB, api)).get("guard", "")
+
+    said = await problem("amq.fanout")
+    assert "29 of 29 exchanges have another alternate exchange, 'amq.fanout'" in said
+    assert f"Set '{NSB.undeliverable}' in the policy" in said
+    assert f"'{NSB.undeliverable}' does not exist: run 'bide delay apply --guard" in await problem(NSB.undeliverable)
+    policy = await install_guard(connection, api, NSB)
+    assert policy.name == "theirs"
+    assert list(await api.policies(vhost.name)) == ["theirs"]
+    assert "guard" not in await found(connection, NSB, api)
 
 
 async def test_removing_takes_release_queues_and_the_guard_too(

@@ -65,6 +65,9 @@ async def install(connection: Connection, infrastructure: DelayInfrastructure) -
 async def install_guard(connection: Connection, api: ManagementApi, infrastructure: DelayInfrastructure) -> Policy:
     """Set aside what has no target, by a policy: an argument would be refused to the owner's own declare.
 
+    Returns:
+        The policy that applies: one of others, if its alternate exchange is the right one.
+
     Raises:
         InvalidInputError: the infrastructure needs none, or another policy already applies to its exchanges.
         ManagementApiError: the policy cannot be set.
@@ -75,15 +78,25 @@ async def install_guard(connection: Connection, api: ManagementApi, infrastructu
         )
     policy = infrastructure.guard_policy()
     vhost = connection.url.vhost
+    exchanges = infrastructure.topology().exchanges
+    policies = await api.policies(vhost)
+    others: list[Policy] = []
     # RabbitMQ applies one policy to an exchange, so that ours would take the place of another, or give way to it.
-    for exchange in infrastructure.topology().exchanges:
+    for exchange in exchanges:
         found = await api.exchange(vhost, exchange.name)
-        if found is not None and found.policy not in (None, policy.name):
+        if found is None or found.policy in (None, policy.name):
+            continue
+        other = policies.get(found.policy)
+        if other is None or other.definition.get("alternate-exchange") != infrastructure.undeliverable:
             raise InvalidInputError(
                 f"the policy {found.policy!r} applies to the exchange {exchange.name!r} already, and RabbitMQ applies "
-                f'one only: add "alternate-exchange": "{infrastructure.undeliverable}" to its definition instead'
+                f'one only: add "alternate-exchange": "{infrastructure.undeliverable}" to its definition, and run this '
+                "again"
             )
+        others.append(other)
     await apply(connection, infrastructure.guard_topology())
+    if len(others) == len(exchanges):
+        return others[0]
     await api.set_policy(vhost, policy)
     return policy
 

@@ -338,13 +338,27 @@ def _guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Find
     if not isinstance(infrastructure, Guarded):
         # Its alternate exchanges are arguments, which were compared with the exchanges.
         return []
-    bare = [name for name in names if snapshot.alternate_of(name) is None]
+    alternates = {name: snapshot.alternate_of(name) for name in names}
+    bare = [name for name, alternate in alternates.items() if alternate is None]
+    diverted = [name for name, alternate in alternates.items() if alternate not in (None, infrastructure.undeliverable)]
     problems = []
     if bare:
         problems.append(
             f"{len(bare)} of {len(names)} exchanges have no alternate exchange ({listed(bare, limit=2)}): a message "
             "whose target is gone stays in its delay queue, and 32 of them stop that queue for everybody: run "
             f"'bide delay apply --guard --layout {infrastructure.name}'"
+        )
+    if infrastructure.undeliverable in alternates.values() and infrastructure.undeliverable not in snapshot.exchanges:
+        problems.append(
+            f"the alternate exchange {infrastructure.undeliverable!r} does not exist: run 'bide delay apply --guard "
+            f"--layout {infrastructure.name}'"
+        )
+    if diverted:
+        others = {str(alternates[name]) for name in diverted}
+        problems.append(
+            f"{len(diverted)} of {len(names)} exchanges have another alternate exchange, {listed(sorted(others))} "
+            f"({listed(diverted, limit=2)}): a message whose target is gone goes there, or stays in its delay queue if "
+            f"no queue is bound there. Set {infrastructure.undeliverable!r} in the policy that names it"
         )
     fine = f"what has no target goes to {infrastructure.undeliverable}"
     taps = find_taps(infrastructure)

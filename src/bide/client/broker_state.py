@@ -108,6 +108,7 @@ class BrokerState:
         self.is_outdated = False
         self._channel: Channel | None = None
         self._applied = False
+        self._core_put = False
         self._largest: int | None = None
         self._targets = BoundedCache[tuple[Target, bool], float]()
         self._requirements = BoundedCache[Topology, float]()
@@ -244,7 +245,7 @@ class BrokerState:
         self._exchanges.pop(exchange, None)
         if self.infrastructure.owns(exchange):
             # The infrastructure was deleted, and is declared again at its next use.
-            self._applied = False
+            self._applied = self._core_put = False
             if self._growth is not None:
                 self._growth.forget()
             self._requirements.clear()
@@ -255,8 +256,9 @@ class BrokerState:
         probes = self.infrastructure.probes()
         is_complete = await exists(self.connection, probes)
         if self._growth is not None:
-            if not is_complete:
+            if not is_complete and not (self._core_put and await self._has_exchanges(self._growth)):
                 await self._put_core(self._growth)
+                self._core_put = True
             self._growth.is_complete = is_complete
             self._doubt_at = self.connection.loop.time() + REBIND_AFTER.total_seconds()
         elif is_complete:
@@ -273,6 +275,9 @@ class BrokerState:
                 "or connect with declare=True (on the command line, without --no-declare)"
             )
         self._applied = True
+
+    async def _has_exchanges(self, growth: Growth) -> bool:
+        return await exists(self.connection, Topology(growth.core.exchanges))
 
     async def _put_core(self, growth: Growth) -> None:
         if not self._declare:
@@ -329,10 +334,19 @@ class BrokerState:
             self._remember(self._targets, key)
 
     async def _put(self, requires: Topology) -> None:
+        delivery = self.infrastructure.delivery_exchange
         try:
-            await apply(self.connection, requires, external=names_in(requires), can_move=False)
+            try:
+                await apply(self.connection, requires, external=names_in(requires), can_move=False)
+            except TargetNotFoundError:
+                if await exists(self.connection, Topology([Exchange(delivery)])):
+                    raise
+                # It is the infrastructure that was deleted, not the target.
+                self.forget(delivery)
+                await self._tasks.run((self, "infrastructure"), self._ensure_applied)
+                await apply(self.connection, requires, external=names_in(requires), can_move=False)
             if requires.queues and requires not in self._requirements:
-                await settle(self.connection, prefix=self.infrastructure.delivery_exchange, can_move=False)
+                await settle(self.connection, prefix=delivery, can_move=False)
         except TargetNotFoundError as error:
             raise TargetNotFoundError(
                 f"{error} (nothing can be delivered to it)", reply_code=error.reply_code
@@ -366,6 +380,7 @@ class BrokerState:
     def _doubt(self, now: float) -> None:
         if self._growth is not None:
             self._growth.doubt()
+            self._applied = False
         self._doubt_at = now + REBIND_AFTER.total_seconds()
 
     async def _check(self, expected: Topology) -> None:

@@ -30,6 +30,7 @@ from bide.errors import (
     PublishError,
     PublishInDoubtError,
     TargetNotFoundError,
+    UnroutableError,
 )
 from bide.messages.checker import MessageChecker
 from bide.messages.prepared import PreparedMessage
@@ -83,6 +84,7 @@ class _Sending:
         lacks_digits: whether it could not be encoded, because digits of its delay were not ready.
         preparation: of its next sending; see :meth:`bide.client.broker_state.BrokerState.prepare`.
         elsewhere: whether another host confirmed it.
+        unroutable: whether the delay infrastructure had no way for it, and was looked after since.
         trouble: what was known of the node, when a connection broke that it waited on.
     """
 
@@ -96,6 +98,7 @@ class _Sending:
     lacks_digits: bool = False
     preparation: Preparation | None = None
     elsewhere: bool = False
+    unroutable: bool = False
     trouble: str = ""
     hops: int = 0
 
@@ -268,7 +271,13 @@ class Publisher:
         except PublishError as error:
             if sending.elsewhere:
                 return True
-            if sending.attempts < 2:
+            if isinstance(error, UnroutableError) and sending.hops and not sending.unroutable:
+                # Somebody deleted an exchange or a binding behind the exchange that it enters by.
+                sending.unroutable = True
+                sending.reason = str(error)
+                session.forget(session.infrastructure.delivery_exchange)
+                return False
+            if sending.attempts < (3 if sending.unroutable else 2):
                 raise
             # The broker may have taken it before, and that was not heard.
             raise denied(sending.message.message_id, error) from error

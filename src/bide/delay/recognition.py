@@ -77,6 +77,23 @@ def refuse(queue: str, arguments: Mapping[str, Any] | None = None, *, sends: boo
         raise refusal(queue, part)
 
 
+def refuse_target(queue: str, arguments: Mapping[str, Any] | None = None) -> None:
+    """See that a queue does not belong to a delay infrastructure, before messages are sent to it.
+
+    Args:
+        queue: its name.
+        arguments: with which it was declared, or None if they are not known.
+
+    Raises:
+        DelayQueueError: it does. A message that is sent there has no keys that lead to a target.
+    """
+    if part_of(queue, arguments) is not None:
+        raise DelayQueueError(
+            f"the queue {queue!r} belongs to a delay infrastructure: a message that is sent there directly has no "
+            "target. Name a queue that a consumer reads"
+        )
+
+
 def refusal(queue: str, part: Part) -> DelayQueueError:
     """The error for an operation on a queue of a delay infrastructure."""
     return DelayQueueError(

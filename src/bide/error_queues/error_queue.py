@@ -192,7 +192,7 @@ class ErrorQueue:
             BrokerError: the broker cannot be reached, or refuses.
         """
         if to is not None:
-            check_name("queue", to)
+            await self._check_target(to)
         allowed = ANY_TARGET if allow is None else AllowedTargets.of(allow)
         period = timedelta(0) if over is None else parse_delay(over)
         total = await self.count(selection) if period or progress else 0
@@ -244,7 +244,7 @@ class ErrorQueue:
             BrokerError: the broker cannot be reached, or refuses.
         """
         if to is not None:
-            check_name("queue", to)
+            await self._check_target(to)
         run, begin = _new_run(), self._client.now()
 
         def copy(message: FailedMessage, _: int) -> PreparedMessage:
@@ -288,6 +288,8 @@ class ErrorQueue:
         """
         allowed = ANY_TARGET if allow is None else AllowedTargets.of(allow)
         await self._renewal(self.queue, sends=True)
+        if to is not None:
+            await self._check_target(to)
         old = await self.get(name)
         new = redrive.edited(old, body=body, headers=headers or {}, without=without, to=to)
         allowed.check(new.target)
@@ -420,6 +422,17 @@ class ErrorQueue:
         renewal = await DeliveryCountReset.of(self._client, queue, self._management_url)
         recognition.refuse(queue, renewal.arguments, sends=sends)
         return renewal
+
+    async def _check_target(self, queue: str) -> None:
+        """Refuse a queue that messages cannot be sent to.
+
+        Raises:
+            InvalidNameError: the name cannot be one.
+            DelayQueueError: it is a queue of a delay infrastructure.
+        """
+        check_name("queue", queue)
+        found = await Renewal.of(self._client, queue, self._management_url)
+        recognition.refuse_target(queue, found.arguments)
 
     @asynccontextmanager
     async def _look(self, renewal: DeliveryCountReset, *, prefetch: int = PREFETCH) -> AsyncIterator[QueueBrowser]:
