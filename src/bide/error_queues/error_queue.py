@@ -431,7 +431,7 @@ class ErrorQueue:
             DelayQueueError: it is a queue of a delay infrastructure.
         """
         check_name("queue", queue)
-        found = await Renewal.of(self._client, queue, self._management_url)
+        found = await DeliveryCountReset.of(self._client, queue, self._management_url)
         recognition.refuse_target(queue, found.arguments)
 
     @asynccontextmanager
