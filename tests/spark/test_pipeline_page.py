@@ -1,4 +1,4 @@
-"""README.md: the section about the data pipeline, from top to bottom, prints what it says."""
+"""docs/pipeline.md: its commands, from top to bottom, print what the page shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import bide.spark
 from bide.cli.app import run
 from bide.local_broker import LocalBroker
 from tests.patience import PATIENCE
-from tests.readme import INSTALL, Shell, blocks, shape
+from tests.readme import INSTALL, PIPELINE, Shell, blocks, shape
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +61,7 @@ class Reader:
             bide.spark.register(self._spark)
             self._capture.readouterr()
             if in_python:
-                exec(compile(program, "README.md", "exec"), {})
+                exec(compile(program, PIPELINE, "exec"), {})
             else:
                 # The folder that Java is in stays the one that it was started in.
                 places = {one.name: str(one) for one in self.shell.folder.iterdir()}
@@ -83,7 +83,7 @@ def reader(
 @pytest.mark.slow
 def test_the_data_pipeline(reader: Reader) -> None:
     printed = []
-    for place, (language, text) in enumerate(blocks("The data pipeline")):
+    for place, (language, text) in enumerate(blocks(PIPELINE)):
         if place % 2 == 0:
             assert language == "sh"
             # A Spark that runs already needs less than a minute, but much more than the ten seconds of a quiet machine.
