@@ -26,7 +26,7 @@ MAX_DOCSTRING: Final = 90
 MAX_HELP: Final = 60
 WORDS: Final = re.compile(
     r"\b(?:"
-    r"nobody|whoever|somebody|anybody|everybody|other people|he|"
+    r"nobody|whoever|somebody|anybody|everybody(?!-)|other people|he|"
     r"told|tells|what (?:became|becomes|has become) of|for want of|"
     r"mend(?:s|ed|ing)?|shall|so many|(?:in|at) hand|"
     r"(?<!there )is no (?!longer\b)"

@@ -91,7 +91,9 @@ def test_the_data_pipeline(reader: Reader) -> None:
             assert (WAIT in text) is (place == 2)
             printed.append(reader.follow(commands))
         else:
-            assert shape(printed[-1]) == shape(text), printed[-1]
+            # Where the machine takes longer than those 25 seconds, some messages are due before they are sent.
+            in_time = re.sub(r"^ *\d+ are due already\n", "", printed[-1], flags=re.MULTILINE)
+            assert shape(in_time) == shape(text), printed[-1]
 
     _, scheduling, auditing, replaying, reading = printed
     assert f"scheduled {REMINDERS} messages" in scheduling
