@@ -107,7 +107,10 @@ def long_help(group: click.Command, root: Path) -> Iterator[Violation]:
 def _commands(command: click.Command) -> Iterator[click.Command]:
     yield command
     if isinstance(command, click.Group):
-        for part in command.commands.values():
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            part = command.get_command(context, name)
+            assert part is not None
             yield from _commands(part)
 
 
