@@ -57,7 +57,7 @@ def write_bundle(path: str | os.PathLike[str]) -> Path:
 def own_bundle() -> Path:
     """The file, written once, to be deleted when the process ends.
 
-    Spark takes no two files of one name in the same session: the name tells what is in it.
+    Spark takes no two files of one name in the same session: the name depends on its contents.
     """
     contents = _bundle()
     place = Path(_folder().name, f"bide-{sha256(contents).hexdigest()[:12]}.zip")
@@ -89,7 +89,7 @@ def _contents() -> Iterator[tuple[str, bytes]]:
         if spec is not None and isinstance(spec.loader, InspectLoader):
             yield f"{module}.py", (spec.loader.get_source(module) or "").encode()
     for name in (*PACKAGES, *MODULES):
-        # Some ask for their own version when they are imported; bide tells its own to the broker.
+        # Some ask for their own version when they are imported; bide sends its own to the broker.
         with suppress(PackageNotFoundError):
             installed = distribution(name)
             if (text := installed.read_text("METADATA")) is not None:
