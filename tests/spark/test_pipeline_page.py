@@ -99,15 +99,15 @@ def test_the_data_pipeline(start: Callable[[], Reader]) -> None:
     commands = [text for _, text in page[0::2]]
     assert WAIT in commands[1]
 
-    def scheduled(seconds: int) -> tuple[Reader, list[str]]:
+    def follow_to_schedule(seconds: int) -> tuple[Reader, list[str]]:
         reader = start()
         soon = commands[1].replace(WAIT, f"timedelta(seconds={seconds})")
         return reader, [reader.follow(text) for text in (commands[0].removeprefix(INSTALL), soon)]
 
     # A Spark that runs already needs ten seconds on a quiet machine, and minutes on a busy one: then start over.
-    reader, printed = scheduled(25)
+    reader, printed = follow_to_schedule(25)
     if "due already" in printed[1]:
-        reader, printed = scheduled(300)
+        reader, printed = follow_to_schedule(300)
     printed += [reader.follow(text) for text in commands[2:]]
     for done, (_, shown) in zip(printed, page[1::2], strict=True):
         assert shape(done) == shape(shown), done
