@@ -123,7 +123,7 @@ async def publish(url: str, count: int, seconds: int) -> None:
     chosen = random.Random(count)
     async with bide.connect(url, infrastructure=CLOCK) as client:
         await client.publish_many(
-            (bide.Letter(BODY, to=TARGET, delay=chosen.choice(delays)) for _ in range(count)), window=20_000
+            (bide.OutgoingMessage(BODY, to=TARGET, delay=chosen.choice(delays)) for _ in range(count)), window=20_000
         )
 
 

@@ -31,8 +31,9 @@ from bide.client.encoding import Encoder
 from bide.delay.clock import Clock
 from bide.delay.received import restore
 from bide.local_broker import LocalBroker
-from bide.messages.outgoing import Letter, Letters
-from bide.messages.prepared import Outgoing
+from bide.messages.checker import MessageChecker
+from bide.messages.outgoing import OutgoingMessage
+from bide.messages.prepared import PreparedMessage, check_message
 
 _Any = TypeVar("_Any")
 
@@ -45,11 +46,15 @@ _DELAYS: Final = {1: range(10, 30), 2: range(61, 80)}
 """Hops -> delays in seconds that take so many."""
 
 
-def ways(now: datetime) -> dict[str, tuple[Sequence[Outgoing], Callable[[Outgoing], object]]]:
+def ways(now: datetime) -> dict[str, tuple[Sequence[PreparedMessage], Callable[[PreparedMessage], object]]]:
     """How a message can be encoded: the messages, as they are before, and what encodes one."""
-    check = Letters()
-    alike = [check.check(Letter(bytes(_BODY), to=TARGET, delay=delay)).starting(now) for delay in random_minutes()]
-    single = [Outgoing.make(bytes(_BODY), to=TARGET, delay=delay).starting(now) for delay in random_minutes()]
+    check = MessageChecker()
+    alike = [
+        check.check(OutgoingMessage(bytes(_BODY), to=TARGET, delay=delay)).starting(now) for delay in random_minutes()
+    ]
+    single = [
+        check_message(OutgoingMessage(bytes(_BODY), to=TARGET, delay=delay)).starting(now) for delay in random_minutes()
+    ]
     encoder = Encoder(_CLOCK, frame_max=FRAME_MAX)
     known = {}
     for one in single:
@@ -57,10 +62,10 @@ def ways(now: datetime) -> dict[str, tuple[Sequence[Outgoing], Callable[[Outgoin
         assert route is not None
         known[one.message_id] = route, one.wire_values(route, now)
 
-    def whole(message: Outgoing) -> object:
+    def whole(message: PreparedMessage) -> object:
         return encoder.encode(message, now, channel=1, mandatory=True)
 
-    def by_codec(message: Outgoing) -> bytes:
+    def by_codec(message: PreparedMessage) -> bytes:
         route, values = known[message.message_id]
         return b"".join(
             codec.publish(
@@ -74,7 +79,7 @@ def ways(now: datetime) -> dict[str, tuple[Sequence[Outgoing], Callable[[Outgoin
             )
         )
 
-    def by_pamqp(message: Outgoing) -> bytes:
+    def by_pamqp(message: PreparedMessage) -> bytes:
         route, values = known[message.message_id]
         properties = commands.Basic.Properties(**values)
         frames = (
@@ -159,9 +164,9 @@ async def late(client: Client, *, messages: int, window: int, hops: int) -> tupl
     chance, found = random.Random(1), list[float]()
     delays = [timedelta(seconds=seconds) for seconds in _DELAYS[hops]]
 
-    def letters() -> Iterator[Letter]:
+    def letters() -> Iterator[OutgoingMessage]:
         for _ in range(messages):
-            yield Letter(bytes(_BODY), to=TARGET, delay=chance.choice(delays))
+            yield OutgoingMessage(bytes(_BODY), to=TARGET, delay=chance.choice(delays))
 
     async def publish() -> float:
         start = time.perf_counter()

@@ -33,7 +33,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.clock_digits import LEVELS
 from bide.local_broker import LocalBroker
-from bide.pipelines.plan.levels import Ladder
+from bide.pipelines.plan.levels import PlanLevels
 from bide.pipelines.plan.occupancy import Timeline
 from bide.pipelines.plan.workload import Columns, of_table
 from bide.topology import Queue
@@ -97,14 +97,16 @@ def table_of(messages: int, seconds: float, longest_minutes: int, chance: random
     return found
 
 
-async def letters(table: Sequence[tuple[int, int]], start: float, sent_at: list[int]) -> AsyncIterator[bide.Letter]:
+async def letters(
+    table: Sequence[tuple[int, int]], start: float, sent_at: list[int]
+) -> AsyncIterator[bide.OutgoingMessage]:
     """The messages of a table, each at its time or as soon as the broker lets it; and when that was."""
     for sent, delay in table:
         pause = start + sent / 1000 - time.time()
         if pause > 0.001:
             await asyncio.sleep(pause)
         sent_at.append(int((time.time() - start) * 1000))
-        yield bide.Letter(BODY, to=TARGET, delay=timedelta(milliseconds=delay))
+        yield bide.OutgoingMessage(BODY, to=TARGET, delay=timedelta(milliseconds=delay))
 
 
 def size_of(folder: Path | None) -> int | None:
@@ -198,7 +200,7 @@ def planned(spark: SparkSession, clock: bide.Clock, table: Sequence[tuple[int, i
         at = pa.array([sent for sent, _ in table], pa.timestamp("ms", "UTC"))
         pq.write_table(pa.table({"at": at, "delay": pa.array([delay for _, delay in table], pa.int64())}), path)
         workload = of_table(spark.read.parquet(path), Columns(at="at", delay="delay"))
-        timeline = Timeline(workload, Ladder.of(clock), every=timedelta(seconds=1))
+        timeline = Timeline(workload, PlanLevels.of(clock), every=timedelta(seconds=1))
         rows = timeline.levels().selectExpr("level", "unix_seconds(at) as second", "held").collect()
         timeline.close()
     found: defaultdict[str, dict[int, float]] = defaultdict(dict)

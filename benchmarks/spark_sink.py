@@ -34,7 +34,7 @@ def bulk(url: str, queue: str, count: int) -> float:
     started = time.monotonic()
     with BulkPublisher(url) as publisher:
         for delay in delays:
-            publisher.put(bide.Letter(body, to=queue, delay=delay))
+            publisher.put(bide.OutgoingMessage(body, to=queue, delay=delay))
     return count / (time.monotonic() - started)
 
 

@@ -39,7 +39,7 @@ async def fill(url: str, count: int) -> None:
     stream = bide.Queue(STREAM, arguments={"x-queue-type": "stream"})
     async with bide.connect(url) as client:
         await client.declare(bide.Topology(queues=[stream]))
-        await client.publish_many(bide.Letter(b"x" * 200, to=STREAM) for _ in range(count))
+        await client.publish_many(bide.OutgoingMessage(b"x" * 200, to=STREAM) for _ in range(count))
 
 
 def decoding(address: Address) -> float:

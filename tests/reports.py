@@ -5,7 +5,17 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from bide.pipelines.report.figures import Building, Failures, Figures, Flow, Group, Headline, Skyline, Step, Target
+from bide.pipelines.report.figures import (
+    Building,
+    FailureGroup,
+    Failures,
+    Figures,
+    FlowFigures,
+    Headline,
+    ReportStep,
+    Skyline,
+    Target,
+)
 
 NOON: Final = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 MINUTE: Final = timedelta(minutes=1)
@@ -38,7 +48,7 @@ def figures(*, queue: str = "q:orders", text: str = "no answer", exception: str 
         folder="/data/audit",
         missing=[],
         headline=headline(),
-        flow=Flow(
+        flow=FlowFigures(
             first=NOON,
             width=MINUTE,
             scheduled=scheduled,
@@ -47,9 +57,9 @@ def figures(*, queue: str = "q:orders", text: str = "no answer", exception: str 
             p99=[None] * 5 + [33.0] * 25 + [None],
         ),
         lateness=[
-            Step(low=0.0, high=1.0, count=10),
-            Step(low=1.0, high=10.0, count=800_000),
-            Step(low=10.0, high=100.0, count=198_990),
+            ReportStep(low=0.0, high=1.0, count=10),
+            ReportStep(low=1.0, high=10.0, count=800_000),
+            ReportStep(low=10.0, high=100.0, count=198_990),
         ],
         targets=[
             Target(
@@ -79,7 +89,7 @@ def figures(*, queue: str = "q:orders", text: str = "no answer", exception: str 
             width=MINUTE,
             spans=3,
             groups=[
-                Group(
+                FailureGroup(
                     name="g1",
                     exception=exception,
                     endpoint="payments",

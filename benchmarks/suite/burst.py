@@ -17,7 +17,7 @@ from bide.delay.clock import Clock
 from bide.delay.clock_digits import RESOLUTION
 from bide.delay.nservicebus import NServiceBus
 from bide.delay.protocol import DelayInfrastructure
-from bide.messages.outgoing import Letter
+from bide.messages.outgoing import OutgoingMessage
 
 ONE_MOMENT: Final = "Clock, to one moment"
 ONE_LANE: Final = "Clock, 1 lane"
@@ -126,14 +126,14 @@ async def send(client: Client, job: Job) -> float:
     return due
 
 
-def _at(messages: int, due: float) -> Iterator[Letter]:
+def _at(messages: int, due: float) -> Iterator[OutgoingMessage]:
     body, moment = bytes(_BODY), datetime.fromtimestamp(due, UTC)
     for _ in range(messages):
-        yield Letter(body, to=TARGET, deliver_at=moment)
+        yield OutgoingMessage(body, to=TARGET, deliver_at=moment)
 
 
-def _in_seconds(messages: int, start: float, ahead: int, *, extra: timedelta) -> Iterator[Letter]:
+def _in_seconds(messages: int, start: float, ahead: int, *, extra: timedelta) -> Iterator[OutgoingMessage]:
     body = bytes(_BODY)
     for _ in range(messages):
         passed = int(time.time() - start)
-        yield Letter(body, to=TARGET, delay=timedelta(seconds=max(ahead - passed, 1)) + extra)
+        yield OutgoingMessage(body, to=TARGET, delay=timedelta(seconds=max(ahead - passed, 1)) + extra)

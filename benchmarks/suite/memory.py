@@ -10,7 +10,7 @@ from benchmarks.suite.processor import Meter, resident_bytes
 from benchmarks.suite.setup import TARGET, WINDOW
 from benchmarks.suite.task import Answer, Job
 from bide.client.client import connect
-from bide.messages.outgoing import Letter
+from bide.messages.outgoing import OutgoingMessage
 from bide.topology import Queue, Topology
 
 BULK: Final = "bide bulk"
@@ -56,7 +56,7 @@ async def publish(job: Job) -> Answer:
     return Answer(values={**values, "memory": most / _MB, "growth": (most - first) / _MB})
 
 
-def _letters(messages: int) -> Iterator[Letter]:
+def _letters(messages: int) -> Iterator[OutgoingMessage]:
     body = bytes(_BODY)
     for number in range(messages):
-        yield Letter(body, to=TARGET, headers={"number": number})
+        yield OutgoingMessage(body, to=TARGET, headers={"number": number})

@@ -16,7 +16,7 @@ from benchmarks.suite.setup import IN_FLIGHT, TARGET, WINDOW, delayed_frames, mi
 from benchmarks.suite.task import Answer, Job
 from bide.amqp.url import BrokerUrl
 from bide.client.client import connect
-from bide.messages.outgoing import Letter
+from bide.messages.outgoing import OutgoingMessage
 
 RAW: Final = "raw limit"
 ASYNC: Final = "bide"
@@ -98,12 +98,12 @@ async def bulk(job: Job) -> Answer:
         return Answer(values=meter.read(report.confirmed))
 
 
-def _letters(job: Job) -> Iterator[Letter]:
+def _letters(job: Job) -> Iterator[OutgoingMessage]:
     body, delays = bytes(job.options["size"]), cycle(random_minutes())
     end = time.perf_counter() + job.options["seconds"]
     while time.perf_counter() < end:
         for _ in range(50):
-            yield Letter(body, to=TARGET, delay=next(delays))
+            yield OutgoingMessage(body, to=TARGET, delay=next(delays))
 
 
 async def tasks(job: Job) -> Answer:

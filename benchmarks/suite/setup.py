@@ -18,7 +18,8 @@ from bide.client.client import connect
 from bide.delay.clock import Clock
 from bide.delay.protocol import HEADER_DUE, HEADER_TO, DelayInfrastructure, QueueTarget
 from bide.durations import to_milliseconds
-from bide.messages.prepared import Outgoing
+from bide.messages.outgoing import OutgoingMessage
+from bide.messages.prepared import PreparedMessage, check_message
 from bide.topology import Queue, Topology
 
 TARGET: Final = "target"
@@ -60,10 +61,12 @@ async def prepare(url: str, infrastructure: DelayInfrastructure) -> DelayInfrast
 
 def delayed_frames(infrastructure: DelayInfrastructure, delays: list[timedelta], size: int) -> list[bytes]:
     """Messages with these delays as bide sends them, encoded."""
-    return [_frames(Outgoing.make(bytes(size), to=TARGET, delay=delay), infrastructure) for delay in delays]
+    return [
+        _frames(check_message(OutgoingMessage(bytes(size), to=TARGET, delay=delay)), infrastructure) for delay in delays
+    ]
 
 
-def _frames(message: Outgoing, infrastructure: DelayInfrastructure) -> bytes:
+def _frames(message: PreparedMessage, infrastructure: DelayInfrastructure) -> bytes:
     now = datetime.now(UTC)
     message = message.starting(now)
     route = message.route(infrastructure, now)

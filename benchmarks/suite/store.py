@@ -21,7 +21,7 @@ from benchmarks.suite.task import Answer, Job
 from bide.client.client import Client, connect
 from bide.delay.protocol import DelayInfrastructure
 from bide.local_broker import LocalBroker
-from bide.messages.outgoing import Letter
+from bide.messages.outgoing import OutgoingMessage
 from bide.topology import Queue, Topology
 
 _MESSAGES: Final = 1_000_000
@@ -126,12 +126,12 @@ def _disk(broker: LocalBroker) -> int:
     return sum(file.stat().st_blocks * 512 for file in files if file.is_file())
 
 
-def _letters(job: Job) -> Iterator[Letter]:
+def _letters(job: Job) -> Iterator[OutgoingMessage]:
     chance, padding = random.Random(1), bytes(_BODY - 8)
     hold, spread = job.options["hold"], job.options["spread"]
     for number in range(job.options["messages"]):
         delay = timedelta(seconds=chance.randint(hold, hold + spread))
-        yield Letter(number.to_bytes(8, "big") + padding, to=_STORE, delay=delay)
+        yield OutgoingMessage(number.to_bytes(8, "big") + padding, to=_STORE, delay=delay)
 
 
 async def _sample(client: Client, job: Job) -> dict[str, float]:

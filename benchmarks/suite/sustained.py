@@ -23,7 +23,7 @@ from bide.client.client import Client, connect
 from bide.client.consumer import Consumer
 from bide.delay.clock import Clock
 from bide.delay.protocol import DelayInfrastructure
-from bide.messages.outgoing import Letter
+from bide.messages.outgoing import OutgoingMessage
 
 CLOCK: Final = "Clock"
 CASCADE: Final = "binary cascade"
@@ -100,7 +100,7 @@ class Flow:
         async with aclosing(self._letters()) as letters:
             await client.publish_many(letters, window=WINDOW)
 
-    async def _letters(self) -> AsyncGenerator[Letter, None]:
+    async def _letters(self) -> AsyncGenerator[OutgoingMessage, None]:
         chance, body = random.Random(1), bytes(_BODY)
         while True:
             if self._published - self.arrived >= self._allowed:
@@ -108,7 +108,7 @@ class Flow:
                 await self._room.wait()
             for _ in range(_TURN):
                 self._published += 1
-                yield Letter(body, to=TARGET, delay=chance.randint(0, self._highest) * _UNIT)
+                yield OutgoingMessage(body, to=TARGET, delay=chance.randint(0, self._highest) * _UNIT)
 
     async def receive(self, messages: Consumer) -> None:
         """Receive for ever."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bide.client.client import Client, connect
     from bide.client.consumer import Consumer
     from bide.client.message import Message
-    from bide.client.publish_result import Outcome, Report
+    from bide.client.publish_result import PublishResult, PublishSummary
     from bide.client.publisher import Receipt
     from bide.client.sync import SyncClient, connect_sync
     from bide.delay.celery import Celery
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bide.delay.waiting_hall import WaitingHall
     from bide.endpoint import Endpoint, EventStream, Observer
     from bide.errors import BideError
-    from bide.messages.outgoing import Letter
+    from bide.messages.outgoing import OutgoingMessage
     from bide.recoverability.decision import Discard, Park, RetryLater, RetryNow
     from bide.recoverability.failure import Failure
     from bide.recoverability.policy import BrokerRetry, Retry
@@ -42,8 +42,8 @@ _MODULES: Final = {
     "connect": "bide.client.client",
     "Consumer": "bide.client.consumer",
     "Message": "bide.client.message",
-    "Outcome": "bide.client.publish_result",
-    "Report": "bide.client.publish_result",
+    "PublishResult": "bide.client.publish_result",
+    "PublishSummary": "bide.client.publish_result",
     "Receipt": "bide.client.publisher",
     "SyncClient": "bide.client.sync",
     "connect_sync": "bide.client.sync",
@@ -59,7 +59,7 @@ _MODULES: Final = {
     "EventStream": "bide.endpoint",
     "Observer": "bide.endpoint",
     "BideError": "bide.errors",
-    "Letter": "bide.messages.outgoing",
+    "OutgoingMessage": "bide.messages.outgoing",
     "Discard": "bide.recoverability.decision",
     "Park": "bide.recoverability.decision",
     "RetryLater": "bide.recoverability.decision",
@@ -95,17 +95,17 @@ __all__ = [
     "Exchange",
     "ExchangeTarget",
     "Failure",
-    "Letter",
     "Message",
     "NServiceBus",
     "Observer",
-    "Outcome",
+    "OutgoingMessage",
     "Park",
+    "PublishResult",
+    "PublishSummary",
     "Queue",
     "QueueTarget",
     "Receipt",
     "Relay",
-    "Report",
     "Retry",
     "RetryLater",
     "RetryNow",

@@ -24,8 +24,9 @@ _ISO: Final = re.compile(
     r"(?:T(?=\d)(?:(?P<h>\d+(?:\.\d+)?)H)?(?:(?P<m>\d+(?:\.\d+)?)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?",
     re.ASCII,
 )
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_MICROSECOND: Final = timedelta(microseconds=1)
 _WAY_OUT: Final = "give a timedelta, text such as '1h30m', '90s' or '250ms', or ISO 8601 such as 'PT1H30M'"
 
 DelayLike = timedelta | str
@@ -144,12 +145,26 @@ def sending_time(now: datetime | None = None) -> datetime:
 
 def to_milliseconds(moment: datetime) -> int:
     """Milliseconds since the Unix epoch, rounded up: a due time is never stamped too early."""
-    return -(-(moment - _EPOCH) // _MILLISECOND)
+    return -(-(moment - EPOCH) // _MILLISECOND)
 
 
 def from_milliseconds(value: int) -> datetime | None:
     """The moment this many milliseconds after the Unix epoch, or None beyond the year 9999."""
     try:
-        return _EPOCH + timedelta(milliseconds=value)
+        return EPOCH + timedelta(milliseconds=value)
     except OverflowError:
         return None
+
+
+def to_microseconds(moment: datetime) -> int:
+    """Microseconds since the Unix epoch, exactly: Spark and Arrow keep times like that."""
+    return (moment - EPOCH) // _MICROSECOND
+
+
+def from_microseconds(value: int) -> datetime:
+    """The moment that many microseconds after the Unix epoch.
+
+    Raises:
+        OverflowError: it lies outside the years 1 to 9999.
+    """
+    return EPOCH + timedelta(microseconds=value)

@@ -322,9 +322,10 @@ class BulkInDoubtError(PublishInDoubtError):
 
     Attributes:
         reason: what happened.
-        in_doubt: the :class:`bide.Outcome` of every message that was sent and not confirmed: the broker may have it.
+        in_doubt: the :class:`bide.PublishResult` of every message that was sent and not confirmed: the broker may have
+            it.
         unsent: that of every message that was taken from the input and not sent.
-        report: a :class:`bide.Report` of all others, where no one was given their outcomes.
+        report: a :class:`bide.PublishSummary` of all others, where no one was given their outcomes.
     """
 
     def __init__(
@@ -357,7 +358,7 @@ class BulkPublishError(PublishError):
     """Some of many messages were not taken.
 
     Attributes:
-        report: the counts, and what became of those that were not taken: a :class:`bide.Report`.
+        report: the counts, and what became of those that were not taken: a :class:`bide.PublishSummary`.
     """
 
     def __init__(self, message: str | None = None, *, report: Any = None) -> None:

@@ -12,9 +12,12 @@ import subprocess
 import sys
 import time
 
+import click
 import pika
 import pytest
 
+import bide
+from bide.cli.app import cli
 from tests.acceptance.test_cli import Program, lines
 from tests.acceptance.test_errors_cli import fill, ready
 from tests.patience import PATIENCE
@@ -88,6 +91,26 @@ def test_every_look_as_json_is_an_object_a_line(program: Program, vhost: Vhost) 
     for arguments in (["list"], ["groups"], ["groups", "--by", "type"], ["stats"]):
         (found,) = lines(program.ok("errors", *arguments, "--json"))
         assert EVIL in str(found) or repr(EVIL)[1:-1] in str(found)
+
+
+def test_no_command_reads_or_moves_messages_that_wait(program: Program, vhost: Vhost) -> None:
+    """Taken from the command tree, so that a new command is tested too."""
+    with bide.connect_sync(vhost.url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
+        client.publish(b"waits", to="orders", delay="1h", message_id="m")
+    group = cli.commands["errors"]
+    assert isinstance(group, click.Group)
+    for name, command in sorted(group.commands.items()):
+        if not any(one.name == "queue" for one in command.params):
+            assert name == "history", name
+            continue
+        given = [name, "--queue", "bide.v1.h1"]
+        given += ["m"] if name in ("show", "edit") else []
+        given += ["--body", "x"] if name == "edit" else []
+        given += ["--all", "--yes"] if any(one.name == "everything" for one in command.params) else []
+        said = program.fails(2, "errors", *given)
+        assert "'bide.v1.h1' belongs to a delay infrastructure: messages wait there until they are due" in said, name
+    assert (ready(vhost, "bide.v1.h1"), ready(vhost, "orders")) == (1, 0)
 
 
 def test_a_reader_that_stops_reading(program: Program, vhost: Vhost) -> None:

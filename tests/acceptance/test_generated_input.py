@@ -13,7 +13,7 @@ import pytest
 
 import bide
 from bide.local_broker.installation import HOME_VARIABLE
-from tests.generated_input import Case, cases, fault, report, run_in_process
+from tests.generated_input import DEAD, Case, cases, fault, files, report, run_in_process
 from tests.patience import PATIENCE
 from tests.support import Vhost
 
@@ -90,6 +90,28 @@ def test_no_value_of_any_option_ends_in_an_internal_error_on_a_live_broker(tmp_p
     assert check(of_one_pattern(one for one in some if one.command[0] not in COSTLY | ENDLESS)) > 1500
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "delay verify --management-url amqp://[::1",
+        "relay --allow * --resolution 9999999d",
+        "send --to x --delay ²s",
+        "broker start --port ²",
+        "topology explain --exchange x --definitions deep.json",
+        "topology explain --exchange x --definitions deeper.json",
+        "topology explain --exchange x --definitions five.json",
+        "topology explain --exchange x --definitions null.json",
+        "topology explain --exchange x --definitions empty",
+    ],
+)
+def test_what_ended_in_an_internal_error_once_is_bad_usage(tmp_path: Path, words: str) -> None:
+    """Named here, because the other tests run a sample of what is generated."""
+    files(tmp_path)
+    outcome = run_in_process([*words.split(), "--url", DEAD] if words.startswith("relay") else words.split())
+    assert fault(outcome) is None, outcome
+    assert (outcome.code, outcome.out) == (2, ""), outcome
+
+
 def shell(words: str, **options: object) -> subprocess.CompletedProcess[str]:
     """``bide`` as a process, with redirections."""
     done: subprocess.CompletedProcess[str] = subprocess.run(
@@ -105,7 +127,7 @@ def shell(words: str, **options: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_sample_as_processes(tmp_path: Path) -> None:
+def test_a_process_does_not_end_in_an_internal_error(tmp_path: Path) -> None:
     some = [one for one in of_one_pattern(cases(tmp_path, every=997)) if one.command[0] not in COSTLY | ENDLESS]
     some = [one for one in some if one.parameter]
     for case in some[:: max(len(some) // 8, 1)]:

@@ -37,7 +37,7 @@ async def test_a_relay_that_is_killed_between_consume_and_confirm_loses_nothing(
         with relay(vhost, *options) as frozen:
             if at_target:
                 # Long enough for all of them to be in the levels when it is frozen, on a slow machine too.
-                await client.publish_many(bide.Letter(f"{n}", to="orders", delay="10s") for n in range(count))
+                await client.publish_many(bide.OutgoingMessage(f"{n}", to="orders", delay="10s") for n in range(count))
 
                 async def in_the_levels() -> bool:
                     return sum([await ready(connection, name) for name in levels]) == count
@@ -46,7 +46,9 @@ async def test_a_relay_that_is_killed_between_consume_and_confirm_loses_nothing(
                 frozen.signal(signal.SIGSTOP)
             else:
                 frozen.signal(signal.SIGSTOP)
-                await client.publish_many(bide.Letter(f"{n}", to="orders", delay="300ms") for n in range(count))
+                await client.publish_many(
+                    bide.OutgoingMessage(f"{n}", to="orders", delay="300ms") for n in range(count)
+                )
 
             async def in_its_hands() -> bool:
                 # Nothing in the levels, nothing ready: what is left is with the only consumer there is.
@@ -84,7 +86,7 @@ async def test_a_relay_that_is_killed_when_it_has_sent_and_got_no_confirm_loses_
         connection = await Connection.open(BrokerUrl.parse(vhost.url))
         with relay(vhost, *QUICKLY) as stuck:
             await (await connection.channel()).delete_queue(QUICK.meditating)
-            await client.publish_many(bide.Letter(f"{n}", to="orders", delay="1.6s") for n in range(count))
+            await client.publish_many(bide.OutgoingMessage(f"{n}", to="orders", delay="1.6s") for n in range(count))
             # It counts what it could not get rid of, at the 1st, 10th and 100th.
             stuck.wait_until_it_says(b"(100 times)")
             assert await ready(connection, QUICK.receiving_queue) == 0
@@ -119,7 +121,10 @@ async def test_three_relays_at_full_speed_of_which_one_is_killed_again_and_again
 
             await client.bind("orders")
             sending = asyncio.create_task(
-                _send(client, (bide.Letter(f"{n}", to="orders", delay=f"{300 + n % 2300}ms") for n in range(count)))
+                _send(
+                    client,
+                    (bide.OutgoingMessage(f"{n}", to="orders", delay=f"{300 + n % 2300}ms") for n in range(count)),
+                )
             )
             killing = asyncio.create_task(kill())
             async with asyncio.timeout(PATIENCE), client.consume("orders", prefetch=1000) as messages:
@@ -151,7 +156,7 @@ async def _grow(bodies: dict[int, int], number: int) -> None:
     await eventually(grown, step=0.005)
 
 
-async def _send(client: bide.Client, letters: Iterator[bide.Letter]) -> None:
+async def _send(client: bide.Client, letters: Iterator[bide.OutgoingMessage]) -> None:
     await client.publish_many(letters)
 
 
@@ -164,7 +169,7 @@ async def test_sigterm_finishes_what_is_in_hand(vhost: Vhost) -> None:
         connection = await Connection.open(BrokerUrl.parse(vhost.url))
         with relay(vhost, *QUICKLY) as process:
             process.signal(signal.SIGSTOP)
-            await client.publish_many(bide.Letter(f"{n}", to="orders", delay="1h") for n in range(count))
+            await client.publish_many(bide.OutgoingMessage(f"{n}", to="orders", delay="1h") for n in range(count))
 
             async def taken() -> bool:
                 return await ready(connection, QUICK.receiving_queue) == 0

@@ -20,7 +20,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.client.bulk.input import source_of
 from bide.client.bulk.publish import BulkPublish
-from bide.client.publish_result import Outcome, Report
+from bide.client.publish_result import PublishResult, PublishSummary
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import (
     BulkPublishError,
@@ -32,7 +32,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnroutableError,
 )
-from bide.messages.outgoing import Letter
+from bide.messages.outgoing import OutgoingMessage
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, fresh, receive
 from tests.patience import ON_TIME
@@ -70,12 +70,12 @@ def _deep() -> list[Any]:
     return found
 
 
-async def outcomes(publishing: BulkPublish) -> list[Outcome]:
+async def outcomes(publishing: BulkPublish) -> list[PublishResult]:
     """All of them, in the order of the input."""
     return sorted([one async for one in publishing], key=lambda one: one.position)
 
 
-async def drained(publishing: BulkPublish) -> tuple[list[Outcome], Exception | None]:
+async def drained(publishing: BulkPublish) -> tuple[list[PublishResult], Exception | None]:
     """The outcomes in the order in which they came, and what was raised in the end."""
     seen = []
     try:
@@ -90,7 +90,7 @@ async def test_a_wait_counts_from_the_millisecond_that_has_begun(client: bide.Cl
     # As the broker counts it: of a due time that is exact to the microsecond, the message would come too early.
     began = datetime.now(UTC) - timedelta(milliseconds=1)
     receipts = [await client.publish("x", to=queue, delay="1s") for _ in range(20)]
-    found = await outcomes(client.publish_many(Letter("x", to=queue, delay="1s") for _ in range(20)))
+    found = await outcomes(client.publish_many(OutgoingMessage("x", to=queue, delay="1s") for _ in range(20)))
     received = await receive(client, queue, 40)
     for due in (*(one.due for one in receipts), *(one.due for one in found), *(one.due for one in received)):
         assert due is not None
@@ -100,15 +100,15 @@ async def test_a_wait_counts_from_the_millisecond_that_has_begun(client: bide.Cl
 
 
 async def test_everything_arrives_in_order(client: bide.Client, queue: str) -> None:
-    report = await client.publish_many(Letter(str(number), to=queue) for number in range(3_000))
+    report = await client.publish_many(OutgoingMessage(str(number), to=queue) for number in range(3_000))
     assert (report.confirmed, report.total, report.failures) == (3_000, 3_000, ())
     assert [int(one.body) for one in await receive(client, queue, 3_000)] == list(range(3_000))
 
 
 async def test_outcomes_and_batches_say_the_same(client: bide.Client, queue: str) -> None:
-    def letters() -> Iterator[Letter]:
+    def letters() -> Iterator[OutgoingMessage]:
         for number in range(700):
-            yield Letter(b"", to=queue if number % 7 else "nowhere", message_id=f"m{number}")
+            yield OutgoingMessage(b"", to=queue if number % 7 else "nowhere", message_id=f"m{number}")
 
     each = await outcomes(client.publish_many(letters()))
     assert [one.message_id for one in each] == [f"m{number}" for number in range(700)]
@@ -132,32 +132,32 @@ async def test_every_fate_is_told_of_exactly_the_right_message(client: bide.Clie
     await client.declare(bide.Topology(queues=[bide.Queue(full, arguments=arguments)]))
     await client.publish(b"fills it", to=full)
     kinds: list[tuple[Any, str, type[Exception] | None]] = [
-        (Letter(b"", to=queue), "confirmed", None),
-        (Letter(b"", to=full), "refused", PublishRefusedError),
-        (Letter(b"", to=missing), "returned", UnroutableError),
-        (Letter(b"", to=missing, mandatory=False), "confirmed", None),
-        (Letter(b"", to=queue, delay="-1s"), "invalid", InvalidInputError),
-        (Letter(b"", to=queue, delay="1d"), "invalid", InvalidDelayError),
-        (Letter(b"", to=missing, delay="20s"), "failed", TargetNotFoundError),
-        (Letter(b"", exchange=missing, routing_key="k"), "failed", TargetNotFoundError),
+        (OutgoingMessage(b"", to=queue), "confirmed", None),
+        (OutgoingMessage(b"", to=full), "refused", PublishRefusedError),
+        (OutgoingMessage(b"", to=missing), "returned", UnroutableError),
+        (OutgoingMessage(b"", to=missing, mandatory=False), "confirmed", None),
+        (OutgoingMessage(b"", to=queue, delay="-1s"), "invalid", InvalidInputError),
+        (OutgoingMessage(b"", to=queue, delay="1d"), "invalid", InvalidDelayError),
+        (OutgoingMessage(b"", to=missing, delay="20s"), "failed", TargetNotFoundError),
+        (OutgoingMessage(b"", exchange=missing, routing_key="k"), "failed", TargetNotFoundError),
         ({"to": queue}, "invalid", InvalidInputError),
         (None, "invalid", InvalidInputError),
-        (Letter(b"", to=queue, delay="20s"), "confirmed", None),
-        (Letter(b"", to=queue, headers={"x": object()}), "invalid", InvalidInputError),
-        (Letter(b"", to=queue, headers={"x": math.nan}), "invalid", InvalidInputError),
-        (Letter(b"", to=queue, headers={"x": "y" * 200_000}), "invalid", InvalidInputError),
-        (Letter(b"", to=queue, headers={"x": [memoryview(b"x")]}), "invalid", InvalidInputError),
-        (Letter(b"", to=queue, delay=["1s"]), "invalid", InvalidInputError),  # type: ignore[arg-type]
-        (Letter(b"", to=queue, mandatory=None), "invalid", InvalidInputError),  # type: ignore[arg-type]
-        (Letter(json=_deep(), to=queue), "invalid", InvalidInputError),
-        (Letter(_Odd(), to=queue), "invalid", InvalidInputError),
-        (Letter(b"", to=queue, delay="1s", isolated=[]), "invalid", InvalidInputError),  # type: ignore[arg-type]
+        (OutgoingMessage(b"", to=queue, delay="20s"), "confirmed", None),
+        (OutgoingMessage(b"", to=queue, headers={"x": object()}), "invalid", InvalidInputError),
+        (OutgoingMessage(b"", to=queue, headers={"x": math.nan}), "invalid", InvalidInputError),
+        (OutgoingMessage(b"", to=queue, headers={"x": "y" * 200_000}), "invalid", InvalidInputError),
+        (OutgoingMessage(b"", to=queue, headers={"x": [memoryview(b"x")]}), "invalid", InvalidInputError),
+        (OutgoingMessage(b"", to=queue, delay=["1s"]), "invalid", InvalidInputError),  # type: ignore[arg-type]
+        (OutgoingMessage(b"", to=queue, mandatory=None), "invalid", InvalidInputError),  # type: ignore[arg-type]
+        (OutgoingMessage(json=_deep(), to=queue), "invalid", InvalidInputError),
+        (OutgoingMessage(_Odd(), to=queue), "invalid", InvalidInputError),
+        (OutgoingMessage(b"", to=queue, delay="1s", isolated=[]), "invalid", InvalidInputError),  # type: ignore[arg-type]
     ]
     each = await outcomes(client.publish_many(kinds[number % len(kinds)][0] for number in range(40 * len(kinds))))
     assert len(each) == 40 * len(kinds)
     for one in each:
         letter, status, error = kinds[one.position % len(kinds)]
-        assert one.letter is letter
+        assert one.message is letter
         assert one.status == status, one.error
         assert isinstance(one.error, error or type(None))
         assert (one.due is not None) == (status == "confirmed" and letter.delay is not None)
@@ -173,10 +173,10 @@ async def test_a_queue_at_its_limit_refuses_what_is_not_in_it(client: bide.Clien
     await client.declare(bide.Topology(queues=[bide.Queue(full, arguments=arguments)]))
     each = await outcomes(
         client.publish_many(
-            Letter(b"", to=(queue, full)[number % 2], message_id=f"{number}") for number in range(2_000)
+            OutgoingMessage(b"", to=(queue, full)[number % 2], message_id=f"{number}") for number in range(2_000)
         )
     )
-    statuses = Counter((one.letter.to, one.status) for one in each)
+    statuses = Counter((one.message.to, one.status) for one in each)
     confirmed = statuses[full, "confirmed"]
     assert statuses == {
         (queue, "confirmed"): 1_000,
@@ -185,14 +185,16 @@ async def test_a_queue_at_its_limit_refuses_what_is_not_in_it(client: bide.Clien
     }
     assert 100 <= confirmed < 1_000
     found = {one.message_id for one in await receive(client, full, confirmed)}
-    assert found == {one.message_id for one in each if one.letter.to == full and one.error is None}
+    assert found == {one.message_id for one in each if one.message.to == full and one.error is None}
 
 
 async def test_delayed_messages_are_on_time(client: bide.Client, queue: str) -> None:
     delays = [timedelta(milliseconds=10 * number) for number in range(150)]
     started = datetime.now(UTC)
-    letters = [Letter(f"{number}", to=queue, delay=delay) for number, delay in enumerate(delays)]
-    letters += [Letter(f"{150 + number}", to=queue, deliver_at=started + delay) for number, delay in enumerate(delays)]
+    letters = [OutgoingMessage(f"{number}", to=queue, delay=delay) for number, delay in enumerate(delays)]
+    letters += [
+        OutgoingMessage(f"{150 + number}", to=queue, deliver_at=started + delay) for number, delay in enumerate(delays)
+    ]
     each = await outcomes(client.publish_many(letters))
     received = {int(one.body): one for one in await receive(client, queue, 300)}
     for one in each:
@@ -206,7 +208,7 @@ async def test_delayed_messages_are_on_time(client: bide.Client, queue: str) -> 
         if one.position < 150:
             assert one.due - started >= delays[one.position]
         else:
-            assert one.due == one.letter.deliver_at
+            assert one.due == one.message.deliver_at
 
 
 @pytest.mark.parametrize(
@@ -215,7 +217,7 @@ async def test_delayed_messages_are_on_time(client: bide.Client, queue: str) -> 
 async def test_other_infrastructures(vhost: Vhost, infrastructure: DelayInfrastructure) -> None:
     async with bide.connect(vhost.url, infrastructure=infrastructure) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
-        letters = [Letter(str(number), to="q", delay=("1s", None)[number % 2]) for number in range(200)]
+        letters = [OutgoingMessage(str(number), to="q", delay=("1s", None)[number % 2]) for number in range(200)]
         assert (await client.publish_many(letters)).confirmed == 200
         received = await receive(client, "q", 200)
         assert sorted(int(one.body) for one in received) == list(range(200))
@@ -224,17 +226,19 @@ async def test_other_infrastructures(vhost: Vhost, infrastructure: DelayInfrastr
 
 async def test_bodies_larger_than_a_frame(client: bide.Client, queue: str) -> None:
     bodies = [bytes([number]) * size for number, size in enumerate((0, 131_063, 131_064, 131_065, 400_000, 3_000_000))]
-    await client.publish_many(Letter(body, to=queue) for body in bodies * 3)
+    await client.publish_many(OutgoingMessage(body, to=queue) for body in bodies * 3)
     assert [one.body for one in await receive(client, queue, 18)] == bodies * 3
 
 
 async def test_one_message_that_the_broker_closes_the_channel_for(client: bide.Client, queue: str) -> None:
     """It says no more than that it was one of them. All others arrive."""
 
-    def letters() -> Iterator[Letter]:
+    def letters() -> Iterator[OutgoingMessage]:
         for number in range(3_000):
-            yield Letter(b"", to=queue, message_id=f"{number}", user_id="stranger" if number in (700, 2_900) else None)
-        yield Letter(b"", to=queue, message_id="last")
+            yield OutgoingMessage(
+                b"", to=queue, message_id=f"{number}", user_id="stranger" if number in (700, 2_900) else None
+            )
+        yield OutgoingMessage(b"", to=queue, message_id="last")
 
     each = await outcomes(client.publish_many(letters()))
     failed = [one for one in each if one.error is not None]
@@ -256,11 +260,11 @@ async def test_one_message_that_the_broker_closes_the_channel_for(client: bide.C
 async def test_an_input_that_is_slow_holds_up_neither_what_it_gave_nor_others(client: bide.Client, queue: str) -> None:
     given, ticks = 0, 0
 
-    def letters() -> Iterator[Letter]:
+    def letters() -> Iterator[OutgoingMessage]:
         nonlocal given
         for _ in range(12):
             given += 1
-            yield Letter(b"", to=queue)
+            yield OutgoingMessage(b"", to=queue)
             time.sleep(0.2)
 
     async def tick() -> None:
@@ -288,14 +292,14 @@ async def test_an_exchange_that_is_deleted_meanwhile(client: bide.Client, queue:
     await client.declare(bide.Topology([bide.Exchange(exchange, "fanout")], [bide.Queue.quorum(queue)], bindings))
     connection = await Connection.open(BrokerUrl.parse(clock_url))
 
-    async def letters() -> AsyncIterator[Letter]:
+    async def letters() -> AsyncIterator[OutgoingMessage]:
         nonlocal deleted
         for number in range(20_000):
             if number == 10_000:
                 async with await connection.channel() as channel:
                     await channel.delete_exchange(exchange)
                 deleted = True
-            yield Letter(b"", exchange=exchange, message_id=f"{number}")
+            yield OutgoingMessage(b"", exchange=exchange, message_id=f"{number}")
 
     each = await outcomes(client.publish_many(letters()))
     await connection.close()
@@ -329,7 +333,7 @@ async def test_an_infrastructure_that_is_taken_away_meanwhile(vhost: Vhost) -> N
         connection = await Connection.open(BrokerUrl.parse(vhost.url))
         await destroy(connection, SMALL_CLOCK.topology())
         await connection.close()
-        report = await client.publish_many(Letter(b"", to=queue, delay="100ms") for _ in range(2_000))
+        report = await client.publish_many(OutgoingMessage(b"", to=queue, delay="100ms") for _ in range(2_000))
         assert report.confirmed == 2_000
         assert len(await receive(client, queue, 2_000)) == 2_000
 
@@ -337,11 +341,11 @@ async def test_an_infrastructure_that_is_taken_away_meanwhile(vhost: Vhost) -> N
 async def test_an_asynchronous_input_is_not_waited_for_with_what_is_there(client: bide.Client, queue: str) -> None:
     more = asyncio.Event()
 
-    async def letters() -> AsyncIterator[Letter]:
+    async def letters() -> AsyncIterator[OutgoingMessage]:
         for number in range(5_000):
             if number == 3:
                 await more.wait()
-            yield Letter(b"", to=queue, message_id=f"{number}")
+            yield OutgoingMessage(b"", to=queue, message_id=f"{number}")
 
     seen = 0
     async for one in client.publish_many(letters(), window=500):
@@ -357,21 +361,21 @@ async def test_an_asynchronous_input_is_not_waited_for_with_what_is_there(client
 async def test_neither_a_slow_input_nor_a_slow_caller_is_the_brokers_fault(clock_url: str, queue: str) -> None:
     """The time limit counts the broker's silence alone."""
 
-    async def slow() -> AsyncIterator[Letter]:
+    async def slow() -> AsyncIterator[OutgoingMessage]:
         for _ in range(2):
             await asyncio.sleep(1.4)  # longer than the time limit
-            yield Letter(b"", to=queue)
+            yield OutgoingMessage(b"", to=queue)
 
-    def blocking() -> Iterator[Letter]:
+    def blocking() -> Iterator[OutgoingMessage]:
         for _ in range(2):
-            yield Letter(b"", to=queue)
+            yield OutgoingMessage(b"", to=queue)
             time.sleep(1.4)
 
     async with bide.connect(clock_url, timeout="1s") as client:
         assert (await client.publish_many(slow())).confirmed == 2
         assert (await client.publish_many(blocking())).confirmed == 2
         seen = 0
-        async for one in client.publish_many(Letter(b"", to=queue) for _ in range(600)):
+        async for one in client.publish_many(OutgoingMessage(b"", to=queue) for _ in range(600)):
             assert one.status == "confirmed"
             if seen % 300 == 0:
                 await asyncio.sleep(1.4)  # longer than the time limit
@@ -383,12 +387,12 @@ async def test_memory_holds_a_window(client: bide.Client, queue: str) -> None:
     """However long the input, letters are taken only as others are done with."""
     taken = known = most = 0
 
-    def letters() -> Iterator[Letter]:
+    def letters() -> Iterator[OutgoingMessage]:
         nonlocal taken, most
         for _ in range(20_000):
             taken += 1
             most = max(most, taken - known)
-            yield Letter(b"x" * 200, to=queue)
+            yield OutgoingMessage(b"x" * 200, to=queue)
 
     async for _ in client.publish_many(letters(), window=500):
         known += 1
@@ -401,7 +405,9 @@ async def test_memory_stays_flat(client: bide.Client, queue: str) -> None:
     known = before = 0
     tracemalloc.start()
     try:
-        async for _ in client.publish_many((Letter(bytes(2_000), to=queue) for _ in range(30_000)), window=500):
+        async for _ in client.publish_many(
+            (OutgoingMessage(bytes(2_000), to=queue) for _ in range(30_000)), window=500
+        ):
             known += 1
             if known == 3_000:
                 before, _ = tracemalloc.get_traced_memory()
@@ -420,12 +426,12 @@ async def test_bytes_in_flight_are_limited_too(
     monkeypatch.setattr("bide.client.bulk.sender.MAX_BYTES", 100_000)
     taken = known = most = 0
 
-    def letters() -> Iterator[Letter]:
+    def letters() -> Iterator[OutgoingMessage]:
         nonlocal taken, most
         for _ in range(300):
             taken += 1
             most = max(most, taken - known)
-            yield Letter(b"x" * 30_000, to=queue)
+            yield OutgoingMessage(b"x" * 30_000, to=queue)
 
     async for _ in client.publish_many(letters()):
         known += 1
@@ -434,13 +440,13 @@ async def test_bytes_in_flight_are_limited_too(
 
 
 async def test_an_input_that_fails(client: bide.Client, queue: str) -> None:
-    def letters() -> Iterator[Letter]:
+    def letters() -> Iterator[OutgoingMessage]:
         for _ in range(300):
-            yield Letter(b"", to=queue)
+            yield OutgoingMessage(b"", to=queue)
         raise OSError("the file is gone")
 
-    async def later() -> AsyncIterator[Letter]:
-        for letter in [Letter(b"", to=queue)] * 300:
+    async def later() -> AsyncIterator[OutgoingMessage]:
+        for letter in [OutgoingMessage(b"", to=queue)] * 300:
             yield letter
         raise OSError("the file is gone")
 
@@ -451,8 +457,8 @@ async def test_an_input_that_fails(client: bide.Client, queue: str) -> None:
 
 
 async def test_an_input_that_is_cancelled_from_within_has_not_come_to_its_end(client: bide.Client, queue: str) -> None:
-    async def letters() -> AsyncIterator[Letter]:
-        for letter in [Letter(b"", to=queue)] * 300:
+    async def letters() -> AsyncIterator[OutgoingMessage]:
+        for letter in [OutgoingMessage(b"", to=queue)] * 300:
             yield letter
         other = asyncio.create_task(asyncio.sleep(60))
         other.cancel()
@@ -472,13 +478,13 @@ async def test_an_input_that_cancels_its_reader_has_not_come_to_its_end(
     """It is stopped where it waits for room, so that what cancels is told so where it gives a letter."""
     given, stop = 0, asyncio.Event()
 
-    def more() -> Iterator[Letter]:
+    def more() -> Iterator[OutgoingMessage]:
         nonlocal given
         while True:
             given += 1
-            yield Letter(b"", to=queue)
+            yield OutgoingMessage(b"", to=queue)
 
-    async def limited(expected: type[Exception] = ZeroDivisionError) -> AsyncIterator[Letter]:
+    async def limited(expected: type[Exception] = ZeroDivisionError) -> AsyncIterator[OutgoingMessage]:
         with suppress(expected):
             async with asyncio.timeout(None) as limit:
                 waiting = asyncio.create_task(stop.wait())
@@ -486,7 +492,7 @@ async def test_an_input_that_cancels_its_reader_has_not_come_to_its_end(
                 for letter in more():
                     yield letter
 
-    async def grouped() -> AsyncIterator[Letter]:
+    async def grouped() -> AsyncIterator[OutgoingMessage]:
         async def fail() -> None:
             await stop.wait()
             raise OSError("the file is gone")
@@ -496,7 +502,7 @@ async def test_an_input_that_cancels_its_reader_has_not_come_to_its_end(
             for letter in more():
                 yield letter
 
-    async def alone() -> AsyncIterator[Letter]:
+    async def alone() -> AsyncIterator[OutgoingMessage]:
         reader = asyncio.current_task()
         assert reader is not None
         waiting = asyncio.create_task(stop.wait())
@@ -526,11 +532,11 @@ async def test_an_input_is_at_its_end_when_the_publishing_is(client: bide.Client
     """Also where it was not asked for more at that moment."""
     has_ended = False
 
-    async def letters() -> AsyncIterator[Letter]:
+    async def letters() -> AsyncIterator[OutgoingMessage]:
         nonlocal has_ended
         try:
             while True:
-                yield Letter(b"", to=queue)
+                yield OutgoingMessage(b"", to=queue)
         finally:
             await asyncio.sleep(0)
             has_ended = True
@@ -542,14 +548,14 @@ async def test_an_input_is_at_its_end_when_the_publishing_is(client: bide.Client
 
 
 async def test_leaving_early(client: bide.Client, queue: str) -> None:
-    publishing = aiter(client.publish_many(Letter(b"", to=queue) for _ in range(100_000)))
+    publishing = aiter(client.publish_many(OutgoingMessage(b"", to=queue) for _ in range(100_000)))
     assert (await anext(publishing)).status == "confirmed"
     await publishing.aclose()
     await client.publish(b"", to=queue)
 
 
 async def test_it_is_used_once(client: bide.Client, queue: str) -> None:
-    publishing = client.publish_many([Letter(b"", to=queue)])
+    publishing = client.publish_many([OutgoingMessage(b"", to=queue)])
     assert (await publishing).confirmed == 1
     with pytest.raises(ClosedError, match="published already"):
         await publishing
@@ -570,7 +576,7 @@ async def test_arguments_that_cannot_be_used(client: bide.Client) -> None:
 async def test_an_infrastructure_that_is_missing_ends_it(vhost: Vhost) -> None:
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK, declare=False) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
-        letters = (Letter(b"", to="q", delay=(None, "1s")[number // 5]) for number in range(10))
+        letters = (OutgoingMessage(b"", to="q", delay=(None, "1s")[number // 5]) for number in range(10))
         seen, error = await drained(client.publish_many(letters))
         assert isinstance(error, NotAppliedError)
         assert Counter(one.status for one in seen) == {"confirmed": 5, "failed": 5}
@@ -578,22 +584,22 @@ async def test_an_infrastructure_that_is_missing_ends_it(vhost: Vhost) -> None:
 
 async def test_publishing_several_at_once(client: bide.Client, queue: str) -> None:
     reports = await asyncio.gather(
-        *(client.publish_many(Letter(b"", to=queue, delay="100ms") for _ in range(500)) for _ in range(4)),
+        *(client.publish_many(OutgoingMessage(b"", to=queue, delay="100ms") for _ in range(500)) for _ in range(4)),
         *(client.publish(b"", to=queue) for _ in range(500)),
     )
-    assert [one.confirmed for one in reports[:4] if isinstance(one, Report)] == [500] * 4
+    assert [one.confirmed for one in reports[:4] if isinstance(one, PublishSummary)] == [500] * 4
     assert len(await receive(client, queue, 2_500)) == 2_500
 
 
 async def test_an_asynchronous_input_is_read_ahead_as_far_as_memory_allows() -> None:
     given = 0
 
-    async def letters(size: int) -> AsyncIterator[Letter]:
+    async def letters(size: int) -> AsyncIterator[OutgoingMessage]:
         nonlocal given
         given = 0
         while True:
             given += 1
-            yield Letter(bytes(size), to="q")
+            yield OutgoingMessage(bytes(size), to="q")
 
     for size, most in ((10, 1_000), (1 << 20, 8)):
         source = source_of(letters(size), lambda: None)

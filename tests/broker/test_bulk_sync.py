@@ -12,7 +12,7 @@ import pytest
 import bide
 from bide.client.bulk.sync import BulkPublisher
 from bide.errors import BulkInDoubtError, BulkPublishError, ClosedError, InvalidInputError, NotAppliedError
-from bide.messages.outgoing import Letter
+from bide.messages.outgoing import OutgoingMessage
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import fresh
 from tests.patience import PATIENCE
@@ -45,18 +45,18 @@ def test_everything_arrives_in_order(clock_url: str, queue: str, monkeypatch: py
     monkeypatch.setattr("bide.client.bulk.sync._BATCH", 300)
     with BulkPublisher(clock_url) as publisher:
         for number in range(1_000):
-            publisher.put(Letter(str(number), to=queue))
+            publisher.put(OutgoingMessage(str(number), to=queue))
     assert [int(one.body) for one in received(clock_url, queue, 1_000)] == list(range(1_000))
 
 
 def test_a_flush_says_what_became_of_all_since_the_last(clock_url: str, queue: str) -> None:
     with BulkPublisher(clock_url, infrastructure=SMALL_CLOCK) as publisher:
         assert publisher.flush().total == 0
-        publisher.put(Letter(b"", to=queue, delay="100ms"))
+        publisher.put(OutgoingMessage(b"", to=queue, delay="100ms"))
         assert publisher.flush().confirmed == 1
-        assert publisher.publish_many(Letter(b"", to=queue) for _ in range(6_000)).confirmed == 6_000
+        assert publisher.publish_many(OutgoingMessage(b"", to=queue) for _ in range(6_000)).confirmed == 6_000
         for number in range(5_500):
-            publisher.put(Letter(b"", to="nowhere" if number in (2, 5_400) else queue))
+            publisher.put(OutgoingMessage(b"", to="nowhere" if number in (2, 5_400) else queue))
         with pytest.raises(BulkPublishError, match="of 5500 messages 2 were not taken") as caught:
             publisher.flush()
         # Counted from the first letter of the publisher on.
@@ -68,7 +68,7 @@ def test_a_flush_that_is_interrupted_holds_nothing_up(clock_url: str, queue: str
     """By Ctrl-C, say: no test can have that come at the right moment."""
     with BulkPublisher(clock_url) as publisher:
         for number in range(1_500):
-            publisher.put(Letter(str(number), to=queue))
+            publisher.put(OutgoingMessage(str(number), to=queue))
         with pytest.MonkeyPatch.context() as patch:
 
             def interrupted(self: Future[None], timeout: float | None = None) -> None:
@@ -78,7 +78,7 @@ def test_a_flush_that_is_interrupted_holds_nothing_up(clock_url: str, queue: str
             with pytest.raises(KeyboardInterrupt):
                 publisher.flush()
         for number in range(1_500, 3_000):
-            publisher.put(Letter(str(number), to=queue))
+            publisher.put(OutgoingMessage(str(number), to=queue))
         assert publisher.flush().confirmed == 3_000
     assert [int(one.body) for one in received(clock_url, queue, 3_000)] == list(range(3_000))
 
@@ -90,15 +90,15 @@ def test_an_end_that_leaves_nothing_unnamed_has_its_report(vhost: Vhost) -> None
         client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
     with BulkPublisher(vhost.url, declare=False, infrastructure=SMALL_CLOCK) as publisher:
         for _ in range(10):
-            publisher.put(Letter(b"", to=queue))
+            publisher.put(OutgoingMessage(b"", to=queue))
         assert publisher.flush().confirmed == 10
-        publisher.put(Letter(b"", to=queue, delay="100ms"))
+        publisher.put(OutgoingMessage(b"", to=queue, delay="100ms"))
         with pytest.raises(BulkInDoubtError, match=r"the publishing ended early: .*run 'bide delay apply'") as caught:
             publisher.flush()
         error = caught.value
         assert isinstance(error.__cause__, NotAppliedError)
         assert (error.in_doubt, error.unsent, error.report.total) == ((), (), 1)
-        publisher.put(Letter(b"", to=queue))
+        publisher.put(OutgoingMessage(b"", to=queue))
         assert publisher.flush().total == 1
 
 
@@ -111,27 +111,27 @@ def test_an_early_end_is_noticed_whoever_is_faster(vhost: Vhost, monkeypatch: py
     with BulkPublisher(vhost.url, declare=False, infrastructure=SMALL_CLOCK) as publisher:
         for _ in range(100):
             with pytest.raises(BulkInDoubtError, match="run 'bide delay apply'"):
-                publisher.publish_many(Letter(b"", to=queue, delay="100ms") for _ in range(12))
+                publisher.publish_many(OutgoingMessage(b"", to=queue, delay="100ms") for _ in range(12))
 
 
 def test_failures_are_not_passed_over_at_the_end(clock_url: str, queue: str) -> None:
     def block() -> None:
         with BulkPublisher(clock_url) as publisher:
-            publisher.put(Letter(b"", to="nowhere"))
+            publisher.put(OutgoingMessage(b"", to="nowhere"))
 
     with pytest.raises(BulkPublishError, match="1 returned"):
         block()
 
 
 def test_an_exception_in_the_block_abandons_the_rest(clock_url: str, queue: str) -> None:
-    def rows() -> Iterator[Letter]:
-        yield Letter(b"", to=queue)
+    def rows() -> Iterator[OutgoingMessage]:
+        yield OutgoingMessage(b"", to=queue)
         raise OSError("the file is gone")
 
     publisher = BulkPublisher(clock_url)
     with pytest.raises(OSError, match="file is gone"), publisher:
         publisher.publish_many(rows())
-    publisher.put(Letter(b"", to=queue))
+    publisher.put(OutgoingMessage(b"", to=queue))
     with pytest.raises(ClosedError):
         publisher.flush()
 
@@ -140,7 +140,7 @@ FORK = """
 import os, signal, sys
 import bide
 publisher = bide.BulkPublisher(sys.argv[1])
-letters = [bide.Letter(b"", to=sys.argv[2])] * 6_000
+letters = [bide.OutgoingMessage(b"", to=sys.argv[2])] * 6_000
 for letter in letters[:1_500]:
     publisher.put(letter)
 child = os.fork()

@@ -85,7 +85,7 @@ async def test_first_uses_by_many_clients_at_once_lose_nothing_and_hasten_nothin
 async def test_a_bulk_of_due_times_on_an_empty_virtual_host_arrives_in_whole(vhost: Vhost, client: bide.Client) -> None:
     begin = datetime.now(UTC)
     letters = [
-        bide.Letter(str(number), to="q", deliver_at=begin + timedelta(milliseconds=1500 + 7 * number))
+        bide.OutgoingMessage(str(number), to="q", deliver_at=begin + timedelta(milliseconds=1500 + 7 * number))
         for number in range(300)
     ]
     result = await client.publish_many(letters)

@@ -116,7 +116,7 @@ async def test_messages_of_one_kind_do_not_poison_a_dotnet_endpoint(vhost: Vhost
     """Bulk publishing encodes what they share once."""
     await asyncio.to_thread(dotnet.switch_delayed_delivery_on)
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
-        letters = [bide.Letter(f"{number}", to="Sales", delay="100ms") for number in range(3)]
+        letters = [bide.OutgoingMessage(f"{number}", to="Sales", delay="100ms") for number in range(3)]
         async for _ in client.publish_many(letters):
             pass
         for _ in letters:
@@ -142,12 +142,12 @@ async def test_an_endpoint_that_comes_while_messages_are_sent_is_not_poisoned(
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("other")]))
 
-        async def letters() -> AsyncIterator[bide.Letter]:
+        async def letters() -> AsyncIterator[bide.OutgoingMessage]:
             for number in range(100):
                 if number == 50:
                     await asyncio.to_thread(dotnet.switch_delayed_delivery_on)
                     await forget_what_is_known(client)
-                yield bide.Letter(b"", to=("Sales", "other")[number % 2], delay="100ms")
+                yield bide.OutgoingMessage(b"", to=("Sales", "other")[number % 2], delay="100ms")
 
         assert [outcome.error async for outcome in client.publish_many(letters())] == [None] * 100
         await forget_what_is_known(client)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from contextlib import aclosing
 from datetime import timedelta
 
@@ -23,18 +24,26 @@ DIGIT = "bide.v1.s10"
 NOWHERE = "http://127.0.0.1:1"
 
 
-async def look(queue: ErrorQueue) -> None:
-    async with aclosing(queue.messages()) as messages:
-        async for _ in messages:
+async def messages(queue: ErrorQueue) -> None:
+    async with aclosing(queue.messages()) as found:
+        async for _ in found:
             pass
 
 
-async def one(queue: ErrorQueue) -> None:
+async def get(queue: ErrorQueue) -> None:
     await queue.get("m")
 
 
 async def groups(queue: ErrorQueue) -> None:
     await queue.groups()
+
+
+async def summary(queue: ErrorQueue) -> None:
+    await queue.summary()
+
+
+async def count(queue: ErrorQueue) -> None:
+    await queue.count()
 
 
 async def retry(queue: ErrorQueue) -> None:
@@ -65,7 +74,12 @@ async def discard(queue: ErrorQueue) -> None:
     await queue.discard(Selection())
 
 
-OPERATIONS = (look, one, groups, retry, spread, replay, edit, archive, unarchive, discard)
+OPERATIONS = (messages, get, groups, summary, count, retry, spread, replay, edit, archive, unarchive, discard)
+
+
+def test_no_operation_is_left_out_of_these_tests() -> None:
+    public = {name for name, _ in inspect.getmembers(ErrorQueue, inspect.isfunction) if not name.startswith("_")}
+    assert {one.__name__ for one in OPERATIONS} - {"spread"} == public
 
 
 @pytest.mark.parametrize("management", [True, False], ids=["management", "amqp"])
@@ -105,8 +119,8 @@ async def test_what_was_delayed_and_then_failed_is_not_refused(client: bide.Clie
     dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": name}
     await client.declare(bide.Topology(queues=[Queue.quorum(name), Queue.quorum(target, dead)]))
     await client.publish(b"x", to=target, delay="1.05s", message_id="m")
-    async with client.consume(target) as messages:
-        await (await anext(messages)).reject()
+    async with client.consume(target) as deliveries:
+        await (await anext(deliveries)).reject()
     queue = ErrorQueue(client, name, management_url=broker.management_url, audit=False)
     async with asyncio.timeout(PATIENCE):
         while not await listed(queue):  # noqa: ASYNC110 (there is no event to wait for)

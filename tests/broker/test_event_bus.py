@@ -18,7 +18,7 @@ from bide.amqp.connection import Connection
 from bide.client.message import Message
 from bide.delay.protocol import QueueTarget
 from bide.errors import ConsumerCancelledError, TargetNotFoundError
-from bide.messages.prepared import Outgoing
+from bide.messages.prepared import PreparedMessage
 from bide.messaging.event_bus import EventBus
 from bide.patterns.event_bus import DELIVERY_LIMIT, EventBusQueue
 from bide.recoverability.failed import FailedMessage
@@ -285,7 +285,9 @@ async def test_what_brokers_make_of_an_x_death_that_is_published(
             await (await next_of(work)).reject()
     (dead,) = await receive(client, names.retry_queue, 1)
     copied = {"headers": {"x-death": dead.raw.values["headers"]["x-death"]}}
-    await client.forward(Outgoing(target=QueueTarget(names.delay_queue), body=b"x", message_id="copy", values=copied))
+    await client.forward(
+        PreparedMessage(target=QueueTarget(names.delay_queue), body=b"x", message_id="copy", values=copied)
+    )
 
     async def released() -> bool:
         return await ready(connection, names.delay_queue) == 0

@@ -16,9 +16,9 @@ from bide.error_queues import ErrorQueue, FailedMessage, Selection, read_audit
 from bide.error_queues.operator_log import AUDIT, Audit
 from bide.errors import InvalidInputError, NotFoundError, ReservedHeaderError, TargetNotFoundError
 from bide.local_broker import LocalBroker
-from bide.recoverability.exception_text import Explanation
+from bide.recoverability.exception_text import ExceptionText
 from bide.recoverability.history import History
-from bide.recoverability.report import Report
+from bide.recoverability.report import FailureReport
 from bide.topology import Binding, Exchange, Queue
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.endpoints import Recorder, running
@@ -34,12 +34,12 @@ def report(error: Exception, queue: str, **changes: Any) -> dict[str, Any]:
         "endpoint": "billing",
         "queue": queue,
         "failed_at": now,
-        "explanation": Explanation.of(error),
+        "explanation": ExceptionText.of(error),
         "history": History(attempts=3, times=(now,) * 3, first_failed_at=now, retries=2),
         "host": "h",
         "process": 7,
     } | changes
-    return Report(**values).headers(nservicebus=False)
+    return FailureReport(**values).headers(nservicebus=False)
 
 
 async def park(client: bide.Client, queue: str, number: int, failed_on: str, **options: Any) -> None:

@@ -272,14 +272,14 @@ async def test_large_messages_do_not_fill_the_memory(client: bide.Client, monkey
     await client.declare(bide.Topology(queues=[Queue.quorum(name)]))
     for _ in range(20):
         await client.publish(bytes(1 << 20), to=name)
-    put = browser.Look.put
+    put = browser.QueueBrowser.put
 
-    def watch(self: browser.Look, delivery: Any) -> None:
+    def watch(self: browser.QueueBrowser, delivery: Any) -> None:
         nonlocal most
         put(self, delivery)
         most = max(most, self._unread_bytes)
 
-    monkeypatch.setattr(browser.Look, "put", watch)
+    monkeypatch.setattr(browser.QueueBrowser, "put", watch)
     queue = ErrorQueue(client, name)
     async with aclosing(queue.messages()) as messages:
         count = 0

@@ -132,7 +132,7 @@ async def test_an_operator_policy_is_not_said_to_be_undone(
     assert "no other policy can override it" in said
 
 
-def test_names_with_signs_of_regular_expressions() -> None:
+def test_a_prefix_is_not_read_as_a_regular_expression() -> None:
     assert queue_pattern(bide.Clock(prefix="a.b+c")) == r"^a\.b\+c\.v1\."
     assert protection_name(bide.Celery()) == "bide.protect.celery"
     assert protection_name(HALL) == "bide.protect.bide.hall.v1"

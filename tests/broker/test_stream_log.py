@@ -256,6 +256,29 @@ def test_a_login_that_fails_is_said_without_the_password(vhost: Vhost) -> None:
         Address.of(f"{host}/{quote('no such')}", port).connect()
 
 
+def test_a_password_is_not_sent_to_a_stream_port_where_plain_is_not_offered(
+    vhost: Vhost, address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    ask = StreamConnection._ask
+
+    def noted(self: StreamConnection, key: int, *parts: bytes, stream: str = "") -> Fields:
+        sent.append(key)
+        return ask(self, key, *parts, stream=stream)
+
+    monkeypatch.setattr(StreamConnection, "_ask", noted)
+    mechanisms = vhost.broker.rabbitmqctl("eval", "element(2, application:get_env(rabbit, auth_mechanisms)).").strip()
+    assert "'PLAIN'" in mechanisms
+    vhost.broker.rabbitmqctl("eval", "application:set_env(rabbit, auth_mechanisms, ['AMQPLAIN']).")
+    try:
+        with pytest.raises(AuthenticationError, match="offers AMQPLAIN to log in, not PLAIN"):
+            address.connect()
+    finally:
+        vhost.broker.rabbitmqctl("eval", f"application:set_env(rabbit, auth_mechanisms, {mechanisms}).")
+    assert frames.SASL_HANDSHAKE in sent
+    assert frames.SASL_AUTHENTICATE not in sent
+
+
 def test_a_port_that_speaks_something_else(vhost: Vhost) -> None:
     amqp_port = Address.of(vhost.url).url.hosts[0][1]
     with pytest.raises(BrokerUnreachableError, match="rabbitmq_stream"):

@@ -140,6 +140,24 @@ async def one_clock(vhost: Vhost, connection: Connection, carrier: Literal["CC",
             assert await ready(connection, queue) == 0
 
 
+async def test_taps_do_not_miss_digits_that_are_first_used_after_them(
+    vhost: Vhost, connection: Connection, api: ManagementApi
+) -> None:
+    """On a ``Clock`` that grew with use, where no digit of these messages had a queue when the taps were turned on."""
+    clock = bide.Clock()
+    async with bide.connect(vhost.url) as client:
+        await client.declare(QUEUES)
+        await client.publish(b"", to="orders", delay="10ms")
+        await receive(client, "orders", 1)
+        await turn_on(connection, clock)
+        assert await states(connection, clock, api) == "on"
+        sent = {(await client.publish(b"", to="orders", delay=delay)).message_id for delay in ("20ms", "1s", "1.3s")}
+        await receive(client, "orders", 3)
+        for stream in taps_of(clock).names:
+            assert {one.message_id for one in await read(client, stream, 3)} == sent
+    assert await states(connection, clock, api) == "on"
+
+
 async def test_what_has_no_target_is_set_aside_by_the_clock_as_before(vhost: Vhost, connection: Connection) -> None:
     await install(connection, SMALL_CLOCK)
     await turn_on(connection, SMALL_CLOCK)

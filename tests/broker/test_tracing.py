@@ -24,7 +24,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import bide
 from bide.errors import ReservedHeaderError, TargetNotFoundError, UnroutableError
-from bide.messages.prepared import Outgoing
+from bide.messages.prepared import PreparedMessage
 from bide.observability.tracing import NEW_TRACE, SCHEMA, Tracing, trace_headers
 from bide.recoverability.failed import FailedMessage
 from bide.recoverability.redrive import back
@@ -324,7 +324,7 @@ async def test_any_context_manager_can_stamp_and_the_messages_own_headers_win(cl
     queue, ended = fresh("stamped"), []
 
     @contextmanager
-    def stamp(message: Outgoing) -> Iterator[dict[str, str]]:
+    def stamp(message: PreparedMessage) -> Iterator[dict[str, str]]:
         yield {"tenant": "acme", "mine": "no", **({"bide-due": "1"} if message.message_id == "bad" else {})}
         ended.append(message.message_id)
 
@@ -381,7 +381,9 @@ async def test_many_messages_carry_the_context_that_they_are_given(clock_url: st
         with spans.tracer.start_as_current_span("import") as span:
             flags = span.get_span_context().trace_flags
             headers = trace_headers()
-            await client.publish_many(bide.Letter(str(number), to=queue, headers=headers) for number in range(3))
+            await client.publish_many(
+                bide.OutgoingMessage(str(number), to=queue, headers=headers) for number in range(3)
+            )
         messages = await receive(client, queue, 3)
     assert trace_headers() == {}
     trace_id, span_id = identity(spans.one("import"))

@@ -153,6 +153,7 @@ async def test_stuck_messages_and_bindings_of_others(vhost: Vhost, connection: C
     assert "'orders' also receives the delayed messages for 'billing.orders'" in problems["cross-delivery"]
 
 
+@pytest.mark.usefixtures("stock_dead_lettering")
 async def test_the_guard_sets_aside_what_would_block_a_level(
     vhost: Vhost, connection: Connection, api: ManagementApi
 ) -> None:

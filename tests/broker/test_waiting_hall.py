@@ -366,7 +366,9 @@ def _limit_messages(broker: LocalBroker, size: int) -> None:
 async def test_connections_that_break_while_two_relays_work(client: bide.Client, vhost: Vhost) -> None:
     count = 2000
     async with relaying(vhost.url), relaying(vhost.url):
-        sending = client.publish_many(bide.Letter(f"{number}", to="orders", delay="400ms") for number in range(count))
+        sending = client.publish_many(
+            bide.OutgoingMessage(f"{number}", to="orders", delay="400ms") for number in range(count)
+        )
         bodies: set[bytes] = set()
         closing = asyncio.create_task(_close_relays(vhost, 3))
         await sending

@@ -25,7 +25,7 @@ from bide.local_broker.configuration import LOOPBACK, MANAGEMENT_PLUGIN, USER, P
 from bide.local_broker.installation import find_installation, numbers
 from bide.local_broker.launch import crash, is_running, kill, launch
 from bide.local_broker.processes import send_signal
-from bide.local_broker.settings import Settings
+from bide.local_broker.settings import LocalBrokerSettings
 from bide.local_broker.state import State, create_folder, create_subfolders, write_private
 from tests.patience import PATIENCE
 from tests.support import Rabbitmq
@@ -164,7 +164,7 @@ class Node:
         with ThreadPoolExecutor(1, initializer=_enter, initargs=(self.namespace,)) as thread:
             return thread.submit(action).result()
 
-    def prepare(self, settings: Settings) -> None:
+    def prepare(self, settings: LocalBrokerSettings) -> None:
         """Write its folder, and make its network namespace."""
         create_folder(self.folder)
         create_subfolders(self.folder)
@@ -242,7 +242,7 @@ class Cluster:
         self._epmd: subprocess.Popen[bytes] | None = None
         peers = self.nodes if joined and count > 1 else []
         formation = [f"cluster_formation.classic_config.nodes.{one.number} = {one.name}" for one in peers]
-        self._settings = Settings(
+        self._settings = LocalBrokerSettings(
             installation=find_installation(home=rabbitmq.home, chroot=rabbitmq.chroot),
             ephemeral=True,
             dead_letter_prefetch=1_000,

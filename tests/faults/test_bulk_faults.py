@@ -18,10 +18,10 @@ import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.amqp.writer import WRITE_BUFFER
-from bide.client.broker_state import Preparation, Session
+from bide.client.broker_state import BrokerState, Preparation
 from bide.client.bulk.publish import BulkPublish
 from bide.client.bulk.sync import BulkPublisher
-from bide.client.publish_result import Outcome, Report
+from bide.client.publish_result import PublishResult, PublishSummary
 from bide.errors import (
     AccessRefusedError,
     BulkInDoubtError,
@@ -34,8 +34,8 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
-from bide.messages.outgoing import Letter
-from bide.messages.prepared import Outgoing
+from bide.messages.outgoing import OutgoingMessage
+from bide.messages.prepared import PreparedMessage
 from tests.broker.receiving import eventually, fresh, ready
 from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail, too_old
 from tests.faults.proxy import PUBLISH, QUEUE_DECLARE, Proxy
@@ -74,14 +74,14 @@ async def found(url: str, queue: str) -> Counter[str]:
     raise AssertionError("the consumer ended")
 
 
-def letters(queue: str, number: int = MESSAGES, **options: Any) -> Iterator[Letter]:
+def letters(queue: str, number: int = MESSAGES, **options: Any) -> Iterator[OutgoingMessage]:
     for place in range(number):
-        yield Letter(b"x" * 200, to=queue, message_id=f"m{place}", **options)
+        yield OutgoingMessage(b"x" * 200, to=queue, message_id=f"m{place}", **options)
 
 
-async def told(publishing: BulkPublish) -> tuple[dict[str, Outcome], BulkInDoubtError | None]:
+async def told(publishing: BulkPublish) -> tuple[dict[str, PublishResult], BulkInDoubtError | None]:
     """The outcomes by message id, and what was raised in the end."""
-    known: dict[str, Outcome] = {}
+    known: dict[str, PublishResult] = {}
     try:
         async for one in publishing:
             assert one.message_id is not None
@@ -167,7 +167,7 @@ async def test_cuts_at_random_bytes_without_an_event_loop(vhost: Vhost, proxy: P
         queue = await declared(vhost.url)
         budgets = iter([chance.randint(1, MESSAGES * 300), chance.randint(1, 20_000), chance.randint(1, 500_000)])
 
-        def publish(queue: str = queue) -> Report:
+        def publish(queue: str = queue) -> PublishSummary:
             with BulkPublisher(proxy.url, window=window) as publisher:
                 return publisher.publish_many(letters(queue))
 
@@ -253,7 +253,9 @@ async def test_what_is_refused_the_second_time_may_have_been_taken_the_first_tim
         await eventually(partial(stored, 1))
         proxy.on_method[PUBLISH] = "deaf"
         if many:
-            publishing = asyncio.ensure_future(told(client.publish_many([Letter(b"", to=queue, message_id="one")])))
+            publishing = asyncio.ensure_future(
+                told(client.publish_many([OutgoingMessage(b"", to=queue, message_id="one")]))
+            )
             await eventually(partial(stored, 2))
             proxy.cut()
             known, error = await publishing
@@ -297,7 +299,7 @@ async def test_what_cannot_be_sent_the_second_time_may_have_been_taken_the_first
             )
             await client.declare(topology)
             proxy.on_method[PUBLISH] = "deaf"
-            letter = Letter(b"", exchange=exchange, message_id="one")
+            letter = OutgoingMessage(b"", exchange=exchange, message_id="one")
 
             async def fate() -> BaseException | None:
                 if many:
@@ -345,7 +347,7 @@ async def test_a_message_alone_on_its_way_to_an_exchange_that_is_gone_is_not_in_
         async with await connection.channel() as channel:
             await channel.delete_exchange(exchange)
         await connection.close()
-        letters = [Letter(b"", exchange=exchange, message_id=f"m{number}") for number in range(count)]
+        letters = [OutgoingMessage(b"", exchange=exchange, message_id=f"m{number}") for number in range(count)]
         known, error = await told(client.publish_many(letters))
         assert error is None
         assert len(known) == count
@@ -367,13 +369,13 @@ async def test_what_nobody_thought_of_leaves_nothing_unnamed(vhost: Vhost) -> No
     async with bide.connect(vhost.url, infrastructure=CLOCK) as client:
         await client.publish(b"", to=queue)
 
-        async def broken(self: Session, message: Outgoing, previous: Preparation | None = None) -> None:
+        async def broken(self: BrokerState, message: PreparedMessage, previous: Preparation | None = None) -> None:
             raise ZeroDivisionError("odd")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Session, "prepare", broken)
+            patch.setattr(BrokerState, "prepare", broken)
             plain = list(letters(queue, 305))
-            two = [*plain[:300], Letter(b"", to=queue, delay="1s"), *plain[300:]]
+            two = [*plain[:300], OutgoingMessage(b"", to=queue, delay="1s"), *plain[300:]]
             known, error = await told(client.publish_many(two))
         assert error is not None
         assert "ZeroDivisionError: odd" in str(error)
@@ -385,7 +387,7 @@ async def test_what_nobody_thought_of_leaves_nothing_unnamed(vhost: Vhost) -> No
 async def test_a_broker_that_answers_no_more(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
 
-    def source() -> Iterator[Letter]:
+    def source() -> Iterator[OutgoingMessage]:
         for number, letter in enumerate(letters(queue, 1_000)):
             if number == 150:
                 proxy.stall()
@@ -408,7 +410,7 @@ async def test_a_broker_that_answers_no_more(vhost: Vhost, proxy: Proxy) -> None
 async def test_a_broker_that_falls_silent_is_noticed_by_its_missing_heartbeats(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
 
-    def source() -> Iterator[Letter]:
+    def source() -> Iterator[OutgoingMessage]:
         for number, letter in enumerate(letters(queue, 1_000)):
             if number == 500:
                 proxy.stall()
@@ -515,7 +517,7 @@ async def test_a_batch_that_cannot_begin_is_named_without_an_event_loop(vhost: V
 
     loop = asyncio.get_running_loop()
 
-    def publish() -> tuple[BulkInDoubtError, Report]:
+    def publish() -> tuple[BulkInDoubtError, PublishSummary]:
         with BulkPublisher(proxy.url, timeout="3s") as publisher:
             publisher.publish_many(letters(queue, 10))
             proxy.refusing = True
@@ -541,8 +543,8 @@ async def test_what_was_known_before_is_in_the_error(vhost: Vhost, proxy: Proxy)
     queue = await declared(vhost.url)
     more = asyncio.Event()
 
-    async def source() -> AsyncIterator[Letter]:
-        yield Letter(b"", to="nowhere")
+    async def source() -> AsyncIterator[OutgoingMessage]:
+        yield OutgoingMessage(b"", to="nowhere")
         for letter in letters(queue, 9):
             yield letter
         await more.wait()
@@ -574,7 +576,7 @@ async def test_a_broker_that_is_another_after_the_cut(vhost: Vhost, proxy: Proxy
     queue = await declared(vhost.url)
     rewrite = too_old(vhost)
 
-    def source() -> Iterator[Letter]:
+    def source() -> Iterator[OutgoingMessage]:
         for number, letter in enumerate(letters(queue, 1_000)):
             if number == 500:
                 proxy.rewrite = rewrite
@@ -617,7 +619,7 @@ async def test_a_slow_line_holds_it_back(vhost: Vhost, proxy: Proxy) -> None:
         transport: Any = (await client._publisher.connection())._transport
         proxy.rate = 20_000_000
         most = 0
-        async for _ in client.publish_many(Letter(b"x" * 50_000, to=queue) for _ in range(300)):
+        async for _ in client.publish_many(OutgoingMessage(b"x" * 50_000, to=queue) for _ in range(300)):
             most = max(most, transport.get_write_buffer_size())
     assert 50_000 < most < 2 * WRITE_BUFFER
 
@@ -635,7 +637,7 @@ async def test_bodies_over_the_brokers_limit(frail: Frail) -> None:
     queue = await declared(frail.url())
     async with bide.connect(frail.url(), infrastructure=CLOCK) as client:
         sizes = [BODY_LIMIT + 1 if number in (3, 700, 701) else 100 for number in range(1_000)]
-        source = (Letter(b"x" * size, to=queue, message_id=f"m{number}") for number, size in enumerate(sizes))
+        source = (OutgoingMessage(b"x" * size, to=queue, message_id=f"m{number}") for number, size in enumerate(sizes))
         known, error = await told(client.publish_many(source))
         await client.publish(b"", to=queue, message_id=LAST)
     assert error is None
@@ -651,13 +653,13 @@ async def test_an_alarm_is_waited_out(frail: Frail) -> None:
     names: list[str] = []
     seen = asyncio.Event()
 
-    def source() -> Iterator[Letter]:
+    def source() -> Iterator[OutgoingMessage]:
         # The broker looks at its memory now and then, and tells a connection when that publishes next.
         more = 1_000
         while more:
             more -= seen.is_set()
             names.append(f"m{len(names)}")
-            yield Letter(b"", to=queue, message_id=names[-1])
+            yield OutgoingMessage(b"", to=queue, message_id=names[-1])
 
     async with bide.connect(f"{frail.url()}?heartbeat=3", infrastructure=CLOCK, timeout="2s") as client:
         connection = await client._publisher.connection()

@@ -46,13 +46,13 @@ async def bound_queue(proxy: Proxy) -> AsyncIterator[tuple[SteppedClock, bide.Cl
         yield transport, client, queue
 
 
-async def publish_one(client: bide.Client, letter: bide.Letter) -> datetime | None:
+async def publish_one(client: bide.Client, letter: bide.OutgoingMessage) -> datetime | None:
     receipt = await client.publish(letter.body, to=letter.to, delay=letter.delay, deliver_at=letter.deliver_at)
     assert receipt.attempts == 2
     return receipt.due
 
 
-async def publish_in_bulk(client: bide.Client, letter: bide.Letter) -> datetime | None:
+async def publish_in_bulk(client: bide.Client, letter: bide.OutgoingMessage) -> datetime | None:
     async for outcome in client.publish_many([letter]):
         assert outcome.error is None
         assert outcome.attempts == 2
@@ -64,11 +64,11 @@ async def publish_in_bulk(client: bide.Client, letter: bide.Letter) -> datetime 
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
 @pytest.mark.slow
 async def test_a_clock_step_before_a_repeat_neither_hastens_nor_refuses_a_delay(
-    proxy: Proxy, publish: Callable[[bide.Client, bide.Letter], Awaitable[datetime | None]], step: timedelta
+    proxy: Proxy, publish: Callable[[bide.Client, bide.OutgoingMessage], Awaitable[datetime | None]], step: timedelta
 ) -> None:
     async with bound_queue(proxy) as (transport, client, queue):
         begun = time.monotonic()
-        publishing = await cut_off(proxy, publish(client, bide.Letter(b"x", to=queue, delay=DELAY)))
+        publishing = await cut_off(proxy, publish(client, bide.OutgoingMessage(b"x", to=queue, delay=DELAY)))
         transport.step = step
         proxy.refusing = False
         due = await publishing
@@ -84,11 +84,11 @@ async def test_a_clock_step_before_a_repeat_neither_hastens_nor_refuses_a_delay(
 
 @pytest.mark.parametrize("publish", [publish_one, publish_in_bulk])
 async def test_a_due_time_follows_a_clock_step_before_a_repeat(
-    proxy: Proxy, publish: Callable[[bide.Client, bide.Letter], Awaitable[datetime | None]]
+    proxy: Proxy, publish: Callable[[bide.Client, bide.OutgoingMessage], Awaitable[datetime | None]]
 ) -> None:
     async with bound_queue(proxy) as (transport, client, queue):
         when = client.now() + timedelta(seconds=15)
-        publishing = await cut_off(proxy, publish(client, bide.Letter(b"x", to=queue, deliver_at=when)))
+        publishing = await cut_off(proxy, publish(client, bide.OutgoingMessage(b"x", to=queue, deliver_at=when)))
         transport.step = HOUR
         proxy.refusing = False
         assert await publishing == when

@@ -79,9 +79,9 @@ async def test_deduplicate_handles_no_message_twice_that_moving_leaders_doubled(
     assert set(handled.values()) == {1}
 
 
-def letters() -> Iterator[bide.Letter]:
+def letters() -> Iterator[bide.OutgoingMessage]:
     for number in range(2 * MESSAGES):
-        yield bide.Letter(b"", to=("plain", "handled")[number % 2], delay=timedelta(seconds=3 + number % 7))
+        yield bide.OutgoingMessage(b"", to=("plain", "handled")[number % 2], delay=timedelta(seconds=3 + number % 7))
 
 
 @asynccontextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from datetime import timedelta
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -14,7 +16,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.client.failover import moves
 from bide.errors import BrokerError, BulkInDoubtError, PublishInDoubtError, PublishRefusedError
-from bide.messages.outgoing import Letter
+from bide.messages.outgoing import OutgoingMessage
 from bide.observability.metrics import Metrics
 from tests.broker.receiving import eventually, fresh, receive
 from tests.faults.conftest import CLOCK, Frail
@@ -72,6 +74,71 @@ async def test_a_node_that_stops_does_not_keep_its_client(hosts: tuple[Proxy, Pr
     assert moves - before == {"silent": 1}
     shown = registry.get_sample_value("bide_connection_moves_total", {"reason": "silent"})
     assert shown == moves["silent"]
+
+
+@pytest.mark.slow
+async def test_clients_of_a_broken_node_do_not_all_leave_it_at_once(hosts: tuple[Proxy, Proxy]) -> None:
+    first, second = hosts
+    loop = asyncio.get_running_loop()
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(bide.connect(url_of(first, second), infrastructure=CLOCK))
+            for _ in range(12)
+        ]
+        queue = await prepared(clients[0])
+        await asyncio.gather(*(client.publish(b"", to=queue) for client in clients))
+        first.stall()
+
+        async def moved(client: bide.Client) -> float:
+            await client.publish(b"", to=queue)
+            return loop.time()
+
+        times = await asyncio.gather(*(moved(client) for client in clients))
+        assert second.accepted == len(clients)
+    # Each leaves after 6 to 7.8 s, at random.
+    assert max(times) - min(times) > 0.5
+
+
+@pytest.mark.slow
+async def test_a_client_that_has_left_a_node_does_not_stay_on_the_next_one_that_stops(
+    hosts: tuple[Proxy, Proxy],
+) -> None:
+    first, second = hosts
+    before = moves.copy()
+    async with bide.connect(url_of(first, second), infrastructure=CLOCK) as client:
+        queue = await prepared(client)
+        for used, other in (hosts, hosts[::-1]):
+            used.stall()
+            await client.publish(b"", to=queue)
+            connection = await client._publisher.connection()
+            assert connection.url == BrokerUrl.parse(url_of(first, second))
+            assert connection.address == other.url.rpartition("@")[2].partition("/")[0]
+            used.moving.set()
+    assert moves - before == {"silent": 2}
+
+
+@pytest.mark.slow
+async def test_a_client_of_nodes_that_fail_in_turn_moves_less_and_less_often(
+    hosts: tuple[Proxy, Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pause = 4.0
+    for name, value in (("PROBE_AFTER", 0.4), ("PROBE_ANSWER", 1.0), ("LEAVE_AFTER", 0.8), ("FIRST_PAUSE", pause)):
+        monkeypatch.setattr(f"bide.client.failover.{name}", value)
+    loop = asyncio.get_running_loop()
+    begun = moves.total()
+    times: list[float] = []
+    async with bide.connect(url_of(*hosts), infrastructure=CLOCK) as client:
+        queue = await prepared(client)
+        for used, other in (hosts, hosts[::-1], hosts):
+            used.stall()
+            await client.publish(b"", to=queue)
+            times.append(loop.time())
+            other.moving.set()
+            used.moving.set()
+    assert moves.total() - begun == 3
+    # Without the pauses it would take about 1.4 s.
+    assert times[1] - times[0] >= pause / 2
+    assert times[2] - times[1] >= pause
 
 
 async def test_a_consumer_does_not_stay_on_a_node_that_its_publisher_has_left(hosts: tuple[Proxy, Proxy]) -> None:
@@ -148,7 +215,8 @@ async def test_a_target_without_a_leader_does_not_keep_the_client_on_a_broken_no
 ) -> None:
     first, second = hosts
     before = moves.copy()
-    async with bide.connect(f"{url_of(first, second)}&heartbeat=1", infrastructure=CLOCK, timeout="25s") as client:
+    url, timeout = f"{url_of(first, second)}&heartbeat=1", timedelta(seconds=PATIENCE)
+    async with bide.connect(url, infrastructure=CLOCK, timeout=timeout) as client:
         queue, lost = await prepared(client), await prepared(client)
         leader = f'list_to_existing_atom("{vhost.name}_{lost}")'
         await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", f"sys:suspend({leader}).")
@@ -169,7 +237,7 @@ async def test_a_bulk_publish_does_not_stay_on_a_node_that_confirms_nothing(host
         queue = await prepared(client)
         first.rewrite = without_confirms
         begun = asyncio.get_running_loop().time()
-        report = await client.publish_many(Letter(b"", to=queue) for _ in range(100))
+        report = await client.publish_many(OutgoingMessage(b"", to=queue) for _ in range(100))
         assert asyncio.get_running_loop().time() - begun < 10
         assert report.confirmed == 100
         assert second.accepted == 1
@@ -188,7 +256,7 @@ async def test_no_node_is_left_where_none_confirms_anything_and_the_error_names_
         with pytest.raises(
             (PublishInDoubtError, BulkInDoubtError), match="the majority of the cluster's nodes is lost"
         ):
-            await (client.publish_many([Letter(b"", to=queue)]) if bulk else client.publish(b"", to=queue))
+            await (client.publish_many([OutgoingMessage(b"", to=queue)]) if bulk else client.publish(b"", to=queue))
     assert moves == before
 
 
@@ -211,7 +279,7 @@ async def test_a_node_that_blocks_publishers_is_not_left(frail: Frail, quiet: No
     async with (
         Proxy(frail.url()) as first,
         Proxy(frail.url()) as second,
-        bide.connect(url_of(first, second), infrastructure=CLOCK) as client,
+        bide.connect(url_of(first, second), infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client,
     ):
         queue = await prepared(client)
         connection = await client._publisher.connection()

@@ -10,7 +10,7 @@ import pytest
 
 import bide
 from bide.errors import PublishError
-from bide.messages.outgoing import Letter
+from bide.messages.outgoing import OutgoingMessage
 from tests.broker.receiving import eventually, fresh
 from tests.faults.cluster import Cluster, cluster
 from tests.faults.conftest import CLOCK
@@ -45,8 +45,8 @@ async def test_a_lost_majority_is_not_called_anything_else(nodes: Cluster) -> No
                 for publish in (
                     client.publish(b"", to=queue),
                     client.publish(b"", to=queue, delay="1s"),
-                    client.publish_many([Letter(b"", to=queue)]),
-                    client.publish_many([Letter(b"", to=queue, delay="1s")]),
+                    client.publish_many([OutgoingMessage(b"", to=queue)]),
+                    client.publish_many([OutgoingMessage(b"", to=queue, delay="1s")]),
                 )
             ]
             results = await asyncio.gather(*publishing, return_exceptions=True)

@@ -382,7 +382,7 @@ async def test_a_connection_that_breaks_again_and_again_as_the_infrastructure_is
         assert proxy.accepted > accepted + 1
         accepted, started = proxy.accepted, asyncio.get_running_loop().time()
         with pytest.raises(BulkInDoubtError, match="nothing was sent within ") as caught:
-            await client.publish_many([bide.Letter(b"", to=queue, delay="1s")])
+            await client.publish_many([bide.OutgoingMessage(b"", to=queue, delay="1s")])
         assert (caught.value.in_doubt, len(caught.value.unsent)) == ((), 1)
         assert asyncio.get_running_loop().time() - started < 20
         assert proxy.accepted > accepted + 1
@@ -395,7 +395,7 @@ async def test_a_connection_that_breaks_again_and_again_as_the_infrastructure_is
 async def test_a_broker_that_does_not_answer_costs_no_more_than_the_time_limit(vhost: Vhost, proxy: Proxy) -> None:
     """While it is asked what it has: the infrastructure is there, or the target is an exchange of others."""
     queue = await declared(vhost.url)
-    for target in (bide.Letter(b"", to=queue, delay="1s"), bide.Letter(b"", exchange="amq.topic")):
+    for target in (bide.OutgoingMessage(b"", to=queue, delay="1s"), bide.OutgoingMessage(b"", exchange="amq.topic")):
         async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="500ms") as client:
             proxy.deaf = True
             with pytest.raises(PublishError, match=r"within 0\.5 s: what it needs"):

@@ -77,7 +77,7 @@ async def test_a_relay_can_be_stopped_while_the_broker_takes_no_publishes(frail:
         await client.declare(Topology(queues=[Queue.quorum("relayed")]))
         await client.bind("relayed")
         delays = ("100ms", "5s")
-        await client.publish_many(bide.Letter(f"{n}", to="relayed", delay=delays[n % 2]) for n in range(50))
+        await client.publish_many(bide.OutgoingMessage(f"{n}", to="relayed", delay=delays[n % 2]) for n in range(50))
         connection = await Connection.open(BrokerUrl.parse(broker.url))
         try:
             await asyncio.to_thread(broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
@@ -110,7 +110,9 @@ async def test_a_broker_that_is_killed_while_relays_work(frail: Frail) -> None:
         await client.bind("through-a-crash")
         await asyncio.to_thread(flush_declarations, broker)
         async with relaying(broker.url), relaying(broker.url):
-            letters = (bide.Letter(f"{n}", to="through-a-crash", delay=f"{100 + 5 * n}ms") for n in range(count))
+            letters = (
+                bide.OutgoingMessage(f"{n}", to="through-a-crash", delay=f"{100 + 5 * n}ms") for n in range(count)
+            )
             await client.publish_many(letters)
             await asyncio.to_thread(broker.kill)
             await asyncio.to_thread(broker.restart)

@@ -11,7 +11,7 @@ import pytest
 
 import bide
 from bide.errors import AccessRefusedError, BrokerError, MessageTooLargeError, ReplyLostError
-from bide.messages.prepared import Outgoing
+from bide.messages.prepared import PreparedMessage
 from bide.messaging.rpc import Caller, Replies
 from bide.messaging.rpc_server import serve
 from bide.patterns.rpc import rpc
@@ -78,13 +78,13 @@ async def test_a_refusal_that_names_nothing_is_for_the_only_request(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of what a caller can give, the broker has nothing to refuse so: the user's name is put there by hand."""
-    values_of = Outgoing.wire_values
+    values_of = PreparedMessage.wire_values
 
-    def of_another(self: Outgoing, *given: Any) -> dict[str, Any]:
+    def of_another(self: PreparedMessage, *given: Any) -> dict[str, Any]:
         others = {"user_id": "another"} if self.body == b"x" else {}
         return {**values_of(self, *given), **others}
 
-    monkeypatch.setattr(Outgoing, "wire_values", of_another)
+    monkeypatch.setattr(PreparedMessage, "wire_values", of_another)
     async with (
         bide.connect(vhost.url) as client,
         Server().serving(client) as queue,

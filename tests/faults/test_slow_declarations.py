@@ -54,11 +54,11 @@ async def test_a_due_time_is_not_missed_by_the_time_that_a_declaration_took(
 async def test_a_bulk_is_not_late_by_the_time_that_a_declaration_took(
     vhost: Vhost, proxy: Proxy, client: bide.Client
 ) -> None:
-    async def letters() -> AsyncIterator[bide.Letter]:
+    async def letters() -> AsyncIterator[bide.OutgoingMessage]:
         # The bulk opens its channel for the first, so that the second waits for its declaration alone.
-        yield bide.Letter(b"", to="q")
+        yield bide.OutgoingMessage(b"", to="q")
         await receive(client, "q", 1)
-        yield bide.Letter(b"", to="q", deliver_at=stall(proxy))
+        yield bide.OutgoingMessage(b"", to="q", deliver_at=stall(proxy))
 
     assert [outcome.error async for outcome in client.publish_many(letters())] == [None, None]
     (message,) = await receive(client, "q", 1)

@@ -11,6 +11,7 @@ import pytest
 import trustme
 
 import bide
+from bide.amqp import exposure
 from bide.errors import AuthenticationError, BrokerUnreachableError, TlsError
 from bide.local_broker import LocalBroker
 from bide.local_broker.installation import numbers
@@ -44,6 +45,17 @@ def secured(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Ite
     config = f"stream.listeners.ssl.local = 127.0.0.1:{port}\n{tls_settings(folder)}"
     with rabbitmq.start(ephemeral=True, plugins=TLS_PLUGINS, extra_config=config) as broker:
         yield Secured(broker=broker, port=port, authority=authority, folder=folder)
+
+
+async def test_a_certificate_is_not_left_unchecked_silently(
+    secured: Secured, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exposure, "_warned", set())
+    url = f"{secured.broker.url.replace('amqp://', 'amqps://')}?verify=false"
+    for _ in range(2):
+        Address.of(url, secured.port).connect().close()
+    (said,) = [one for one in caplog.messages if "verify=false" in one]
+    assert "is not checked" in said
 
 
 async def test_a_stream_over_tls(secured: Secured) -> None:

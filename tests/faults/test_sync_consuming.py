@@ -20,7 +20,9 @@ async def filled(url: str, number: int) -> str:
     queue = fresh("q")
     async with bide.connect(url) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
-        done = await client.publish_many(bide.Letter(b"", to=queue, message_id=str(one)) for one in range(number))
+        done = await client.publish_many(
+            bide.OutgoingMessage(b"", to=queue, message_id=str(one)) for one in range(number)
+        )
         assert done.confirmed == number
     return queue
 

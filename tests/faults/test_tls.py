@@ -9,6 +9,7 @@ import pytest
 import trustme
 
 import bide
+from bide.amqp import exposure
 from bide.errors import AuthenticationError, BrokerUnreachableError, InvalidUrlError, TlsError
 from tests.faults.conftest import CLOCK, Frail
 
@@ -43,6 +44,18 @@ async def test_an_authority_that_did_not_sign(frail: Frail, tmp_path: Path) -> N
         await bide.connect(frail.url(tls=""))
     client = await bide.connect(frail.url(tls="verify=false"))
     await client.close()
+
+
+async def test_a_certificate_is_not_left_unchecked_silently(
+    frail: Frail, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exposure, "_warned", set())
+    for _ in range(2):
+        client = await bide.connect(frail.url(tls="verify=false"))
+        await client.close()
+    (said,) = [one for one in caplog.messages if "verify=false" in one]
+    assert "is not checked" in said
+    assert frail.broker.password not in caplog.text
 
 
 async def test_a_name_that_is_not_in_the_certificate(frail: Frail, tmp_path: Path) -> None:

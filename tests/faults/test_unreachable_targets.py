@@ -78,14 +78,14 @@ async def test_a_target_that_cannot_be_reached_does_not_hold_up_the_first_messag
 
 async def test_a_target_that_cannot_be_reached_does_not_hold_up_a_bulk(vhost: Vhost, client: bide.Client) -> None:
     letters = [
-        bide.Letter(str(number), to=name, delay="50ms", isolated=True)
+        bide.OutgoingMessage(str(number), to=name, delay="50ms", isolated=True)
         for number in range(100)
         for name in (OTHERS[0], SLOW, *OTHERS[1:])
     ]
     publishing = aiter(client.publish_many(letters))
     async with unreachable(vhost, SLOW):
         outcomes = [await anext(publishing) for _ in range(300)]
-        assert {outcome.letter.to for outcome in outcomes} == set(OTHERS)
+        assert {outcome.message.to for outcome in outcomes} == set(OTHERS)
     outcomes += [outcome async for outcome in publishing]
     assert [outcome.error for outcome in outcomes] == [None] * 400
     for name in (SLOW, *OTHERS):

@@ -67,11 +67,11 @@ class Feed:
         while self._files < (batches(self._folder, "write")[1] + AHEAD) * FILES_PER_BATCH:
             self._add_file()
 
-    def _letters(self, count: int) -> Iterator[bide.Letter]:
+    def _letters(self, count: int) -> Iterator[bide.OutgoingMessage]:
         for _ in range(count):
             body = f"{self._name}-{self._published}-{self._filler()}".encode()
             self._published += 1
-            yield bide.Letter(body, to=STREAM, message_id=f"m-{self._published}")
+            yield bide.OutgoingMessage(body, to=STREAM, message_id=f"m-{self._published}")
 
     def _add_file(self) -> None:
         """A file appears at once, and whole; its rows are in no other."""

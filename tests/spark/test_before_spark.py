@@ -10,7 +10,7 @@ import bide
 from bide.cli.app import run
 from bide.errors import TargetNotFoundError
 from bide.pipelines.ledger import Head, Ledger
-from bide.pipelines.schedule.plan import Plan
+from bide.pipelines.schedule.plan import SchedulePlan
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.broker.receiving import fresh
@@ -85,7 +85,7 @@ async def test_a_plan_in_a_notebook(clock_url: str) -> None:
     """There a loop runs already where it is checked."""
     settings = SinkSettings.make(clock_url, infrastructure=SMALL_CLOCK, constants={"to": "nowhere"})
     with pytest.raises(TargetNotFoundError, match="the queue 'nowhere' does not exist"):
-        Plan(at_column="due", settings=settings).check()
+        SchedulePlan(at_column="due", settings=settings).check()
 
 
 @pytest.mark.usefixtures("spark")

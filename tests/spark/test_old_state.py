@@ -23,8 +23,8 @@ from bide.pipelines.audit.folder import Folder
 from bide.pipelines.audit.run import Sources, run
 from bide.pipelines.ledger import Ledger
 from bide.pipelines.replay.from_audit import Choices, failures, left_of, send
-from bide.pipelines.replay.tap_reader import Way
-from bide.pipelines.schedule.plan import Plan
+from bide.pipelines.replay.tap_reader import ReplayRun
+from bide.pipelines.schedule.plan import SchedulePlan
 from bide.pipelines.schedule.rows import messages
 from bide.pipelines.schedule.run import head_for, survey
 from bide.pipelines.schedule.run import send as send_schedule
@@ -42,9 +42,9 @@ TAPS: Final = {"scheduled": "bide.v1.tap.scheduled", "delivered": "bide.v1.tap.d
 EVENTS: Final = "bide.events"
 
 
-def plan(infrastructure: DelayInfrastructure, constants: dict[str, Any], **columns: Any) -> Plan:
+def plan(infrastructure: DelayInfrastructure, constants: dict[str, Any], **columns: Any) -> SchedulePlan:
     settings = SinkSettings.make("amqp://localhost", infrastructure=infrastructure, constants=constants)
-    return Plan(settings=settings, **columns)
+    return SchedulePlan(settings=settings, **columns)
 
 
 USUAL: Final = plan(bide.Clock(), {"to": "orders", "content_type": "application/json"}, at_column="due")
@@ -73,7 +73,7 @@ TO_DOTNET: Final = plan(
         (TO_DOTNET, "898ddf6805cbf7f29087910dc2c9fc5a", "05ac78b49a193003a7a5df73e21ea2f9"),
     ],
 )
-def test_digests_of_schedules(plan: Plan, digest: str, of_ledger: str) -> None:
+def test_digests_of_schedules(plan: SchedulePlan, digest: str, of_ledger: str) -> None:
     """Message ids and ledgers are found by them."""
     assert (plan.digest(), plan.ledger_digest()) == (digest, of_ledger)
 
@@ -96,7 +96,7 @@ def test_what_a_later_bide_adds_leaves_digests_as_they_are() -> None:
         jitter: timedelta = timedelta(0)
 
     @dataclass(frozen=True, slots=True, kw_only=True)
-    class LaterPlan(Plan):
+    class LaterPlan(SchedulePlan):
         reply_column: str | None = None
 
     settings = USUAL.settings
@@ -147,7 +147,7 @@ def test_a_schedule_goes_on(spark: SparkSession, vhost: Vhost, tmp_path: Path) -
     with bide.connect_sync(vhost.url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum("reminders")]))
     settings = SinkSettings.make(vhost.url, infrastructure=SMALL_CLOCK, constants={"to": "reminders", "type": "Remind"})
-    plan = Plan(at_column="due", header_columns=("language",), name="november", settings=settings)
+    plan = SchedulePlan(at_column="due", header_columns=("language",), name="november", settings=settings)
     folder = tmp_path / "ledger"
     shutil.copytree(HERE / "schedule-ledger-v1", folder)
     # The tests' broker has another address each time.
@@ -203,7 +203,7 @@ def test_a_replay_goes_on(spark: SparkSession, streams: Streams, audit: Folder, 
     for number in (2, 3):
         streams.fill(TAPS["delivered"], ["the body"], message_id=f"m-{number}")
     streams.channel.queue_declare("orders", durable=True, arguments={"x-queue-type": "quorum"})
-    way = Way(url=streams.vhost.url, run="again")
+    way = ReplayRun(url=streams.vhost.url, run="again")
     assert [(row["part"], row["sent"]) for row in send(spark, ledger, way).collect()] == [(1, 1)]
     assert [one.message_id for one in drain(streams.vhost.url, "orders", 1)] == ["m-2"]
     assert choices.unfinished(REPLAY, "localhost:5672/") is None

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 
 from bide.errors import InvalidInputError, InvalidOptionError
 from bide.pipelines.ledger import Ledger, Part
-from bide.pipelines.schedule.plan import Plan
+from bide.pipelines.schedule.plan import SchedulePlan
 from bide.pipelines.schedule.run import head_for, survey
 from bide.spark.options import Options
 from bide.spark.sink import Sent, TableWriter
@@ -122,7 +122,7 @@ def test_rows_that_were_due_meanwhile_do_not_stop_a_run_that_goes_on(
     rows.write.parquet(str(path))
     constants = {"to": queue, "content_type": "application/json"}
     settings = SinkSettings.make(clock_url, infrastructure=SMALL_CLOCK, constants=constants)
-    plan, ledger = Plan(at_column="due", settings=settings), Ledger(str(folder))
+    plan, ledger = SchedulePlan(at_column="due", settings=settings), Ledger(str(folder))
     found = survey(spark.read.parquet(str(path)), plan, now=begun)
     assert (found.past, found.overdue) == (0, 0)
     ledger.begin(head_for(ledger, plan, found), begun)

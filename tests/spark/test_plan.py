@@ -27,7 +27,7 @@ from bide.cli.app import run
 from bide.delay.clock_digits import digits_of
 from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
 from bide.pipelines.plan.flows import flows_of
-from bide.pipelines.plan.levels import Ladder
+from bide.pipelines.plan.levels import PlanLevels
 from bide.pipelines.plan.occupancy import Timeline
 from bide.pipelines.plan.workload import Columns, of_flows, of_table
 from tests.broker.conftest import SMALL_CLOCK, clock_url
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["clock_url"]
 
 NOW = 1_795_240_800_000  # 2026-11-21 06:00 UTC, a whole hour
-CLOCK = Ladder.of(bide.Clock())
-CASCADE = Ladder.of(bide.NServiceBus())
+CLOCK = PlanLevels.of(bide.Clock())
+CASCADE = PlanLevels.of(bide.NServiceBus())
 ANY = ("--rate", "1/s", "--delay", "5m", "--time-zone", "Mars/Olympus")
 SPARKING = settings(
     max_examples=3,

@@ -16,7 +16,7 @@ import bide
 from bide.cli.app import run
 from bide.pipelines.plan.capacity import Capacity
 from bide.pipelines.plan.flows import flows_of
-from bide.pipelines.plan.levels import Ladder
+from bide.pipelines.plan.levels import PlanLevels
 from bide.pipelines.plan.occupancy import Timeline
 from bide.pipelines.plan.report import clear, report
 from bide.pipelines.plan.workload import of_flows
@@ -61,7 +61,7 @@ def test_new_levels_do_not_stand_beside_old_queues(spark: SparkSession, tmp_path
 
     def write(rate: str, kind: type[Timeline] = Timeline) -> None:
         flows = flows_of([{"rate": rate, "delay": "5m", "start": "2026-11-21T06:00:00Z", "for": "10m"}])
-        timeline = kind(of_flows(spark, flows, tick=timedelta(seconds=1)), Ladder.of(bide.Clock()))
+        timeline = kind(of_flows(spark, flows, tick=timedelta(seconds=1)), PlanLevels.of(bide.Clock()))
         clear(timeline, str(out))
         assert not written.is_whole()
         assert written.released == 0

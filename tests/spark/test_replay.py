@@ -334,3 +334,18 @@ def test_a_run_that_is_killed_is_finished_by_another(clock_url: str, capsys: pyt
     assert parked(clock_url, error) == []
     # Those that were on their way, and those whose acknowledgements were.
     assert sum(found.values()) - number <= 3 * WINDOW
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--over", "1h")], ids=str)
+def test_messages_that_wait_are_not_replayed(
+    clock_url: str, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = fresh("orders")
+    with bide.connect_sync(clock_url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        client.publish(b"waits", to=queue, delay="15s")
+    assert run(["pipeline", "replay", "--url", clock_url, "--queue", "bide.v1.s15", *options]) == 2
+    told = capsys.readouterr().err
+    assert "the queue 'bide.v1.s15' belongs to a delay infrastructure: messages wait there until they are due" in told
+    assert "Traceback" not in told

@@ -191,20 +191,22 @@ def test_what_was_discarded_goes_back_once(
     assert rest(shop.url, "orders") == []
 
 
-def events(kind: Any, numbers: range) -> list[bide.Letter]:
+def events(kind: Any, numbers: range) -> list[bide.OutgoingMessage]:
     """What an endpoint would tell of so many messages, whose sender does not say when he sent them."""
     now = datetime.now(UTC)
     common = {"kind": kind, "endpoint": "shop", "queue": "orders", "host": "h", "process": 1, "message_type": None,
               "attempt": 1, "retries": 0, "sent_at": None, "due_at": None, "delivered_at": now, "started_at": now,
               "ended_at": now, "exception": "ValueError", "text": "no"}  # fmt: skip
-    return [bide.Letter(Event(**common, message_id=f"m{number}").to_json(), to=EVENTS) for number in numbers]
+    return [bide.OutgoingMessage(Event(**common, message_id=f"m{number}").to_json(), to=EVENTS) for number in numbers]
 
 
 def fill(shop: Shop, number: int) -> None:
     """So many messages have been delivered, and discarded by an endpoint."""
 
     async def publish(client: bide.Client) -> None:
-        letters = [bide.Letter(b"%d" % n, to="orders", delay="100ms", message_id=f"m{n}") for n in range(number)]
+        letters = [
+            bide.OutgoingMessage(b"%d" % n, to="orders", delay="100ms", message_id=f"m{n}") for n in range(number)
+        ]
         await client.publish_many(letters)
         await client.publish_many(events("discarded", range(number)))
 

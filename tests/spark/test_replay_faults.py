@@ -13,7 +13,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.errors import ConnectionLostError, NotFoundError
 from bide.pipelines.replay import tap_reader
-from bide.pipelines.replay.tap_reader import Wanted, Way, copies, held_offsets, send_back
+from bide.pipelines.replay.tap_reader import ReplayRun, Wanted, copies, held_offsets, send_back
 from tests.broker.receiving import fresh
 from tests.faults.proxy import Proxy
 from tests.patience import PATIENCE
@@ -160,7 +160,7 @@ async def test_a_message_goes_back_at_once_and_past_the_levels(vhost: Vhost) -> 
             Wanted(message_id=name, queue="orders", stream=stream, offset=max(number - 1, 0))
             for number, name in enumerate(names)
         ]
-        way = Way(url=vhost.url, run="run")
+        way = ReplayRun(url=vhost.url, run="run")
         assert await send_back(wanted, way, skip_missing=True) == 3
         async with client.consume("orders") as messages:
             found = [await anext(messages) for _ in range(3)]
@@ -180,7 +180,7 @@ async def test_nothing_is_sent_while_one_is_missing(vhost: Vhost, monkeypatch: p
         places = [(0, "orders"), (2, "orders"), (1, "orders"), (1, "mail")]
         wanted = [Wanted(message_id=f"m{n}", queue=queue, stream=stream, offset=n) for n, queue in places]
         other = Wanted(message_id="other", queue="orders", stream=stream, offset=2)
-        way = Way(url=vhost.url, run="run")
+        way = ReplayRun(url=vhost.url, run="run")
         for missing in (other, Wanted(message_id="m3", queue="orders", stream=fresh("gone"), offset=3)):
             with pytest.raises(NotFoundError, match=r"^1 of 5 messages were dropped .*: go on with --skip"):
                 await send_back([*wanted, missing], way, skip_missing=False)

@@ -16,7 +16,7 @@ import bide
 from bide.cli.app import run
 from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Ledger
-from bide.pipelines.schedule.plan import Plan
+from bide.pipelines.schedule.plan import SchedulePlan
 from bide.pipelines.schedule.rows import messages
 from bide.pipelines.schedule.run import due_times, head_for, send, survey
 from bide.spark.sink_settings import SinkSettings
@@ -34,12 +34,12 @@ NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
 ON_SMALL_CLOCK = ("--max-delay", "20s", "--resolution", "50ms")
 
 
-def plan_for(url: str, queue: str, **values: Any) -> Plan:
+def plan_for(url: str, queue: str, **values: Any) -> SchedulePlan:
     settings = SinkSettings.make(url, infrastructure=SMALL_CLOCK, constants={"to": queue})
-    return Plan(**{"at_column": "due", "settings": settings, **values})
+    return SchedulePlan(**{"at_column": "due", "settings": settings, **values})
 
 
-def with_clock(plan: Plan, **values: Any) -> Plan:
+def with_clock(plan: SchedulePlan, **values: Any) -> SchedulePlan:
     """The same, delayed by another infrastructure."""
     return replace(plan, settings=replace(plan.settings, infrastructure=bide.Clock(**values)))
 
@@ -131,7 +131,7 @@ def test_delays_of_every_kind(spark: SparkSession, kind: str, delays: list[Any])
     settings = SinkSettings.make(
         "amqp://localhost", infrastructure=bide.Clock(max_delay=timedelta(days=300)), constants={"to": "orders"}
     )
-    plan = Plan(delay_column="wait", body_column="body", settings=settings)
+    plan = SchedulePlan(delay_column="wait", body_column="body", settings=settings)
     found = survey(rows, plan, now=NOW)
     assert (found.rows, found.without_time, found.past, found.too_late, found.bad) == (7, 3, 0, 1, 4)
     assert found.first == NOW + timedelta(seconds=20), "rounded up"

@@ -19,7 +19,7 @@ from bide.errors import BulkPublishError
 from bide.spark import sink
 from bide.spark.options import Options
 from bide.spark.rows import Rows
-from bide.spark.sink import Place, send
+from bide.spark.sink import SinkPlace, send
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import clock_url
 from tests.patience import PATIENCE
@@ -241,7 +241,7 @@ def test_a_task_keeps_rows_until_there_are_many_or_much(
         pa.RecordBatch.from_pydict({"value": [str(number) * 150], "queue": ["nowhere" if number == 3 else queue]})
         for number in range(7)
     ]
-    reader, place = Rows(columns, {}, settings.infrastructure), Place(run="p", partition=0)
+    reader, place = Rows(columns, {}, settings.infrastructure), SinkPlace(run="p", partition=0)
     with pytest.raises(BulkPublishError, match="of the last 2 messages 1 were not taken"):
         send(iter(batches), reader, settings, place, file="f", begun=datetime.now(UTC))
     assert [one.body[:1] for one in drain(clock_url, queue, 3)] == [b"0", b"1", b"2"]

@@ -6,16 +6,16 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 
-from bide.client.bulk.thread_feed import Feed
-from bide.messages.outgoing import Letter
+from bide.client.bulk.thread_feed import ThreadFeed
+from bide.messages.outgoing import OutgoingMessage
 from tests.patience import PATIENCE
 
 
-def batch(start: int, number: int = 3) -> list[Letter]:
-    return [Letter(b"", to=str(one)) for one in range(start, start + number)]
+def batch(start: int, number: int = 3) -> list[OutgoingMessage]:
+    return [OutgoingMessage(b"", to=str(one)) for one in range(start, start + number)]
 
 
-def names(letters: Sequence[Letter]) -> list[str | None]:
+def names(letters: Sequence[OutgoingMessage]) -> list[str | None]:
     return [one.to for one in letters]
 
 
@@ -24,16 +24,16 @@ def here(function: Callable[[], None]) -> None:
     function()
 
 
-async def taken(feed: Feed) -> list[Letter]:
+async def taken(feed: ThreadFeed) -> list[OutgoingMessage]:
     return [letter async for letter in feed]
 
 
 async def test_all_that_a_thread_adds_comes_in_order() -> None:
     """Again and again, since it is about who is faster."""
     for round_ in range(50):
-        feed = Feed(asyncio.get_running_loop().call_soon_threadsafe)
+        feed = ThreadFeed(asyncio.get_running_loop().call_soon_threadsafe)
 
-        def fill(feed: Feed = feed, number: int = round_) -> None:
+        def fill(feed: ThreadFeed = feed, number: int = round_) -> None:
             for start in range(0, 3 * number, 3):
                 feed.wait_for_room()
                 feed.add(batch(start))
@@ -47,14 +47,14 @@ async def test_all_that_a_thread_adds_comes_in_order() -> None:
 
 
 async def test_the_end_alone() -> None:
-    feed = Feed(here)
+    feed = ThreadFeed(here)
     feed.end()
     assert await taken(feed) == []
     assert feed.has_ended
 
 
 async def test_who_is_ahead_waits() -> None:
-    feed = Feed(here)
+    feed = ThreadFeed(here)
     for start in range(4):
         feed.wait_for_room()
         feed.add(batch(start))
@@ -73,7 +73,7 @@ async def test_who_is_ahead_waits() -> None:
 
 
 async def test_what_nobody_took_is_left() -> None:
-    feed = Feed(here)
+    feed = ThreadFeed(here)
     for start in (0, 3, 6):
         feed.add(batch(start))
     letters = aiter(feed)
@@ -84,7 +84,7 @@ async def test_what_nobody_took_is_left() -> None:
 
 
 async def test_who_waits_goes_on_when_nobody_takes_any_more() -> None:
-    feed = Feed(here)
+    feed = ThreadFeed(here)
     for start in range(4):
         feed.wait_for_room()
         feed.add(batch(start))

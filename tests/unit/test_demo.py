@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bide.demo.figures import Figures, Histogram, Sold
+from bide.demo.figures import DemoFigures, Histogram, Sold
 from bide.demo.plan import make_plan
-from bide.demo.report import Place, Told
+from bide.demo.report import ReportPlace, Told
 from bide.demo.view import outcome
 from bide.demo.workload import RETRY, make_shop
 from bide.errors import InvalidInputError
@@ -21,8 +21,8 @@ from bide.pipelines.requirements import java_release, missing
 LONGEST = timedelta(seconds=20)
 
 
-def figures(sold: Sold | None = None) -> Figures:
-    return Figures(
+def figures(sold: Sold | None = None) -> DemoFigures:
+    return DemoFigures(
         release="3.10.8",
         published=1,
         expected=1,
@@ -96,12 +96,12 @@ def test_an_order_without_its_end_is_a_problem() -> None:
 
 
 def test_an_earlier_report_is_replaced(tmp_path: Path) -> None:
-    place = Place(tmp_path / "a" / "b")
+    place = ReportPlace(tmp_path / "a" / "b")
     place.begin()
     for path in (place.page, place.picture, place.tables / "messages" / "part.parquet"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
-    again = Place(place.folder)
+    again = ReportPlace(place.folder)
     again.begin()
     assert place.page.exists()
     again.clear()
@@ -112,11 +112,11 @@ def test_an_earlier_report_is_replaced(tmp_path: Path) -> None:
 def test_things_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "tables").mkdir()
     with pytest.raises(InvalidInputError, match="has things that are of no 'bide demo': name another with --into"):
-        Place(tmp_path).begin()
+        ReportPlace(tmp_path).begin()
     assert [path.name for path in tmp_path.iterdir()] == ["tables"]
     (tmp_path / "file").write_text("x")
     with pytest.raises(InvalidInputError, match="cannot be made: Not a directory"):
-        Place(tmp_path / "file" / "demo").begin()
+        ReportPlace(tmp_path / "file" / "demo").begin()
 
 
 # -- What is shown

@@ -19,8 +19,9 @@ from bide.delay.clock import Clock
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import DelayLike, parse_delay
 from bide.errors import InvalidInputError
-from bide.messages.outgoing import Letter, Letters
-from bide.messages.prepared import Outgoing
+from bide.messages.checker import MessageChecker
+from bide.messages.outgoing import OutgoingMessage
+from bide.messages.prepared import PreparedMessage, check_message
 from bide.runtime.shared_tasks import SharedTasks
 
 NOW = datetime(2026, 7, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -86,26 +87,31 @@ properties = st.fixed_dictionaries(
     },
 )
 letters = st.tuples(addresses, times, bodies, properties).map(
-    lambda parts: Letter(**{name: value for part in parts for name, value in part.items()})
+    lambda parts: OutgoingMessage(**{name: value for part in parts for name, value in part.items()})
 )
 
 
-def made(letter: Letter) -> Outgoing:
+def made(letter: OutgoingMessage) -> PreparedMessage:
     """The same message, by the full check alone."""
-    return Outgoing.make(**{name: getattr(letter, name) for name in Letter.__slots__ if name != "mandatory"})
+    return check_message(
+        OutgoingMessage(**{name: getattr(letter, name) for name in OutgoingMessage.__slots__ if name != "mandatory"})
+    )
 
 
 @given(st.sampled_from(CLOCKS), st.lists(letters, min_size=1, max_size=4))
-@example(CLOCKS[0], [Letter(b"", to="q", delay="90s", priority=3, expiration=timedelta(seconds=1))])
-@example(CLOCKS[0], [Letter(b"", to="q", delay="1d", expiration="77", reply_to="r", correlation_id="c", timestamp=NOW)])
-@example(CLOCKS[1], [Letter(b"", exchange="x", routing_key="a.b.c", delay="3199d", message_id="m")])
-@example(CLOCKS[0], [Letter(b"", to="q", deliver_at=datetime(1970, 1, 5, tzinfo=UTC))])
-@example(CLOCKS[2], [Letter(b"", to="q", delay="31s")])
-@example(CLOCKS[0], [Letter(b"", to="q", headers={"big": "x" * FRAME_MAX})])
-@example(CLOCKS[0], [Letter(b"", exchange="x", routing_key="." * 130, delay="1s")])
-@example(CLOCKS[0], [Letter(b"", exchange="x", routing_key="." * 130, deliver_at=NOW)])
-def test_not_a_bit_differs(infrastructure: DelayInfrastructure, several: list[Letter]) -> None:
-    check = Letters()
+@example(CLOCKS[0], [OutgoingMessage(b"", to="q", delay="90s", priority=3, expiration=timedelta(seconds=1))])
+@example(
+    CLOCKS[0],
+    [OutgoingMessage(b"", to="q", delay="1d", expiration="77", reply_to="r", correlation_id="c", timestamp=NOW)],
+)
+@example(CLOCKS[1], [OutgoingMessage(b"", exchange="x", routing_key="a.b.c", delay="3199d", message_id="m")])
+@example(CLOCKS[0], [OutgoingMessage(b"", to="q", deliver_at=datetime(1970, 1, 5, tzinfo=UTC))])
+@example(CLOCKS[2], [OutgoingMessage(b"", to="q", delay="31s")])
+@example(CLOCKS[0], [OutgoingMessage(b"", to="q", headers={"big": "x" * FRAME_MAX})])
+@example(CLOCKS[0], [OutgoingMessage(b"", exchange="x", routing_key="." * 130, delay="1s")])
+@example(CLOCKS[0], [OutgoingMessage(b"", exchange="x", routing_key="." * 130, deliver_at=NOW)])
+def test_not_a_bit_differs(infrastructure: DelayInfrastructure, several: list[OutgoingMessage]) -> None:
+    check = MessageChecker()
     encoder = Encoder(infrastructure, frame_max=FRAME_MAX)
     # The second time the kind of each letter is known.
     for letter in several + several:
@@ -119,7 +125,9 @@ def test_not_a_bit_differs(infrastructure: DelayInfrastructure, several: list[Le
         assert found == expected
 
 
-def _encoded(encoder: Encoder, message: Outgoing, letter: Letter) -> Encoded | tuple[type[Exception], str] | None:
+def _encoded(
+    encoder: Encoder, message: PreparedMessage, letter: OutgoingMessage
+) -> Encoded | tuple[type[Exception], str] | None:
     """The message on the wire, or what is wrong with it."""
     try:
         return encoder.encode(message, NOW, channel=7, mandatory=letter.mandatory)
@@ -127,45 +135,47 @@ def _encoded(encoder: Encoder, message: Outgoing, letter: Letter) -> Encoded | t
         return type(error), str(error)
 
 
-def _with_id(letter: Letter, message_id: str) -> Outgoing:
-    values = {name: getattr(letter, name) for name in Letter.__slots__ if name not in ("mandatory", "message_id")}
-    return Outgoing.make(**values, message_id=message_id)
+def _with_id(letter: OutgoingMessage, message_id: str) -> PreparedMessage:
+    values = {
+        name: getattr(letter, name) for name in OutgoingMessage.__slots__ if name not in ("mandatory", "message_id")
+    }
+    return check_message(OutgoingMessage(**values, message_id=message_id))
 
 
-def wrong_letters() -> Iterator[Letter]:
+def wrong_letters() -> Iterator[OutgoingMessage]:
     """Letters that differ from right ones of their kind in what is wrong."""
-    yield Letter(b"")
-    yield Letter(b"", to="q", exchange="x")
-    yield Letter(b"", to="q", routing_key="k")
-    yield Letter(b"", to=["q"])  # type: ignore[arg-type]
-    yield Letter(3, to="q")  # type: ignore[arg-type]
-    yield Letter(b"", json=1, to="q")
-    yield Letter("text", json=1, to="q")
-    yield Letter("\ud800", to="q")
-    yield Letter(b"", to="q", delay=3)  # type: ignore[arg-type]
-    yield Letter(b"", to="q", delay="later")
-    yield Letter(b"", to="q", delay=timedelta(seconds=-1))
-    yield Letter(b"", to="q", delay="1s", deliver_at=NOW)
-    yield Letter(b"", to="q", deliver_at=NOW.replace(tzinfo=None))
-    yield Letter(b"", to="q", priority=True)
-    yield Letter(b"", to="q", priority=256)
-    yield Letter(b"", to="q", message_id="x" * 256)
-    yield Letter(b"", to="q", message_id="é" * 128)
-    yield Letter(b"", to="q", message_id=7)  # type: ignore[arg-type]
-    yield Letter(b"", to="q", correlation_id="\ud800")
-    yield Letter(b"", to="q", reply_to="x" * 256)
-    yield Letter(b"", to="q", timestamp=NOW.replace(tzinfo=None))
-    yield Letter(b"", to="q", timestamp="now")  # type: ignore[arg-type]
-    yield Letter(b"", to="q", headers={"bide-x": 1})
-    yield Letter(b"", to="q", headers={"CC": ["a"]}, delay="1s")
-    yield Letter(b"", to="q", headers={1: 1})  # type: ignore[dict-item]
-    yield Letter(b"", to="q", headers=["a"])  # type: ignore[arg-type]
-    yield Letter(b"", to="q", expiration="-1s")
-    yield Letter(json=object(), to="q")
+    yield OutgoingMessage(b"")
+    yield OutgoingMessage(b"", to="q", exchange="x")
+    yield OutgoingMessage(b"", to="q", routing_key="k")
+    yield OutgoingMessage(b"", to=["q"])  # type: ignore[arg-type]
+    yield OutgoingMessage(3, to="q")  # type: ignore[arg-type]
+    yield OutgoingMessage(b"", json=1, to="q")
+    yield OutgoingMessage("text", json=1, to="q")
+    yield OutgoingMessage("\ud800", to="q")
+    yield OutgoingMessage(b"", to="q", delay=3)  # type: ignore[arg-type]
+    yield OutgoingMessage(b"", to="q", delay="later")
+    yield OutgoingMessage(b"", to="q", delay=timedelta(seconds=-1))
+    yield OutgoingMessage(b"", to="q", delay="1s", deliver_at=NOW)
+    yield OutgoingMessage(b"", to="q", deliver_at=NOW.replace(tzinfo=None))
+    yield OutgoingMessage(b"", to="q", priority=True)
+    yield OutgoingMessage(b"", to="q", priority=256)
+    yield OutgoingMessage(b"", to="q", message_id="x" * 256)
+    yield OutgoingMessage(b"", to="q", message_id="é" * 128)
+    yield OutgoingMessage(b"", to="q", message_id=7)  # type: ignore[arg-type]
+    yield OutgoingMessage(b"", to="q", correlation_id="\ud800")
+    yield OutgoingMessage(b"", to="q", reply_to="x" * 256)
+    yield OutgoingMessage(b"", to="q", timestamp=NOW.replace(tzinfo=None))
+    yield OutgoingMessage(b"", to="q", timestamp="now")  # type: ignore[arg-type]
+    yield OutgoingMessage(b"", to="q", headers={"bide-x": 1})
+    yield OutgoingMessage(b"", to="q", headers={"CC": ["a"]}, delay="1s")
+    yield OutgoingMessage(b"", to="q", headers={1: 1})  # type: ignore[dict-item]
+    yield OutgoingMessage(b"", to="q", headers=["a"])  # type: ignore[arg-type]
+    yield OutgoingMessage(b"", to="q", expiration="-1s")
+    yield OutgoingMessage(json=object(), to="q")
 
 
 RIGHT = tuple(
-    Letter(body, to="q", json=json, delay=delay, priority=priority)
+    OutgoingMessage(body, to="q", json=json, delay=delay, priority=priority)
     for body, json in ((b"", None), (None, {"a": 1}))
     for delay in (None, "1s")
     for priority in (None, 1)
@@ -175,10 +185,10 @@ RIGHT = tuple(
 @pytest.mark.parametrize(
     "letter", list(wrong_letters()), ids=lambda letter: repr(letter).replace(repr(letter.json), "...")
 )
-def test_a_wrong_letter_is_refused_whatever_was_right_before(letter: Letter) -> None:
+def test_a_wrong_letter_is_refused_whatever_was_right_before(letter: OutgoingMessage) -> None:
     with pytest.raises(InvalidInputError) as expected:
         made(letter)
-    check = Letters()
+    check = MessageChecker()
     for right in RIGHT:
         check.check(right)
     with pytest.raises(type(expected.value)) as caught:
@@ -187,19 +197,19 @@ def test_a_wrong_letter_is_refused_whatever_was_right_before(letter: Letter) -> 
 
 
 def test_kinds_are_not_remembered_without_end() -> None:
-    check = Letters()
+    check = MessageChecker()
     for number in range(25_000):
-        check.check(Letter(b"", to=f"q{number}"))
+        check.check(OutgoingMessage(b"", to=f"q{number}"))
     assert len(check._kinds) <= 10_000
     encoder = Encoder(CLOCKS[0], frame_max=FRAME_MAX)
     for number in range(25_000):
-        encoder.encode(check.check(Letter(b"", to=f"q{number}")), NOW, channel=1, mandatory=True)
+        encoder.encode(check.check(OutgoingMessage(b"", to=f"q{number}")), NOW, channel=1, mandatory=True)
     assert len(encoder._prepared) <= 10_000
 
 
 def test_every_digit_of_every_level() -> None:
     """Each wait of one digit, and a wait of all digits at their highest."""
-    check = Letters()
+    check = MessageChecker()
     for clock in CLOCKS[:2]:
         encoder = Encoder(clock, frame_max=FRAME_MAX)
         waits: list[DelayLike] = [clock.max_delay]
@@ -207,7 +217,7 @@ def test_every_digit_of_every_level() -> None:
             step = parse_delay(unit)
             waits += [step * digit for digit in range(1, highest + 1)]
         for wait in waits:
-            letter = Letter(b"x", to="q", delay=wait, message_id=f"m{wait}")
+            letter = OutgoingMessage(b"x", to="q", delay=wait, message_id=f"m{wait}")
             check.check(letter)
             quick = check.check(letter).starting(NOW)
             found = encoder.encode(quick, NOW, channel=1, mandatory=True)
@@ -220,8 +230,8 @@ def test_a_message_is_not_encoded_before_its_digits_are_ready(routing_key: str, 
     clock = Clock(lanes=2)
     growth = Growth(cast("Connection", None), clock, SharedTasks(), declare=True)
     encoder = Encoder(clock, frame_max=FRAME_MAX, growth=growth)
-    letter = Letter(b"x", exchange="shop", routing_key=routing_key, delay="1h1s", message_id="m")
-    checked = Letters().check(letter).starting(NOW)
+    letter = OutgoingMessage(b"x", exchange="shop", routing_key=routing_key, delay="1h1s", message_id="m")
+    checked = MessageChecker().check(letter).starting(NOW)
     message = checked if alike else replace(checked, kind=None)
     assert message.due is not None
     digits = clock.route(message.due - NOW, message.target, message_id="m").digits

@@ -167,7 +167,7 @@ async def test_many_messages() -> None:
     async with bide.testing.broker() as b, b.connect() as client:
         await client.declare(REMINDERS)
         await client.publish_many(
-            [bide.Letter(str(number), to="reminders", delay=f"{1000 - number}s") for number in range(1000)]
+            [bide.OutgoingMessage(str(number), to="reminders", delay=f"{1000 - number}s") for number in range(1000)]
         )
         b.clock.advance("1000s")
         async with client.consume("reminders") as messages:

@@ -31,19 +31,19 @@ from bide.topology.rendering import from_definitions
 
 
 @pytest.mark.parametrize("url", ["amqp://[::1", "http://[", "http://h:²", "http://h:99999", "", "\ud800"])
-def test_a_management_url_that_cannot_be_read(url: str) -> None:
+def test_a_management_url_that_cannot_be_read_is_refused(url: str) -> None:
     with pytest.raises(InvalidUrlError):
         parse_management_url(url, BrokerUrl.parse("amqp://localhost"))
 
 
 @pytest.mark.parametrize("url", [5, b"amqp://localhost", ["amqp://localhost"], 0.5])
-def test_a_broker_url_that_is_not_text(url: Any) -> None:
+def test_a_broker_url_that_is_not_text_is_refused(url: Any) -> None:
     with pytest.raises(InvalidUrlError, match="not text"):
         bide.connect(url)
 
 
 @pytest.mark.parametrize("resolution", [timedelta.max, timedelta(days=9_999_999), timedelta.min])
-def test_a_resolution_near_the_longest_timedelta(resolution: timedelta) -> None:
+def test_a_resolution_near_the_longest_timedelta_does_not_overflow(resolution: timedelta) -> None:
     with pytest.raises(InvalidDelayError):
         bide.WaitingHall(resolution=resolution)
     with pytest.raises(InvalidDelayError):
@@ -52,7 +52,9 @@ def test_a_resolution_near_the_longest_timedelta(resolution: timedelta) -> None:
 
 @pytest.mark.parametrize("delay", [timedelta.max, timedelta.min, timedelta(days=999_999_999), timedelta(days=999_999)])
 @pytest.mark.parametrize("infrastructure", [bide.Clock(), bide.WaitingHall(), bide.NServiceBus(), bide.Celery()])
-async def test_delays_near_the_longest_timedelta(delay: timedelta, infrastructure: bide.DelayInfrastructure) -> None:
+async def test_delays_near_the_longest_timedelta_do_not_overflow(
+    delay: timedelta, infrastructure: bide.DelayInfrastructure
+) -> None:
     async with MemoryBroker() as broker, broker.connect(infrastructure=infrastructure) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
         with pytest.raises((InvalidDelayError, InvalidDueTimeError)):
@@ -105,14 +107,14 @@ def test_the_longest_delay_does_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("name", [[], None, 5, b"q", "", "\ud800", "q" * 256])
-async def test_a_queue_name_that_is_not_one(name: Any) -> None:
+async def test_a_queue_name_that_is_not_one_is_refused(name: Any) -> None:
     async with MemoryBroker() as broker, broker.connect() as client:
         with pytest.raises(InvalidNameError):
             await client.exists(name)
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000])
-async def test_a_body_of_deep_json(body: bytes) -> None:
+async def test_a_body_of_deep_json_does_not_exhaust_the_stack(body: bytes) -> None:
     async with MemoryBroker() as broker, broker.connect() as client:
         await client.declare(bide.Topology(queues=[bide.Queue("q")]))
         await client.publish(body, to="q")
@@ -123,7 +125,7 @@ async def test_a_body_of_deep_json(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("document", [{"queues": 5}, {"exchanges": None}, {"bindings": "x"}, {"queues": {"name": "q"}}])
-def test_definitions_whose_parts_are_not_lists(document: Any) -> None:
+def test_definitions_whose_parts_are_not_lists_are_refused(document: Any) -> None:
     with pytest.raises(InvalidInputError, match="not a list"):
         from_definitions(document)
 
@@ -138,7 +140,7 @@ def test_a_digit_that_is_not_decimal_is_not_read_as_a_number() -> None:
             bide.Clock(max_delay=parse_delay(text))
 
 
-def test_a_client_in_a_second_event_loop() -> None:
+def test_a_client_does_not_work_in_a_second_event_loop() -> None:
     with MemoryBroker() as broker:
 
         async def opened() -> bide.Client:
@@ -164,7 +166,7 @@ def test_a_client_in_a_second_event_loop() -> None:
             first.close()
 
 
-def test_a_sync_client_in_another_event_loop_and_in_its_own_thread() -> None:
+def test_a_sync_client_does_not_block_its_own_thread_for_ever() -> None:
     with MemoryBroker() as broker, broker.connect_sync() as client:
 
         async def used() -> None:

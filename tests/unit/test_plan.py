@@ -19,7 +19,7 @@ from bide.delay.protocol import QueueTarget
 from bide.errors import InvalidDelayError, InvalidInputError
 from bide.pipelines.plan.capacity import HOPS, RELEASES, Capacity, judge
 from bide.pipelines.plan.flows import POINTS, Flow, delay_range, flows_of, parse_rate
-from bide.pipelines.plan.levels import Ladder
+from bide.pipelines.plan.levels import PlanLevels
 
 ROOT = Path(__file__).parents[2]
 DAY = 86_400_000
@@ -30,7 +30,7 @@ MIDNIGHT = int(datetime(2026, 11, 21, tzinfo=UTC).timestamp() * 1000)
 @pytest.mark.parametrize("infrastructure", LAYOUTS, ids=lambda one: one.name)
 @given(delay=st.one_of(st.integers(1, 100_000), st.integers(1, 268_435_455_000)))
 def test_stays_are_the_queues_that_a_message_passes(infrastructure: bide.DelayInfrastructure, delay: int) -> None:
-    ladder = Ladder.of(infrastructure)
+    ladder = PlanLevels.of(infrastructure)
     stays = list(ladder.stays(0, delay))
     steps = infrastructure.steps(timedelta(milliseconds=delay), QueueTarget("orders"))
     waits = [(step.routed_to, step.delay // timedelta(milliseconds=1)) for step in steps if step.delay]
@@ -42,7 +42,7 @@ def test_stays_are_the_queues_that_a_message_passes(infrastructure: bide.DelayIn
 @pytest.mark.parametrize("infrastructure", LAYOUTS, ids=lambda one: one.name)
 def test_units_of_a_ladder(infrastructure: bide.DelayInfrastructure) -> None:
     """What makes digits a matter of one division and one remainder."""
-    ladder = Ladder.of(infrastructure)
+    ladder = PlanLevels.of(infrastructure)
     for above, below in zip(ladder.rungs, ladder.rungs[1:], strict=False):
         assert above.unit == below.unit * (below.highest + 1)
     assert ladder.longest < ladder.rungs[0].unit * (ladder.rungs[0].highest + 1)
@@ -50,7 +50,7 @@ def test_units_of_a_ladder(infrastructure: bide.DelayInfrastructure) -> None:
 
 def test_a_layout_that_has_no_ladder() -> None:
     with pytest.raises(InvalidInputError, match="'celery' cannot be planned for: clock and nservicebus can"):
-        Ladder.of(bide.Celery())
+        PlanLevels.of(bide.Celery())
 
 
 @pytest.mark.parametrize(

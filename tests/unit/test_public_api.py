@@ -32,7 +32,7 @@ def public_api() -> str:
             elif isinstance(found, classmethod | staticmethod):
                 lines.append(f"    {type(found).__name__} {member}{inspect.signature(found.__func__)}")
             elif inspect.isfunction(found):
-                prefix = "async " if inspect.iscoroutinefunction(found) else ""
+                prefix = "async " if inspect.iscoroutinefunction(inspect.unwrap(found)) else ""
                 lines.append(f"    {prefix}{member}{inspect.signature(found)}")
             else:
                 lines.append(f"    {member}")

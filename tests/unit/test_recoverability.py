@@ -16,15 +16,15 @@ import bide
 from bide.amqp.delivery import Delivery
 from bide.delay.received import SentMessage, restore
 from bide.durations import LONGEST, to_milliseconds
-from bide.endpoint.dedup import REMEMBERED, FailedAttempts, Handled
-from bide.endpoint.limiter import Gate
+from bide.endpoint.dedup import REMEMBERED, FailedAttempts, HandledMessages
+from bide.endpoint.limiter import Limiter
 from bide.errors import InvalidDelayError, InvalidInputError, ReservedHeaderError, UndecodableMessageError
 from bide.recoverability import copies, redrive
-from bide.recoverability.exception_text import Explanation, cut
+from bide.recoverability.exception_text import ExceptionText, cut
 from bide.recoverability.failed import FailedMessage, first_frame, group_of
 from bide.recoverability.history import History, nservicebus_time, read_nservicebus_time
 from bide.recoverability.policy import poison_limit
-from bide.recoverability.report import Report
+from bide.recoverability.report import FailureReport
 from bide.recoverability.selection import Selection
 from tests.patience import PATIENCE
 
@@ -297,11 +297,11 @@ def raised(error: Exception) -> Exception:
 
 
 def parked(error: Exception, *, nservicebus: bool = False, **changes: Any) -> FailedMessage:
-    report = Report(
+    report = FailureReport(
         endpoint="billing",
         queue="orders",
         failed_at=NOW,
-        explanation=Explanation.of(error),
+        explanation=ExceptionText.of(error),
         history=History(attempts=2, times=(NOW, NOW), first_failed_at=NOW, retries=1),
         host="h",
         process=7,
@@ -465,13 +465,13 @@ def test_an_exception_in_words() -> None:
         def __str__(self) -> str:
             raise RuntimeError("no text")
 
-    found = Explanation.of(raised(BrokenError()))
+    found = ExceptionText.of(raised(BrokenError()))
     assert "cannot be printed" in found.message
     assert found.type.endswith("BrokenError")
-    long = Explanation.of(raised(ValueError("x" * 100_000)))
+    long = ExceptionText.of(raised(ValueError("x" * 100_000)))
     assert len(long.message) <= 4096 + 6
     assert len(long.stack) <= 16_384 + 6
-    assert Explanation.of(ValueError("never raised")).frame == ""
+    assert ExceptionText.of(ValueError("never raised")).frame == ""
 
 
 @pytest.mark.parametrize(
@@ -503,7 +503,7 @@ def test_times_of_nservicebus() -> None:
 
 
 async def test_the_gate_lets_in_so_many_and_slows_down() -> None:
-    gate = Gate("g", 2, slow_down_after=2, pause=0)
+    gate = Limiter("g", 2, slow_down_after=2, pause=0)
 
     def slow() -> bool:
         return gate.slow
@@ -528,7 +528,7 @@ async def test_the_gate_lets_in_so_many_and_slows_down() -> None:
 
 
 async def test_what_was_handled_is_remembered_for_a_while() -> None:
-    handled = Handled(timedelta(milliseconds=50))
+    handled = HandledMessages(timedelta(milliseconds=50))
     assert await handled.begin("a")
     second = asyncio.create_task(handled.begin("a"))
     await asyncio.sleep(0)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from bide.pipelines.report import content, picture, plots, png
 from bide.pipelines.report.drawing import Area, Bar, Drawing, Label, Line, Mark, Role
-from bide.pipelines.report.figures import Building, Failures, Figures, Flow, Skyline, Step
+from bide.pipelines.report.figures import Building, Failures, Figures, FlowFigures, ReportStep, Skyline
 from bide.pipelines.report.page import NARROW, WIDE, page
 from bide.pipelines.report.palette import DAY, NIGHT, NIGHT_PAPER, PAPER
 from tests.reports import MINUTE, NOON, figures, headline
@@ -133,7 +133,9 @@ def test_drawings_stay_within_their_edges() -> None:
 
 
 def test_heights_are_in_proportion() -> None:
-    drawing = plots.lateness([Step(low=1, high=2, count=50), Step(low=2, high=4, count=100)], headline(), width=900)
+    drawing = plots.lateness(
+        [ReportStep(low=1, high=2, count=50), ReportStep(low=2, high=4, count=100)], headline(), width=900
+    )
     low, high = (mark for mark in drawing.marks if isinstance(mark, Bar))
     assert high.height == pytest.approx(2 * low.height)
     assert low.y + low.height == high.y + high.height
@@ -162,8 +164,8 @@ def test_overdue_messages_are_a_part_of_their_bar(overdue: int, colours: list[st
 def test_one_message_makes_a_report() -> None:
     one = replace(headline(), scheduled=1, delivered=1, pending=0, overdue=0, lost=0, until=NOON, p50=0.0, p95=0.0)
     one = replace(one, p99=0.0, max=0.0)
-    flow = Flow(first=NOON, width=MINUTE / 60, scheduled=[1], delivered=[1], p50=[0.0], p99=[0.0])
-    found = Figures(folder="x", missing=[], headline=one, flow=flow, lateness=[Step(low=0.0, high=1.0, count=1)])
+    flow = FlowFigures(first=NOON, width=MINUTE / 60, scheduled=[1], delivered=[1], p50=[0.0], p99=[0.0])
+    found = Figures(folder="x", missing=[], headline=one, flow=flow, lateness=[ReportStep(low=0.0, high=1.0, count=1)])
     read(page(found))
     assert content.summary(found) == ("1 of 1 message was delivered, 0 ms late. Nothing is pending.")
 
@@ -175,7 +177,7 @@ def test_empty_tables_say_so() -> None:
         folder="x",
         missing=[],
         headline=nothing,
-        flow=Flow(first=NOON, width=MINUTE, scheduled=[], delivered=[], p50=[], p99=[]),
+        flow=FlowFigures(first=NOON, width=MINUTE, scheduled=[], delivered=[], p50=[], p99=[]),
         lateness=[],
         skyline=replace(_skyline(), buildings=[], spans=0),
         failures=replace(_failures(), groups=[], total=0),

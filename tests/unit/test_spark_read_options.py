@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from bide.durations import to_milliseconds
 from bide.errors import InvalidOptionError, InvalidUrlError
 from bide.spark.options import Options
-from bide.spark.read_options import QueueOptions, ReadOptions, milliseconds
+from bide.spark.read_options import QueueOptions, ReadOptions
 
 
 def read(*, streaming: bool = False, **given: Any) -> ReadOptions:
@@ -113,5 +114,5 @@ def test_printing_options_never_shows_the_password() -> None:
 
 def test_times_are_rounded_up() -> None:
     time = datetime(2026, 11, 21, 6, 0, 0, 1500, tzinfo=UTC)
-    assert milliseconds(time) == int(datetime(2026, 11, 21, 6, tzinfo=UTC).timestamp()) * 1000 + 2
-    assert milliseconds(datetime(1970, 1, 1, tzinfo=UTC)) == 0
+    assert to_milliseconds(time) == int(datetime(2026, 11, 21, 6, tzinfo=UTC).timestamp()) * 1000 + 2
+    assert to_milliseconds(datetime(1970, 1, 1, tzinfo=UTC)) == 0

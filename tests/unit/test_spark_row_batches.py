@@ -43,7 +43,7 @@ def test_rows_are_the_same_letters_as_record_batches() -> None:
         Row(value=b"b", deliver_at=None, headers=None, priority=None, expiration=None),
     ]
     (batch,) = batches_of(iter(rows), schema)
-    letters = list(Rows(COLUMNS, {"to": "q"}, Clock()).letters(batch, [0, 1], run="r"))
+    letters = list(Rows(COLUMNS, {"to": "q"}, Clock()).messages(batch, [0, 1], run="r"))
     first, second = letters
     assert (first.body, first.deliver_at, first.headers, first.priority) == (b"a", due, {"k": "v"}, 5)
     assert first.expiration == timedelta(hours=1)
@@ -70,7 +70,7 @@ def test_times_in_headers_are_of_the_zone_of_the_worker(is_map: bool) -> None:
     schema = StructType().add("value", StringType()).add("headers", kind)
     headers = {"seen": local} if is_map else [Row(key="seen", value=local)]
     (batch,) = batches_of(iter([Row(value="a", headers=headers)]), schema)
-    (letter,) = Rows(("value", "headers"), {"to": "q"}, Clock()).letters(batch, [0], run="r")
+    (letter,) = Rows(("value", "headers"), {"to": "q"}, Clock()).messages(batch, [0], run="r")
     assert letter.headers == {"seen": seen}
 
 
@@ -78,5 +78,5 @@ def test_structs_as_kafka_has_headers() -> None:
     header = StructType().add("key", StringType()).add("value", BinaryType())
     schema = StructType().add("value", StringType()).add("headers", ArrayType(header))
     (batch,) = batches_of(iter([Row(value="a", headers=[Row(key="k", value=b"v")])]), schema)
-    (letter,) = Rows(("value", "headers"), {"to": "q"}, Clock()).letters(batch, [0], run="r")
+    (letter,) = Rows(("value", "headers"), {"to": "q"}, Clock()).messages(batch, [0], run="r")
     assert letter.headers == {"k": b"v"}

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from bide.amqp.codec import properties
 from bide.delay.clock import Clock
 from bide.errors import InvalidInputError
-from bide.messages.outgoing import Letter, Letters
+from bide.messages.checker import MessageChecker
+from bide.messages.outgoing import OutgoingMessage
 from bide.spark.rows import Rows
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
@@ -110,7 +111,7 @@ def test_what_is_found_good_is_good(batch: pa.RecordBatch, constants: dict[str, 
     assert all(problems.values())
     good = batch.filter(pa.array([index not in problems for index in range(len(batch))], pa.bool_()))
     assert rows.problems(good, NOW) == {}
-    for letter in rows.letters(good, list(range(len(good))), run="r"):
+    for letter in rows.messages(good, list(range(len(good))), run="r"):
         _encode(letter)
     for place in problems:
         with pytest.raises((InvalidInputError, TypeError, ValueError, OverflowError)):
@@ -123,7 +124,7 @@ def _send_one(rows: Rows, batch: pa.RecordBatch) -> None:
         raise InvalidInputError("no value")
     if "message_id" in batch.schema.names and batch.column("message_id")[0].as_py() == "":
         raise InvalidInputError("an empty id")
-    for letter in rows.letters(batch, [0], run="r"):
+    for letter in rows.messages(batch, [0], run="r"):
         for name in type(letter).__slots__:
             value = getattr(letter, name)
             if isinstance(value, InvalidInputError):
@@ -131,8 +132,8 @@ def _send_one(rows: Rows, batch: pa.RecordBatch) -> None:
         _encode(letter)
 
 
-def _encode(letter: Letter) -> None:
-    message = Letters().check(letter).starting(NOW)
+def _encode(letter: OutgoingMessage) -> None:
+    message = MessageChecker().check(letter).starting(NOW)
     properties(message.wire_values(message.route(CLOCK, NOW), NOW))
 
 
@@ -142,7 +143,7 @@ def batch_of(**columns: Any) -> pa.RecordBatch:
 
 def ids(batch: pa.RecordBatch, *, run: str = "q-0-1", **constants: Any) -> list[str | None]:
     rows = Rows(tuple(batch.schema.names), {"to": "q", **constants}, CLOCK)
-    return [one.message_id for one in rows.letters(batch, list(range(len(batch))), run=run)]
+    return [one.message_id for one in rows.messages(batch, list(range(len(batch))), run=run)]
 
 
 def test_an_id_names_the_row_and_stays_the_same() -> None:
@@ -184,7 +185,7 @@ def test_headers_as_kafka_has_them() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array(["x", "y"]), headers], names=["value", "headers"])
     rows = Rows(("value", "headers"), {"to": "q"}, CLOCK)
     assert rows.problems(batch, NOW) == {}
-    assert [one.headers for one in rows.letters(batch, [0, 1], run="r")] == [{"a": b"1"}, None]
+    assert [one.headers for one in rows.messages(batch, [0, 1], run="r")] == [{"a": b"1"}, None]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,7 @@ def test_a_body_may_be_any_bytes() -> None:
     batch = pa.RecordBatch.from_arrays([array_of([NO_TEXT], pa.string())], names=["value"])
     rows = Rows(("value",), {"to": "q"}, CLOCK)
     assert rows.problems(batch, NOW) == {}
-    assert [one.body for one in rows.letters(batch, [0], run="r")] == [NO_TEXT]
+    assert [one.body for one in rows.messages(batch, [0], run="r")] == [NO_TEXT]
 
 
 def test_times_in_headers_are_those_that_amqp_has() -> None:
@@ -238,5 +239,5 @@ def test_a_due_time_that_is_too_far_away_is_called_by_its_column() -> None:
 
 
 def test_milliseconds_are_those_of_the_column() -> None:
-    (letter,) = Rows(("value", "delay"), {"to": "q"}, CLOCK).letters(batch_of(value=["a"], delay=[1500]), [0], run="r")
+    (letter,) = Rows(("value", "delay"), {"to": "q"}, CLOCK).messages(batch_of(value=["a"], delay=[1500]), [0], run="r")
     assert letter.delay == timedelta(seconds=1.5)

@@ -1,7 +1,8 @@
 """Declarations, bindings and deletions, retried where a busy broker refuses them.
 
 RabbitMQ gives up on a declaration that takes it too long, as on a busy machine or while a cluster elects leaders, and
-closes the channel or the connection with it. These answers pass. They are internal errors (541) unless a code is given:
+closes the channel or the connection with it. A moment later it accepts the same call. These answers are retried; they
+are internal errors (541) unless a code is given:
 
 ==================================================================  ========  ==================================
 answer                                                              releases  where in rabbitmq-server
@@ -30,15 +31,14 @@ no broker answers: the node starts, which on 4.0 and later can end  4.0-4.3   ra
 with timeout_waiting_for_leader in its log
 ==================================================================  ========  ==================================
 
-Other answers last: a refused permission (403), other properties or a limit on queues (406), an exchange type without
-its plugin (503, 406), and among the internal errors a feature flag that is off, a deprecated feature that is not
-permitted, and an interceptor of the channel.
+Other answers are errors at once: a refused permission (403), other properties or a limit on queues (406), an exchange
+type without its plugin (503, 406), and among the internal errors a feature flag that is off, a deprecated feature that
+is not permitted, and an interceptor of the channel.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -50,6 +50,7 @@ from typing import Any, Final, Self, TypeVar
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.errors import BrokerError, BrokerUnreachableError, ClosedError, ConnectionLostError, TargetNotFoundError
+from bide.runtime.backoff import Backoff
 from bide.runtime.logs import logger
 
 log = logger(__name__)
@@ -62,7 +63,7 @@ _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
 
 _LASTING: Final = ("feature flag", "deprecated", "Interceptor")
-"""Words in the internal errors that do not pass."""
+"""Words in the internal errors that are not retried."""
 
 _PASSING: Final = (
     "is down or inaccessible",
@@ -70,7 +71,7 @@ _PASSING: Final = (
     "due to timeout",
     "may be stopping or being demoted",
 )
-"""Words for a queue that exists and cannot be reached, in answers that otherwise say that there is none."""
+"""Words in a 404 for a queue that exists and cannot be reached."""
 
 _Item = TypeVar("_Item")
 
@@ -104,7 +105,7 @@ class Declaring:
         self._retry_for = retry_for.total_seconds()
         self._can_move = can_move
         self._in_flight = _MOST_IN_FLIGHT
-        self._pause = _FIRST_PAUSE
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._refusals: list[float] = []
 
     async def __aenter__(self) -> Self:
@@ -154,7 +155,8 @@ class Declaring:
                     await self._rest_after(result)
                     break
                 pending.popleft()
-                self._pause, self._refusals = _FIRST_PAUSE, []
+                self._backoff.reset()
+                self._refusals = []
                 yield item, result
             else:
                 size = min(size * 4, _MOST_IN_FLIGHT)
@@ -173,7 +175,7 @@ class Declaring:
             channel = await self._open_channel()
         except BrokerError as error:
             return [error]
-        # All settle: when the channel closes, the first in line failed with the reason and the others after it.
+        # Every call ends: when the channel closes, the first fails with the reason, and the others after it.
         return await asyncio.gather(*(call(channel, item) for item in batch), return_exceptions=True)
 
     async def _open_channel(self) -> Channel:
@@ -186,8 +188,8 @@ class Declaring:
         return self._channel
 
     async def _rest_after(self, error: BaseException) -> None:
-        """Pause before the next try, unless there is no point in one."""
-        # From the first refusal on, because the broker may take a minute to refuse.
+        """Pause before the next try, or raise the error if a retry is pointless."""
+        # The time counts from the first refusal, because the broker may take a minute to refuse.
         self._refusals.append(self._connection.loop.time())
         seconds = self._refusals[-1] - self._refusals[0]
         if not is_passing(error):
@@ -199,8 +201,7 @@ class Declaring:
         if seconds >= self._retry_for:
             text = f"{error}; it was tried {len(self._refusals)} times within {seconds:.0f} s"
             raise type(error)(text, reply_code=error.reply_code) from error
-        pause = min(self._pause * random.uniform(0.5, 1.0), self._retry_for - seconds)  # noqa: S311 (no secret)
-        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+        pause = min(self._backoff.next(), self._retry_for - seconds)
         self._in_flight = max(self._in_flight // 4, 1)
         log.warning("retrying in %.1f s: %s", pause, error)
         await asyncio.sleep(pause)

@@ -57,7 +57,7 @@ def policy_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure, rel
 
     Args:
         snapshot: of the infrastructure.
-        infrastructure: whose queues count; those of others are their owners' business.
+        infrastructure: whose queues are checked.
         release: of the broker.
     """
     queues = owned_queues(snapshot, infrastructure)
@@ -97,7 +97,7 @@ def policy_problems(
 async def harmful_policies(
     api: ManagementApi, vhost: str, infrastructure: DelayInfrastructure, release: tuple[int, ...]
 ) -> list[str]:
-    """What :func:`policy_findings` says is wrong.
+    """The problems of :func:`policy_findings`, read from the management API.
 
     Raises:
         ManagementApiError: the API does not answer as it should.
@@ -122,7 +122,7 @@ def _changes(snapshot: Snapshot, found: FoundQueue, release: tuple[int, ...]) ->
 
 
 def changed_keys(found: FoundQueue, definition: Mapping[str, Argument], release: tuple[int, ...]) -> list[str]:
-    """The keys of a policy's definition that change what a queue does to its messages, for the worse.
+    """The keys of a policy's definition that harm the messages of a queue.
 
     Args:
         found: the queue, with its arguments.
@@ -139,10 +139,10 @@ def _effects(found: FoundQueue) -> Mapping[str, str]:
 def _is_changed(found: FoundQueue, definition: Mapping[str, Argument], key: str, release: tuple[int, ...]) -> bool:
     before, after = effective(found, {}, key, release), effective(found, definition, key, release)
     if key == "delivery-limit" or found.type == "stream":
-        # Who allows more deliveries, or keeps a record for longer, takes nothing away.
+        # A higher delivery limit, or a longer retention, harms no message.
         return _amount(after) < _amount(before)
     if key == "overflow" and found.type == "classic":
-        # Only a quorum queue dead-letters in another way for it.
+        # A classic queue without a length limit is never full. A quorum queue also dead-letters in another way.
         limits = [effective(found, definition, length, release) for length in _LENGTHS]
         return after != (before or _DEFAULTS[key]) and limits != [None, None]
     if key in ("dead-letter-routing-key", "dead-letter-strategy"):
@@ -154,7 +154,7 @@ def _is_changed(found: FoundQueue, definition: Mapping[str, Argument], key: str,
 def effective(
     found: FoundQueue, definition: Mapping[str, Argument], key: str, release: tuple[int, ...]
 ) -> Argument | None:
-    """What holds for a queue, by its argument and by what policies say; None where neither says anything.
+    """The value of a key that is in effect for a queue, from its argument and its policies; None without either.
 
     The rules are those of gather_policy_config and dead_letter_handler in rabbit_quorum_queue, process_args_policy in
     rabbit_amqqueue_process, and policy_precedence in rabbit_stream_queue, the same from 3.10 to 4.3. The exception is
@@ -167,7 +167,7 @@ def effective(
 
 
 def prevailing(found: FoundQueue, key: str, given: Argument | None) -> Argument | None:
-    """What holds for a queue of its argument and a policy's value for the same key, but for the delivery limit."""
+    """The value in effect, of a queue's argument and a policy's value for any key but the delivery limit."""
     argument = found.queue.arguments.get(f"x-{key}")
     if given is None or argument is None:
         return argument if given is None else given

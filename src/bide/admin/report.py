@@ -52,7 +52,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class VerifyReport:
     """Everything that a verification found, in the order of the checks.
 
     Attributes:

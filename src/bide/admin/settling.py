@@ -11,11 +11,11 @@ from bide.amqp.connection import Connection
 from bide.topology import Queue
 
 _ARGUMENTS: Final = {"x-quorum-initial-group-size": 99, "x-expires": 60_000}
-"""As many members as there are nodes. It expires if its client does not come to delete it."""
+"""A member on every node. The queue expires if its client ends before it deletes the queue."""
 
 
 async def settle(connection: Connection, *, prefix: str, can_move: bool = True) -> None:
-    """Have all nodes write down the quorum queues that were declared before.
+    """Have all nodes write the quorum queues that were declared before into their files.
 
     RabbitMQ's library ra notes the members of quorum queues in the file ``names.dets``, through a cache. A member that
     is not in the file when its node is killed starts again empty, and its messages, though they are in the log, are
@@ -31,7 +31,7 @@ async def settle(connection: Connection, *, prefix: str, can_move: bool = True) 
     Raises:
         BrokerError: the broker refuses, or the connection broke.
     """
-    # Another name than that of a client that does the same now, and not without end: a name is never freed on a node.
+    # Random, because other clients settle at the same time. Short, because a node never forgets a name.
     queue = Queue.quorum(f"{prefix}.settle.{secrets.token_hex(2)}", _ARGUMENTS)
     async with Declaring(connection, can_move=can_move) as declaring:
         await declaring.all(Channel.declare_queue, [queue])

@@ -15,7 +15,7 @@ _BINDING_TAKES: Final = 3.0
 
 
 async def unbound_problem(snapshot: Snapshot, api: ManagementApi, vhost: str, clock: Clock) -> str | None:
-    """The problem with the queues of digits that no binding leads to; None where each has one.
+    """What is wrong with digit queues that have no binding; None if every digit queue has one.
 
     Raises:
         ManagementApiError: the API does not answer as it should.

@@ -16,7 +16,7 @@ from bide.admin.nservicebus_targets import nservicebus_targets
 from bide.admin.policies import policy_findings, prevailing
 from bide.admin.protection import protection_findings
 from bide.admin.replication import replication_findings
-from bide.admin.report import Check, Finding, Report, judged, listed, unchecked
+from bide.admin.report import Check, Finding, VerifyReport, judged, listed, unchecked
 from bide.admin.snapshot import Snapshot, ask_each, take_snapshot
 from bide.admin.taps import bound_taps, tap_findings, unseen_taps
 from bide.admin.unbound import unbound_problem
@@ -57,7 +57,9 @@ _REST: Final[tuple[Check, ...]] = (
 _APPLY: Final = "run 'bide delay apply' with the same options"
 
 
-async def verify(connection: Connection, infrastructure: DelayInfrastructure, api: ManagementApi | None) -> Report:
+async def verify(
+    connection: Connection, infrastructure: DelayInfrastructure, api: ManagementApi | None
+) -> VerifyReport:
     """Check everything that can be checked.
 
     What only the management API knows is reported as not checked where the API does not answer.
@@ -98,7 +100,7 @@ async def verify(connection: Connection, infrastructure: DelayInfrastructure, ap
         findings += await _stuck(snapshot, api, vhost, infrastructure)
         findings += await _undeliverable(connection, infrastructure)
     findings += await _prefetch(connection)
-    return Report(
+    return VerifyReport(
         layout=infrastructure.name,
         broker=connection.address,
         vhost=vhost,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from decimal import Context, Decimal
 from functools import lru_cache
 from typing import Any, Final
@@ -19,6 +19,7 @@ from pamqp.base import Frame
 
 from bide.amqp.codec import PROPERTY_FLAGS
 from bide.amqp.delivery import Delivery, Return
+from bide.durations import EPOCH
 from bide.runtime.logs import logger
 
 log = logger(__name__)
@@ -28,7 +29,6 @@ _ARGUMENTS_AT: Final = 11
 _FLAGS_AT: Final = 19
 """Where the property flags stand in a frame: after the frame's head, class, weight and size."""
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_SECOND: Final = 253_402_300_799
 """The end of the year 9999. Senders that stamp milliseconds, against the specification, are beyond it since 1978."""
 
@@ -320,7 +320,7 @@ def _timestamp(raw: bytes, place: int) -> tuple[datetime | int, int]:
 @lru_cache(maxsize=256)
 def _moment(seconds: int) -> datetime:
     """Many messages died in the same second."""
-    return _EPOCH + (timedelta(seconds=seconds) if seconds <= _LAST_SECOND else timedelta(milliseconds=seconds))
+    return EPOCH + (timedelta(seconds=seconds) if seconds <= _LAST_SECOND else timedelta(milliseconds=seconds))
 
 
 _OTHERS: Final[Mapping[int, Callable[[bytes, int], tuple[Any, int]]]] = {

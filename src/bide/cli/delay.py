@@ -24,7 +24,7 @@ from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from bide.admin.infrastructure import RemovedInfrastructure
-    from bide.admin.report import Report
+    from bide.admin.report import VerifyReport
     from bide.amqp.connection import Connection
     from bide.delay.protocol import DelayInfrastructure, Target
     from bide.error_queues.undeliverable import Resent
@@ -153,14 +153,14 @@ def verify(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: 
     raise click.ClickException(f"{count} problem{'s' if count > 1 else ''} with {report.layout} on {report.broker}")
 
 
-async def _verify(settings: Settings, infrastructure: DelayInfrastructure) -> Report:
+async def _verify(settings: Settings, infrastructure: DelayInfrastructure) -> VerifyReport:
     from bide.admin.verify import verify
 
     async with connected(settings, "delay") as (connection, api):
         return await verify(connection, infrastructure, api)
 
 
-def _show(report: Report) -> None:
+def _show(report: VerifyReport) -> None:
     click.echo(f"{report.layout} on {report.broker}, virtual host {report.vhost}, RabbitMQ {report.release}")
     for finding in report.findings:
         mark, colour = _MARKS[finding.status]

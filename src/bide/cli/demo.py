@@ -18,9 +18,9 @@ from bide.errors import BideError
 
 if TYPE_CHECKING:
     from bide.amqp.url import BrokerUrl
-    from bide.demo.figures import Figures
+    from bide.demo.figures import DemoFigures
     from bide.demo.progress import Progress
-    from bide.demo.report import Place, Told
+    from bide.demo.report import ReportPlace, Told
     from bide.demo.workload import Shop
 
 _STDERR: Final = 2
@@ -98,7 +98,7 @@ def demo(
         shop = None
         if place is not None and not (why_not := _unreadable(broker)):
             shop = make_shop(prefix, messages=messages, longest=delay, seed=seed)
-        run = _Run(broker, prefix, progress, shop, place)
+        run = _DemoCommand(broker, prefix, progress, shop, place)
         figures = run.through()
     if as_json:
         report = None if run.told is None else run.told.to_dict()
@@ -110,7 +110,7 @@ def demo(
     return 1 if figures.problems or run.failure else 0
 
 
-def _place(into: Path) -> tuple[Place | None, str]:
+def _place(into: Path) -> tuple[ReportPlace | None, str]:
     """Where the report goes, or why there will be none.
 
     Raises:
@@ -120,9 +120,9 @@ def _place(into: Path) -> tuple[Place | None, str]:
 
     if why_not := missing():
         return None, why_not
-    from bide.demo.report import Place
+    from bide.demo.report import ReportPlace
 
-    place = Place(into)
+    place = ReportPlace(into)
     place.begin()
     return place, ""
 
@@ -163,7 +163,7 @@ def _unreadable(broker: _Broker) -> str:
     return ""
 
 
-class _Run:
+class _DemoCommand:
     """The demonstration on a broker, and what it leaves there taken away again.
 
     Attributes:
@@ -172,7 +172,7 @@ class _Run:
     """
 
     def __init__(
-        self, broker: _Broker, prefix: str, progress: Progress, shop: Shop | None, place: Place | None
+        self, broker: _Broker, prefix: str, progress: Progress, shop: Shop | None, place: ReportPlace | None
     ) -> None:
         from bide.delay.clock import Clock
 
@@ -181,7 +181,7 @@ class _Run:
         self._broker, self._progress, self._shop, self._place = broker, progress, shop, place
         self._clock = Clock(prefix=prefix)
 
-    def through(self) -> Figures:
+    def through(self) -> DemoFigures:
         """All of it."""
         from bide.demo.run import demonstrate
 
@@ -196,7 +196,7 @@ class _Run:
             run_async(self._clean())
         return figures
 
-    def _tell(self, shop: Shop, place: Place) -> None:
+    def _tell(self, shop: Shop, place: ReportPlace) -> None:
         from bide.demo.report import tell
 
         broker = self._broker

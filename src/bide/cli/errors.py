@@ -25,7 +25,7 @@ from bide.foreign_text import visible
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from bide.error_queues import ErrorQueue, Moved, Selection, Summary
+    from bide.error_queues import ErrorQueue, OperationResult, Selection, Summary
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -195,7 +195,7 @@ def retry(
     period = None if over is None else duration_of("--over", over)
     targets = view.Targets(to, allow)
 
-    async def act(error_queue: ErrorQueue, progress: Any) -> Moved:
+    async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
         return await error_queue.retry(selection, to=to, over=period, allow=allow or None, progress=progress)
 
     return _decide(settings, queue, selection, act, "sent back", over=period, targets=targets, how=how)
@@ -211,7 +211,7 @@ def retry(
 def archive(settings: Settings, selection: Selection, queue: str, keep: str, how: _How) -> int:
     """Put messages aside, into the queue NAME.archive."""
 
-    async def act(error_queue: ErrorQueue, progress: Any) -> Moved:
+    async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
         return await error_queue.archive(selection, keep=keep, progress=progress)
 
     return _decide(settings, queue, selection, act, "archived", how=how)
@@ -226,7 +226,7 @@ def archive(settings: Settings, selection: Selection, queue: str, keep: str, how
 def unarchive(settings: Settings, selection: Selection, queue: str, how: _How) -> int:
     """Put messages of the archive back into the error queue."""
 
-    async def act(error_queue: ErrorQueue, progress: Any) -> Moved:
+    async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
         return await error_queue.unarchive(selection, progress=progress)
 
     return _decide(settings, queue, selection, act, "put back", counted=f"{queue}.archive", how=how)
@@ -241,7 +241,7 @@ def unarchive(settings: Settings, selection: Selection, queue: str, how: _How) -
 def discard(settings: Settings, selection: Selection, queue: str, how: _How) -> int:
     """Drop messages for good. It asks first, unless --yes is given."""
 
-    async def act(error_queue: ErrorQueue, progress: Any) -> Moved:
+    async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
         return await error_queue.discard(selection, progress=progress)
 
     return _decide(settings, queue, selection, act, "discarded", always_ask=True, how=how)
@@ -335,7 +335,7 @@ def _decide(
     settings: Settings,
     queue: str,
     selection: Selection,
-    act: Callable[[ErrorQueue, Any], Awaitable[Moved]],
+    act: Callable[[ErrorQueue, Any], Awaitable[OperationResult]],
     verb: str,
     *,
     how: _How,
@@ -359,7 +359,7 @@ def _decide(
         async with _queue(settings, counted or queue) as error_queue:
             return await error_queue.summary(selection)
 
-    async def work() -> Moved:
+    async def work() -> OperationResult:
         async with _queue(settings, queue, audit=not how.no_audit) as error_queue:
             with _progress(verb) as progress:
                 try:
@@ -368,7 +368,7 @@ def _decide(
                     interrupted.append(error_queue.interrupted)
                     raise
 
-    interrupted: list[Moved | None] = []
+    interrupted: list[OperationResult | None] = []
     if how.dry_run or ask or (targets is not None and not how.yes and not how.as_json):
         summary = run_async(summarize())
         if how.dry_run:
@@ -396,7 +396,7 @@ def _decide(
 
 def _go_on(
     settings: Settings,
-    moved: Moved,
+    moved: OperationResult,
     queue: str,
     selection: Selection,
     verb: str,

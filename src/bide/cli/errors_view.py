@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from bide.error_queues import AuditRecord, FailedMessage, Group, Moved, Summary
+    from bide.error_queues import AuditRecord, FailedMessage, Group, OperationResult, Summary
 
 _MOST_NAMES: Final = 10
 """Queues that one line names: a stranger can put any number of names on messages."""
@@ -144,7 +144,7 @@ def write_summary(summary: Summary) -> None:
                 click.echo(f"{count:>9,}  {visible(value)}")
 
 
-def write_moved(moved: Moved, verb: str, *, as_json: bool) -> None:
+def write_moved(moved: OperationResult, verb: str, *, as_json: bool) -> None:
     """Print what came of an operation."""
     if as_json:
         print_json(moved.to_dict())
@@ -153,7 +153,7 @@ def write_moved(moved: Moved, verb: str, *, as_json: bool) -> None:
     click.echo(visible(f"{counted(moved.done)} {verb}{f': {where}' if where else ''}"))
 
 
-def write_interrupted(moved: Moved, verb: str, queue: str, again: str, *, paced: bool, as_json: bool) -> None:
+def write_interrupted(moved: OperationResult, verb: str, queue: str, again: str, *, paced: bool, as_json: bool) -> None:
     """Print what was done before an interruption, what is left, and the command that goes on."""
     if as_json:
         print_json({**moved.to_dict(), "interrupted": True, "go_on": again})

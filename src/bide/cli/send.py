@@ -132,9 +132,10 @@ async def _send(
     as_json: bool,
 ) -> None:
     from bide.client.client import connect
-    from bide.messages.prepared import Outgoing
+    from bide.messages.outgoing import OutgoingMessage
+    from bide.messages.prepared import check_message
 
-    Outgoing.make(**message)  # what cannot be sent is said before a broker is needed
+    check_message(OutgoingMessage(**message))  # what cannot be sent is said before a broker is needed
     last: list[Receipt] = []
 
     def on_receipt(receipt: Receipt) -> None:

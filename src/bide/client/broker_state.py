@@ -27,7 +27,8 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedTargetError,
 )
-from bide.messages.prepared import Kind, Moment, Outgoing
+from bide.messages.prepared import MessageTemplate, Moment, PreparedMessage
+from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
 from bide.runtime.shared_tasks import SharedTasks
 from bide.topology import Exchange, Topology
@@ -35,12 +36,10 @@ from bide.topology import Exchange, Topology
 log = logger(__name__)
 
 REBIND_AFTER: Final = timedelta(seconds=30)
-"""A queue that is deleted and made again loses its bindings: they are made anew this often while they are used.
+"""How often bindings in use are declared again: a queue that is deleted and declared again has lost them.
 
-The digit queues of ``Clock`` are looked for as often.
+The digit queues of ``Clock`` are checked as often.
 """
-
-_REMEMBERED: Final = 10_000
 
 _ASKING: Final = 100
 """Messages that ask for their exchange at once, each on a channel of its own. RabbitMQ allows a connection 2,047."""
@@ -52,19 +51,19 @@ MAX_RELEASE_QUEUES: Final = 1000
 """Pairs of exchange and routing key for which one connection declares a release queue: thousands harm the broker."""
 
 _FRESH: Final = 0.1
-"""Seconds after which the digits of a due time are computed anew: older ones make the message late by their age."""
+"""Seconds after which the digits of a due time are computed again: older digits make the message late by their age."""
 
 _MOST_PREPARATIONS: Final = 3
-"""Where each declaration takes longer than that, a message is sent with the digits of this one."""
+"""How often a message is prepared at most, where each declaration takes longer than ``_FRESH``."""
 
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Preparation(NamedTuple):
-    """What a message needs on its way was found or declared.
+    """The result of a check that everything exists that a message needs on its way.
 
     Attributes:
-        moment: for whose digits. Those of a delay up to a due time change as time passes.
+        moment: the time for which digits were declared. The digits of a due time change as time passes.
         number: how often the message was prepared for this sending, this time included.
     """
 
@@ -72,15 +71,15 @@ class Preparation(NamedTuple):
     number: int
 
 
-class Session:
-    """Sees to it that everything stands that messages need on their way, and remembers that it does.
+class BrokerState:
+    """Declares or checks everything that messages need on their way, and remembers it.
 
     Args:
-        infrastructure: as it is used on this broker's release.
-        declare: put it on the broker where it is missing; else its absence is an error.
+        infrastructure: with the settings that this broker's release needs.
+        declare: whether to declare it where it is missing, rather than raise.
         tasks: declare what several messages need once for all of them.
-        spares_neighbours: look for NServiceBus before the first delayed message, and then, because it may come at any
-            time, as often as targets are bound.
+        spares_neighbours: look for NServiceBus before the first delayed message, and again as often as targets are
+            bound, because an endpoint may start at any time.
 
     Attributes:
         encoder: of the messages that go through this connection.
@@ -111,11 +110,11 @@ class Session:
         self._channel: Channel | None = None
         self._applied = False
         self._largest: int | None = None
-        self._targets: dict[tuple[Target, bool], float] = {}
-        self._requirements: dict[Topology, float] = {}
+        self._targets = BoundedCache[tuple[Target, bool], float]()
+        self._requirements = BoundedCache[Topology, float]()
         self._release_queues: set[str] = set()
-        self._exchanges: dict[str, float] = {}
-        self._kinds: dict[tuple[Kind, bool], float] = {}
+        self._exchanges = BoundedCache[str, float]()
+        self._kinds = BoundedCache[tuple[MessageTemplate, bool], float]()
         self._doubt_at = inf
         self._opening = asyncio.Lock()
         self._binding = asyncio.Semaphore(_BINDING)
@@ -143,8 +142,8 @@ class Session:
         """The present, as a message is sent with it."""
         return Moment(sending_time(self.connection.now()), self.connection.monotonic())
 
-    def is_prepared(self, message: Outgoing) -> bool:
-        """Whether :meth:`prepare` would find everything as it should be, known without asking anybody."""
+    def is_prepared(self, message: PreparedMessage) -> bool:
+        """Whether :meth:`prepare` has nothing to do, as far as is known without asking the broker."""
         if self._largest is not None and len(message.body) > self._largest:
             return False
         now = self.connection.loop.time()
@@ -161,17 +160,17 @@ class Session:
         return self._kinds.get((message.kind, waits), 0.0) > now
 
     async def prepare(
-        self, message: Outgoing, previous: Preparation | None = None, *, digits: bool = True
+        self, message: PreparedMessage, previous: Preparation | None = None, *, digits: bool = True
     ) -> Preparation:
-        """See to it that everything stands that this message needs on its way.
+        """Declare or check everything that this message needs on its way.
 
         Args:
             previous: what this returned before for the same sending, if :meth:`encode` found it too old.
-            digits: the queues that it waits in, too.
+            digits: whether to include the queues that it waits in.
 
         Returns:
-            What :meth:`encode` takes: where the digits of the time of the sending are not there, the message is sent
-            with those of the time of its preparation, and so never early.
+            A value for :meth:`encode`. Where the digits at the time of sending have no queues, the message is sent with
+            the digits of its preparation: late by the time in between, and never early.
 
         Raises:
             MessageTooLargeError: the broker's limit is known, and the message over it.
@@ -212,8 +211,8 @@ class Session:
         return prepared
 
     def encode(
-        self, message: Outgoing, *, channel: int, mandatory: bool, prepared: Preparation | None
-    ) -> tuple[Outgoing, Encoded] | None:
+        self, message: PreparedMessage, *, channel: int, mandatory: bool, prepared: Preparation | None
+    ) -> tuple[PreparedMessage, Encoded] | None:
         """Encode a message that is sent now. Its delay counts from here: all of it, or of a repeated one the rest.
 
         Args:
@@ -227,7 +226,7 @@ class Session:
             InvalidInputError: it cannot be delayed so long, or so, or a value cannot be encoded.
         """
         now = sending_time(self.connection.now())
-        # Most of what is sent in bulk passes here: the second clock is asked only where it is needed.
+        # Bulk publishing calls this for most messages, so the second clock is read only where it is needed.
         started = message if message.delay is None else message.starting(now, self.connection.monotonic())
         encoded = self.encoder.encode(started, now, channel=channel, mandatory=mandatory)
         if encoded is None and prepared is not None:
@@ -238,14 +237,14 @@ class Session:
         return None if encoded is None else (started, encoded)
 
     def remember_limit(self, size: int) -> None:
-        """The broker takes no bodies over so many bytes."""
+        """Remember the largest body in bytes that the broker takes."""
         self._largest = size
 
     def forget(self, exchange: str) -> None:
-        """An exchange that was there is not there any more, or not for us."""
+        """Forget an exchange that was deleted, or that this user may not use any more."""
         self._exchanges.pop(exchange, None)
         if self.infrastructure.owns(exchange):
-            # Somebody has taken the infrastructure away: it is put there again.
+            # The infrastructure was deleted, and is declared again at its next use.
             self._applied = False
             if self._growth is not None:
                 self._growth.forget()
@@ -288,7 +287,7 @@ class Session:
             raise growth.not_applied(str(error)) from error
 
     async def _complete(self, probes: Topology) -> None:
-        """The probes are declared last, so only their own bindings may be missing, or just be under way."""
+        """Declare the bindings of the probes: the probes are declared last, so nothing else can be missing."""
         if not self._declare:
             return
         queues = {one.name for one in probes.queues}
@@ -382,20 +381,16 @@ class Session:
     def _is_known(self, known: dict[_Key, float], key: _Key) -> bool:
         return known.get(key, 0.0) > self.connection.loop.time()
 
-    def _remember_kind(self, kind: Kind | None, until: float, *, waits: bool) -> None:
+    def _remember_kind(self, kind: MessageTemplate | None, until: float, *, waits: bool) -> None:
         if kind is None:
             return
-        if len(self._kinds) >= _REMEMBERED:
-            self._kinds.clear()
         self._kinds[kind, waits] = until
 
     def _remember(self, known: dict[_Key, float], key: _Key) -> None:
-        if len(known) >= _REMEMBERED:
-            known.clear()
         known[key] = self.connection.loop.time() + REBIND_AFTER.total_seconds()
 
 
-def too_large(message: Outgoing, limit: int) -> MessageTooLargeError:
+def too_large(message: PreparedMessage, limit: int) -> MessageTooLargeError:
     """The error for a body over the broker's limit."""
     return MessageTooLargeError(
         f"the body of the message {message.message_id!r} has {len(message.body)} bytes, the broker's limit is {limit}: "

@@ -16,19 +16,19 @@ from bide.amqp.url import BrokerUrl
 from bide.arguments import whole_number
 from bide.client.consumer import Consumer
 from bide.client.publisher import OnLost, Publisher, Receipt, checked_on_lost
-from bide.client.reconnecting import Link
+from bide.client.reconnecting import ReconnectingConnection
 from bide.delay.clock import Clock
 from bide.delay.protocol import DelayInfrastructure, check_name
-from bide.durations import DelayLike, DueTimeLike, parse_delay
+from bide.durations import DelayLike, parse_delay
 from bide.errors import BrokerUnreachableError
-from bide.messages.outgoing import Letter
-from bide.messages.prepared import Outgoing
+from bide.messages.outgoing import OutgoingMessage, takes
+from bide.messages.prepared import PreparedMessage, check_message
 from bide.topology import Queue, Topology
 
 if TYPE_CHECKING:
     from bide.client.bulk.publish import BulkPublish
 
-Stamp = Callable[[Outgoing], AbstractContextManager[Mapping[str, Any]]]
+Stamp = Callable[[PreparedMessage], AbstractContextManager[Mapping[str, Any]]]
 """Entered before a message is sent, and left when the broker has it, or with the error. It gives headers to add; the
 message's own of the same names win."""
 
@@ -46,7 +46,7 @@ class Client:
         self.url = url
         self._publisher = publisher
         self._stamp = stamp
-        self._receiving = Link(replace(url, name=f"{url.name} (receiving)"))
+        self._receiving = ReconnectingConnection(replace(url, name=f"{url.name} (receiving)"))
         publisher.link.on_leave = self._receiving.leave
         # A consumer that the caller has dropped must not be kept.
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
@@ -103,49 +103,9 @@ class Client:
         """
         return await self._in_time(self._publisher.infrastructure())
 
-    async def publish(
-        self,
-        body: bytes | str | None = None,
-        *,
-        json: Any = None,
-        to: str | None = None,
-        exchange: str | None = None,
-        routing_key: str = "",
-        delay: DelayLike | None = None,
-        deliver_at: DueTimeLike | None = None,
-        isolated: bool = False,
-        mandatory: bool = True,
-        headers: Mapping[str, Any] | None = None,
-        message_id: str | None = None,
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-        content_type: str | None = None,
-        content_encoding: str | None = None,
-        type: str | None = None,
-        user_id: str | None = None,
-        app_id: str | None = None,
-        timestamp: datetime | None = None,
-        persistent: bool = True,
-        priority: int | None = None,
-        expiration: DelayLike | None = None,
-    ) -> Receipt:
-        """Send a message and wait until the broker has it.
-
-        Args:
-            body: bytes, or text that is sent as UTF-8.
-            json: instead of a body: anything that serialises as JSON.
-            to: the queue that it goes to.
-            exchange: instead of a queue: the exchange that it goes to, with its ``routing_key``.
-            delay: how long from now; at least this long, rounded up to the infrastructure's resolution.
-            deliver_at: instead of a delay: the due time, with a time zone. One in the past is delivered at once.
-            isolated: reach the queue over a release queue of its own (one hop more), so that if it refuses messages
-                only its own wait. Exchanges always are. Only for delayed messages with ``Clock``.
-            mandatory: an undelayed message that no queue takes is an error rather than dropped.
-            message_id: kept; made if it is None.
-            persistent: survive a restart of the broker in classic queues (quorum queues always do).
-            priority: 0 to 255. A delayed message carries it in a header, and bide's consumer restores it.
-            expiration: how long the message is of use in its queue. A delayed message carries it in a header;
-                see ``Message.expired``.
+    @takes(OutgoingMessage)
+    async def publish(self, message: OutgoingMessage) -> Receipt:
+        """Send a message and wait until the broker has it. The parameters are the fields of :class:`OutgoingMessage`.
 
         Raises:
             InvalidInputError: in one of its kinds; nothing was sent.
@@ -158,57 +118,39 @@ class Client:
             ClosedError: the client was closed before it was sent.
             BrokerError: the broker cannot be reached, or refuses.
         """
-        letter = Letter(
-            body,
-            json=json,
-            to=to,
-            exchange=exchange,
-            routing_key=routing_key,
-            delay=delay,
-            deliver_at=deliver_at,
-            isolated=isolated,
-            mandatory=mandatory,
-            headers=headers,
-            message_id=message_id,
-            correlation_id=correlation_id,
-            reply_to=reply_to,
-            content_type=content_type,
-            content_encoding=content_encoding,
-            type=type,
-            user_id=user_id,
-            app_id=app_id,
-            timestamp=timestamp,
-            persistent=persistent,
-            priority=priority,
-            expiration=expiration,
-        )
-        message = self._publisher.letters.check(letter)
+        return await self._send(message)
+
+    async def _send(self, message: OutgoingMessage) -> Receipt:
+        prepared = self._publisher.checker.check(message)
         if self._stamp is None:
-            return await self._publisher.publish(message, mandatory=mandatory)
-        with self._stamp(message) as headers:
-            return await self._publisher.publish(message.stamped(headers), mandatory=mandatory)
+            return await self._publisher.publish(prepared, mandatory=message.mandatory)
+        with self._stamp(prepared) as headers:
+            return await self._publisher.publish(prepared.stamped(headers), mandatory=message.mandatory)
 
     def publish_many(
         self,
-        letters: Iterable[Letter] | AsyncIterable[Letter],
+        messages: Iterable[OutgoingMessage] | AsyncIterable[OutgoingMessage],
         *,
         window: int | None = None,
         on_lost: OnLost | None = None,
     ) -> BulkPublish:
         """Send many messages as fast as the broker takes them, each confirmed; see :class:`bide.BulkPublish`.
 
-        ``async for outcome in client.publish_many(bide.Letter(row, to="orders", delay="5m") for row in rows): ...``
+        ::
+
+            messages = (bide.OutgoingMessage(row, to="orders", delay="5m") for row in rows)
+            async for result in client.publish_many(messages): ...
 
         Messages go out in the order of the input, and what becomes of them is told in the order in which the broker
-        does, which may be another. A letter that cannot be sent, or that the broker refuses, is reported as an outcome
+        does, which may be another. A message that cannot be sent, or that the broker refuses, is reported as an outcome
         and holds nothing up. However long the input, memory holds the window alone, and of an asynchronous input up to
-        1,000 letters, or 8 MB of bodies, that are read ahead.
+        1,000 messages, or 8 MB of bodies, that are read ahead.
 
         While the broker says that it takes no publishes (an alarm), it waits; when nothing is confirmed for the
         client's ``timeout`` otherwise, it gives up.
 
         Args:
-            letters: taken one by one, as there is room for more. What they raise is raised again once everything
+            messages: taken one by one, as there is room for more. What they raise is raised again once everything
                 before it is known.
             window: messages sent and not yet confirmed, 1 to 1,000,000; the client's ``max_in_flight`` if None. Bodies
                 count too: not more than 64 MB of them are in flight, or one.
@@ -216,30 +158,30 @@ class Client:
                 ``"repeat"`` sends them again, ``"raise"`` ends with ``BulkInDoubtError``.
 
         Raises:
-            InvalidInputError: an argument cannot be used. Letters that cannot be sent are outcomes.
+            InvalidInputError: an argument cannot be used. Messages that cannot be sent are outcomes.
             BulkPublishError: awaited, and some messages were not taken; all others are on the broker.
             BulkInDoubtError: nothing is confirmed any more, or the connection broke and ``on_lost`` is ``"raise"``. It
                 names what is in doubt, and what was taken from the input and not sent; awaited, it has the report of
                 all others.
             NotAppliedError: the delay infrastructure is missing and may not be declared.
-            BrokerError: the broker cannot be reached, or refuses. If letters of an asynchronous input were read ahead
+            BrokerError: the broker cannot be reached, or refuses. If messages of an asynchronous input were read ahead
                 then, it is the cause of a BulkInDoubtError that names them; so with NotAppliedError.
         """
         # Only here: "import bide" should not pay for what not everybody uses.
         from bide.client.bulk.publish import BulkPublish
-        from bide.client.bulk.sender import Run
+        from bide.client.bulk.sender import BulkSender
 
         publisher = self._publisher
-        run = Run(
+        run = BulkSender(
             publisher,
-            letters,
+            messages,
             window=publisher.max_in_flight if window is None else whole_number("window", window, 1, 1_000_000),
             on_lost=publisher.on_lost if on_lost is None else checked_on_lost(on_lost),
             timeout=publisher.timeout.total_seconds(),
         )
         return BulkPublish(run)
 
-    async def forward(self, message: Outgoing, *, mandatory: bool = True) -> Receipt:
+    async def forward(self, message: PreparedMessage, *, mandatory: bool = True) -> Receipt:
         """Send a message that was made from a received one, and wait until the broker has it.
 
         Raises:
@@ -258,7 +200,7 @@ class Client:
             BrokerError: the broker cannot be reached, or refuses.
         """
         infrastructure = await self.infrastructure()
-        message = Outgoing.make(b"", to=queue, delay=infrastructure.resolution)
+        message = check_message(OutgoingMessage(b"", to=queue, delay=infrastructure.resolution))
         try:
             await self._publisher.prepare(message)
         except TimeoutError as error:

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from bide.arguments import whole_number
 from bide.client.message import Message
-from bide.client.reconnecting import Link
+from bide.client.reconnecting import ReconnectingConnection
 from bide.client.subscription import Subscription, retire_with
 from bide.delay.protocol import check_name
 from bide.errors import AccessRefusedError, BideError, BrokerError, ConsumerCancelledError, TargetNotFoundError
@@ -43,7 +43,7 @@ class Consumer:
 
     def __init__(
         self,
-        link: Link,
+        link: ReconnectingConnection,
         queue: str,
         *,
         prefetch: int = 100,

@@ -27,14 +27,13 @@ from bide.delay.protocol import (
 )
 from bide.durations import to_milliseconds
 from bide.errors import InvalidInputError
-from bide.messages.prepared import Kind, Outgoing
+from bide.messages.prepared import MessageTemplate, PreparedMessage
+from bide.runtime.bounded_cache import BoundedCache
 
 _LENGTH: Final = struct.Struct(">I")
 _TIME: Final = struct.Struct(">q")
 _SENT: Final = codec.short_string(HEADER_SENT) + b"l"
 _LEAST_INT64: Final = 1 << 31
-_REMEMBERED: Final = 10_000
-
 _UNITS: Final = tuple(level.unit // RESOLUTION for level in LEVELS)
 
 
@@ -70,13 +69,13 @@ class Encoder:
         self._growth = growth
         self._clock = infrastructure if isinstance(infrastructure, Clock) else None
         self._frame_max = frame_max
-        self._prepared: dict[Kind, _Direct | _Delayed | None] = {}
+        self._prepared = BoundedCache[MessageTemplate, _Direct | _Delayed | None]()
 
-    def encode(self, message: Outgoing, now: datetime, *, channel: int, mandatory: bool) -> Encoded | None:
+    def encode(self, message: PreparedMessage, now: datetime, *, channel: int, mandatory: bool) -> Encoded | None:
         """Encode a message that is sent now.
 
         Args:
-            message: started, if it has a delay; see :meth:`Outgoing.starting`.
+            message: started, if it has a delay; see :meth:`PreparedMessage.starting`.
             channel: the number of the channel.
 
         Returns:
@@ -97,7 +96,7 @@ class Encoder:
                     return encoded
         return self._encode_all(message, now, channel, mandatory)
 
-    def _prepare(self, clock: Clock, kind: Kind) -> _Direct | _Delayed | None:
+    def _prepare(self, clock: Clock, kind: MessageTemplate) -> _Direct | _Delayed | None:
         prepared: _Direct | _Delayed | None
         try:
             prepared = (
@@ -108,12 +107,10 @@ class Encoder:
         except InvalidInputError:
             # It may still be sent without a wait; what is wrong is said by whoever finds it in a message.
             prepared = None
-        if len(self._prepared) >= _REMEMBERED:
-            self._prepared.clear()
         self._prepared[kind] = prepared
         return prepared
 
-    def _encode_all(self, message: Outgoing, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
+    def _encode_all(self, message: PreparedMessage, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
         route = message.route(self._infrastructure, now)
         if route is not None and self._growth is not None and not self._growth.has(route.digits):
             return None
@@ -138,12 +135,12 @@ class Encoder:
 class _Direct:
     """Messages of a kind that are not delayed."""
 
-    def __init__(self, kind: Kind, frame_max: int) -> None:
+    def __init__(self, kind: MessageTemplate, frame_max: int) -> None:
         self._template = PublishTemplate(kind.values, frame_max=frame_max)
         self._exchange, self._routing_key = _plain_address(kind.target)
         self._starts = _starts(self._exchange, self._routing_key)
 
-    def encode(self, message: Outgoing, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
+    def encode(self, message: PreparedMessage, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
         values = message.values
         frames = self._template.frames(
             channel,
@@ -160,7 +157,7 @@ class _Direct:
 class _Delayed:
     """Messages of a kind that ``Clock`` delays; :meth:`Clock.route` for many at once."""
 
-    def __init__(self, clock: Clock, kind: Kind, frame_max: int, growth: Growth | None) -> None:
+    def __init__(self, clock: Clock, kind: MessageTemplate, frame_max: int, growth: Growth | None) -> None:
         values = dict(kind.values)
         # See Outgoing.wire_values for what becomes of these two while a message waits.
         carried = {HEADER_EXPIRATION: values.pop("expiration", None), HEADER_PRIORITY: values.pop("priority", None)}
@@ -188,7 +185,7 @@ class _Delayed:
         self._tail = codec.table_items({HEADER_TO: str(target)}) + codec.short_string(HEADER_DUE) + b"l"
         self._carried = codec.table_items({name: value for name, value in carried.items() if value is not None})
 
-    def encode(self, message: Outgoing, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
+    def encode(self, message: PreparedMessage, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
         """None for what only the infrastructure itself can tell: too long a delay, none any more, digits not ready."""
         due = message.due
         assert due is not None

@@ -1,4 +1,4 @@
-"""Leaving a node that answers nothing, or confirms nothing, for another host of the URL."""
+"""Failover to another host of the URL, from a node that answers or confirms nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LONGEST_PAUSE: Final = 60.0
 """Seconds between two probes while nothing is answered, and after a move; randomised."""
 
 Reason = Literal["silent", "unconfirmed"]
-"""Why a node was left: it sent not a byte, or it confirmed nothing while another host did."""
+"""Why a node was left: it sent no byte, or it confirmed nothing while another host confirmed a message."""
 
 moves: Final = Counter[Reason]()
 """How often connections of this process left a node."""
@@ -54,13 +54,13 @@ class Failover:
     left.
 
     Messages to several targets are tried, because the target itself may be the reason why a message is not confirmed.
-    No node is left before all of them are confirmed or refused, or ``TRIAL`` is over: the first message of a channel to
-    a queue holds up the whole channel for as long as the queue has no leader (``rabbit_fifo_client:enqueue``, RabbitMQ
-    3.10 to 4.3).
+    The node is not left before all of them are confirmed or refused, or ``TRIAL`` is over: the first message of a
+    channel to a queue holds up the whole channel for as long as the queue has no leader
+    (``rabbit_fifo_client:enqueue``, RabbitMQ 3.10 to 4.3).
 
     Args:
-        trials: returns one ``Trial`` for each target to try; none where no messages wait, or none may be repeated.
-        on_move: called with the connection to go on with, before the other one is given up.
+        trials: returns one ``Trial`` for each target to try; none if no message waits that may be sent again.
+        on_move: called with the new connection. It has to close the old one.
     """
 
     def __init__(self, trials: Callable[[], Sequence[Trial]], on_move: Callable[[Connection], None]) -> None:
@@ -82,7 +82,7 @@ class Failover:
         self._handle = connection.loop.call_later(TICK, self._tick, connection)
 
     async def stop(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         if self._handle is not None:
             self._handle.cancel()
         task, self._task = self._task, None
@@ -140,12 +140,15 @@ class Failover:
         hosts = tuple(one for one in url.hosts if address_of(*one) != connection.address)
         if not hosts:
             return None, ""
-        # In random order, whatever the URL says: the first may be broken too, and the next time another is tried.
+        # In random order, whatever the URL says: otherwise a first host that is broken too would be tried every time.
         others = replace(url, hosts=hosts, shuffle=True, timeout=timedelta(seconds=PROBE_ANSWER))
         try:
-            return await Connection.open(others), ""
+            other = await Connection.open(others)
         except BideError as error:
             return None, str(error)
+        # With all hosts: it may have to be left for one of them later.
+        other.url = url
+        return other, ""
 
     async def _verdict(
         self, connection: Connection, other: Connection | None, *, begun: float, failure: str
@@ -199,7 +202,7 @@ def _jittered(seconds: float) -> float:
 
 
 async def _succeeds(trial: Trial, other: Connection) -> bool:
-    """Whether the trial succeeds. It is repeated: a channel that took a lost node for the leader waits for it."""
+    """Whether the trial succeeds. Each try has a new channel: an old one may wait for a leader on a lost node."""
     try:
         while True:
             with suppress(TimeoutError):

@@ -21,7 +21,7 @@ from bide.topology import Topology
 log = logger(__name__)
 
 Keys = list[list[bytes | None]]
-"""By level and digit the encoded key, or None where what the digit needs was not declared or seen."""
+"""The encoded key by level and digit; None until the queue and the binding of the digit are known to exist."""
 
 _LEVEL_INDEX: Final = {level.letter: index for index, level in enumerate(LEVELS)}
 
@@ -29,16 +29,16 @@ _LEVEL_INDEX: Final = {level.letter: index for index, level in enumerate(LEVELS)
 class Growth:
     """Declares the queue of a digit, and the binding that leads to it, before the first message that needs it is sent.
 
-    All digits that are needed meanwhile are declared together next.
+    Digits that are needed while a declaration runs are declared together after it.
 
     Args:
-        clock: as it is used on this broker's release.
+        clock: with the settings that this broker's release needs.
         tasks: declare for all callers that wait.
-        declare: declare what is missing; else its absence is an error.
+        declare: whether to declare what is missing, rather than raise.
 
     Attributes:
-        is_complete: whether the broker has the mark of ``bide delay apply``: every queue that exists is bound, and is
-            not new.
+        is_complete: whether the broker has the mark of ``bide delay apply``. Then every queue that exists is bound, and
+            keeps its messages when its node is killed.
     """
 
     def __init__(self, connection: Connection, clock: Clock, tasks: SharedTasks, *, declare: bool) -> None:
@@ -57,7 +57,7 @@ class Growth:
         return self._clock.core_topology()
 
     def keys(self, padding: str, lane: int) -> Keys:
-        """The keys of the digits that are ready. The lists change as digits become ready, and when they are doubted."""
+        """The keys of the digits that are ready. The lists change when digits become ready, and by :meth:`doubt`."""
         keys = self._keys.get((padding, lane))
         if keys is None:
             keys = self._keys[padding, lane] = [[None] * (level.highest + 1) for level in LEVELS]
@@ -76,7 +76,7 @@ class Growth:
             self._add_zeros(padding, keys)
 
     def forget(self) -> None:
-        """Declare everything again that is used from now on."""
+        """Declare everything again before its next use."""
         self.is_complete = False
         self._safe.clear()
         self.doubt()
@@ -103,7 +103,7 @@ class Growth:
     def _add(self, digit: Digit) -> None:
         keys = self.keys(digit.padding, digit.lane)
         if not digit.value:
-            # A level that a message passes has no lanes.
+            # The digit 0 has no queue, so its key is the same in all lanes.
             for (padding, lane), others in self._keys.items():
                 if padding == digit.padding and lane != digit.lane:
                     others[_LEVEL_INDEX[digit.level.letter]][0] = _encoded(digit)
@@ -116,7 +116,7 @@ class Growth:
 
     async def _declare_wanted(self) -> Mapping[Digit, BideError]:
         """Declare what is wanted by now, and return the errors of the digits that this fails for."""
-        # The publishes of the same turn of the event loop come along.
+        # Let other publishes of this turn of the event loop add their digits.
         await asyncio.sleep(0)
         digits, self._wanted = self._wanted, set()
         failed: dict[Digit, BideError] = {}
@@ -125,7 +125,7 @@ class Growth:
         except BideError as error:
             if len(digits) == 1 or not isinstance(error, BrokerError) or not self._connection.is_open:
                 return dict.fromkeys(digits, error)
-            # A queue that cannot be declared does not keep the others from being used.
+            # One queue that cannot be declared must not stop the others, so each is declared by itself.
             for one in digits:
                 try:
                     await self._prepare({one})
@@ -138,16 +138,16 @@ class Growth:
     async def _prepare(self, digits: set[Digit]) -> None:
         known = digits if self.is_complete else digits & self._safe
         if known and not await exists(self._connection, _queues(self._clock, known)):
-            # Only the broker's answer to each single one would tell which it is: all are declared, which does no harm.
+            # It is not known which queue is missing, so all are declared. Declaring an existing queue changes nothing.
             known = set()
-        # The mark says nothing of bindings for keys of more words than it stands for.
+        # The mark does not cover the bindings for routing keys of more words than the core topology binds.
         known = {one for one in known if one in self._safe or self._clock.has_core_bindings(one.padding)}
         rest = digits - known
         if rest:
             if not self._declare and not self.is_complete:
                 raise self.not_applied()
             await self._declare_queues(rest)
-        # Another client may have declared a known queue anew, for keys of other words than these.
+        # Another client may have declared a known queue again, with bindings for keys of another number of words only.
         wanted = self._clock.digit_topology(digits if self._declare else rest)
         bindings = Topology(bindings=wanted.bindings)
         try:

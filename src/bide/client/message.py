@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,22 +54,23 @@ class Message:
         raw: the delivery with all properties and headers, as the broker sent it.
     """
 
-    __slots__ = ("_arrival", "_history", "_subscription", "body", "raw", "received_at", "redelivered")
+    __slots__ = ("_history", "_restored_once", "_sent", "_subscription", "body", "raw", "received_at", "redelivered")
 
     def __init__(self, delivery: Delivery, subscription: Subscription | None, received_at: datetime) -> None:
         self.raw = delivery
         self.body = delivery.body
         self.received_at = received_at
         self.redelivered = delivery.redelivered
-        self._arrival: SentMessage | None = None
+        self._restored_once: SentMessage | None = None
+        self._sent: SentMessage | None = None
         self._history: History | None = None
         self._subscription = subscription
 
     def _restored(self) -> SentMessage:
-        """What it was when it was sent: worked out once, for who asks."""
-        if self._arrival is None:
-            self._arrival = restore(self.raw.exchange, self.raw.routing_key, self.raw.values)
-        return self._arrival
+        """The message as it was sent, worked out at the first use."""
+        if self._restored_once is None:
+            self._restored_once = restore(self.raw.exchange, self.raw.routing_key, self.raw.values)
+        return self._restored_once
 
     @property
     def _values(self) -> Mapping[str, Any]:
@@ -243,14 +245,10 @@ class Message:
 
         It has the due time that an NServiceBus endpoint gave, too.
         """
-        due = self.due if self.due is not None else nservicebus_due(self.raw.values.get("headers") or {})
-        return SentMessage(
-            exchange=self.exchange,
-            routing_key=self.routing_key,
-            values=self._values,
-            due=due,
-            sent_at=self.sent_at,
-        )
+        if self._sent is None:
+            due = self.due if self.due is not None else nservicebus_due(self.raw.values.get("headers") or {})
+            self._sent = replace(self._restored(), due=due, sent_at=self.sent_at)
+        return self._sent
 
     async def ack(self) -> None:
         """Done: the queue forgets the message.

@@ -1,4 +1,4 @@
-"""What became of the letters that were published together."""
+"""Results of publishing many messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bide.errors import (
     UnroutableError,
     UnsentError,
 )
-from bide.messages.outgoing import Letter
+from bide.messages.outgoing import OutgoingMessage
 
 Status = Literal["confirmed", "returned", "refused", "invalid", "failed", "in doubt", "unsent"]
 
@@ -34,21 +34,21 @@ _STATUSES: Final[Mapping[type[BideError], Status]] = {
 }
 
 
-# Not frozen: see Letter.
+# Not frozen: see OutgoingMessage.
 @dataclass(slots=True)
-class Outcome:
-    """What became of one letter.
+class PublishResult:
+    """The result of publishing one message.
 
     Attributes:
-        letter: as it was given.
+        message: as it was given.
         position: its place in the input, from 0 on.
-        message_id: its message id, given or made; None where the letter could not be read.
+        message_id: its message id, given or made; None where the message could not be read.
         due: when it will be delivered; None for one that is not delayed, or was not sent.
         attempts: how often it was sent; more than one may mean that it arrives more than once.
         error: why it is not on the broker, or None if it is.
     """
 
-    letter: Letter
+    message: OutgoingMessage
     position: int
     message_id: str | None
     due: datetime | None
@@ -69,16 +69,16 @@ class Outcome:
             return "confirmed"
         return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), "failed")
 
-    def again(self) -> Letter:
-        """The letter to send it again: with the same message id, and due when it was due the first time."""
+    def again(self) -> OutgoingMessage:
+        """The message to send again: with the same message id, and due when it was due the first time."""
         if self.due is None:
-            return replace(self.letter, message_id=self.message_id)
-        return replace(self.letter, message_id=self.message_id, delay=None, deliver_at=self.due)
+            return replace(self.message, message_id=self.message_id)
+        return replace(self.message, message_id=self.message_id, delay=None, deliver_at=self.due)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What became of several letters.
+class PublishSummary:
+    """What became of several messages.
 
     Attributes:
         confirmed: how many are on the broker.
@@ -96,11 +96,11 @@ class Report:
     invalid: int = 0
     failed: int = 0
     in_doubt: int = 0
-    failures: tuple[Outcome, ...] = field(default=(), repr=False)
+    failures: tuple[PublishResult, ...] = field(default=(), repr=False)
 
     @property
     def total(self) -> int:
-        """How many letters there were."""
+        """How many messages there were."""
         return self.confirmed + self.returned + self.refused + self.invalid + self.failed + self.in_doubt
 
     def __str__(self) -> str:
@@ -125,9 +125,9 @@ class Tally:
     def __init__(self, *, keep: int) -> None:
         self._keep = keep
         self._counts = Counter[Status]()
-        self._failures: list[Outcome] = []
+        self._failures: list[PublishResult] = []
 
-    def add(self, report: Report) -> None:
+    def add(self, report: PublishSummary) -> None:
         """Count what is in a report that has all its failures."""
         self.confirm(report.confirmed)
         self.fail(report.failures)
@@ -136,17 +136,17 @@ class Tally:
         """Count so many successes."""
         self._counts["confirmed"] += number
 
-    def fail(self, outcomes: Iterable[Outcome]) -> None:
+    def fail(self, outcomes: Iterable[PublishResult]) -> None:
         """Count outcomes that are no successes."""
         for outcome in outcomes:
             self._counts[outcome.status] += 1
             if len(self._failures) < self._keep:
                 self._failures.append(outcome)
 
-    def report(self) -> Report:
+    def report(self) -> PublishSummary:
         """What was counted."""
         counts = self._counts
-        return Report(
+        return PublishSummary(
             confirmed=counts["confirmed"],
             returned=counts["returned"],
             refused=counts["refused"],
@@ -157,7 +157,7 @@ class Tally:
         )
 
 
-def not_taken(report: Report) -> BulkPublishError:
+def not_taken(report: PublishSummary) -> BulkPublishError:
     """The error for a report with failures."""
     return BulkPublishError(
         f"of {report.total} messages {report.total - report.confirmed} were not taken ({report}); the first: "
@@ -187,21 +187,21 @@ def not_sent(message_id: str | None, reason: str) -> UnsentError:
     return UnsentError(f"it was not sent: {reason}", message_id=message_id)
 
 
-def _unsent(letter: Any, position: int, reason: str) -> Outcome:
-    """The outcome of a letter that was taken and not sent."""
-    message_id = getattr(letter, "message_id", None)
-    return Outcome(letter, position, message_id, None, 0, not_sent(message_id, reason))
+def _unsent(outgoing: Any, position: int, reason: str) -> PublishResult:
+    """The outcome of a message that was taken and not sent."""
+    message_id = getattr(outgoing, "message_id", None)
+    return PublishResult(outgoing, position, message_id, None, 0, not_sent(message_id, reason))
 
 
-def with_unsent(error: BideError, letters: Iterable[Any], *, first: int) -> BideError:
-    """The same error, or a BulkInDoubtError for it, with more letters that were not sent; itself if there are none.
+def with_unsent(error: BideError, messages: Iterable[Any], *, first: int) -> BideError:
+    """The same error, or a BulkInDoubtError for it, with more messages that were not sent; itself if there are none.
 
     Args:
         first: the position of the first of them.
     """
     doubt = error if isinstance(error, BulkInDoubtError) else None
     reason = str(error) if doubt is None else doubt.reason
-    more = tuple(_unsent(letter, position, reason) for position, letter in enumerate(letters, first))
+    more = tuple(_unsent(outgoing, position, reason) for position, outgoing in enumerate(messages, first))
     if not more:
         return error
     known, before = ((), ()) if doubt is None else (doubt.in_doubt, doubt.unsent)

@@ -14,9 +14,9 @@ from bide.amqp.channel import Channel
 from bide.amqp.confirms import Awaited
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.client.broker_state import Preparation, Session, too_large
+from bide.client.broker_state import BrokerState, Preparation, too_large
 from bide.client.publish_result import denied, in_doubt
-from bide.client.reconnecting import Link
+from bide.client.reconnecting import ReconnectingConnection
 from bide.client.trials import Trials
 from bide.delay.clock import Clock, carrier_for
 from bide.delay.protocol import DelayInfrastructure
@@ -31,8 +31,8 @@ from bide.errors import (
     PublishInDoubtError,
     TargetNotFoundError,
 )
-from bide.messages.outgoing import Letters
-from bide.messages.prepared import Outgoing
+from bide.messages.checker import MessageChecker
+from bide.messages.prepared import PreparedMessage
 from bide.runtime.logs import logger
 from bide.runtime.shared_tasks import SharedTasks
 
@@ -81,12 +81,12 @@ class _Sending:
         suspect: whether it may be the one for which the broker closed a channel.
         blamed: whether it certainly is.
         lacks_digits: whether it could not be encoded, because digits of its delay were not ready.
-        preparation: of its next sending; see :meth:`bide.client.broker_state.Session.prepare`.
+        preparation: of its next sending; see :meth:`bide.client.broker_state.BrokerState.prepare`.
         elsewhere: whether another host confirmed it.
         trouble: what was known of the node, when a connection broke that it waited on.
     """
 
-    message: Outgoing
+    message: PreparedMessage
     mandatory: bool
     reason: str
     attempts: int = 0
@@ -138,7 +138,7 @@ class Publisher:
         max_in_flight: messages sent and not yet confirmed; further publishes wait.
 
     Attributes:
-        letters: checks what is to be sent.
+        checker: checks what is to be sent.
         link: the publishing connection, as it comes and goes.
         trials: send messages that wait to another host, where this one confirms nothing.
         timeout, on_lost, max_in_flight: as given.
@@ -154,10 +154,10 @@ class Publisher:
         on_lost: OnLost = "repeat",
         max_in_flight: int = 10_000,
     ) -> None:
-        self.letters = Letters()
+        self.checker = MessageChecker()
         self.trials = Trials(self._session_on)
         self.trials.sources.add(self._unconfirmed)
-        self.link = Link(url, trials=self.trials.of_targets)
+        self.link = ReconnectingConnection(url, trials=self.trials.of_targets)
         self._infrastructure = infrastructure
         self._declare = declare
         self.timeout = timeout
@@ -165,7 +165,7 @@ class Publisher:
         self.max_in_flight = max_in_flight
         self._waiting: dict[int, _Sending] = {}
         self._window = asyncio.Semaphore(max_in_flight)
-        self._session: Session | None = None
+        self._session: BrokerState | None = None
         self._tasks = SharedTasks()
         self._opening = asyncio.Lock()
 
@@ -184,7 +184,7 @@ class Publisher:
         finally:
             await self.link.close()
 
-    async def prepare(self, message: Outgoing) -> None:
+    async def prepare(self, message: PreparedMessage) -> None:
         """See to it that such a message can be delivered after its delay, without sending it.
 
         Raises:
@@ -202,7 +202,7 @@ class Publisher:
                     if not session.is_outdated:
                         return
 
-    async def publish(self, message: Outgoing, *, mandatory: bool = True) -> Receipt:
+    async def publish(self, message: PreparedMessage, *, mandatory: bool = True) -> Receipt:
         """Send one message and wait for its confirm.
 
         The broker answers a message that it cannot accept by closing the channel, with all that is unconfirmed on it,
@@ -243,7 +243,7 @@ class Publisher:
         finally:
             self._waiting.pop(id(sending), None)
 
-    async def _session_for(self, sending: _Sending) -> Session:
+    async def _session_for(self, sending: _Sending) -> BrokerState:
         try:
             return await self.session()
         except BideError as error:
@@ -251,7 +251,7 @@ class Publisher:
                 raise
             raise denied(sending.message.message_id, error) from error
 
-    async def _round(self, session: Session, sending: _Sending) -> bool:
+    async def _round(self, session: BrokerState, sending: _Sending) -> bool:
         """Try to send a message once, and tell whether it was confirmed; False if it is worth another try."""
         before = sending.attempts
         try:
@@ -298,7 +298,7 @@ class Publisher:
     def _unconfirmed(self) -> Iterable[_Sending]:
         return self._waiting.values() if self.on_lost == "repeat" else ()
 
-    async def _send(self, session: Session, channel: Channel, sending: _Sending) -> bool:
+    async def _send(self, session: BrokerState, channel: Channel, sending: _Sending) -> bool:
         """Send it and wait for the confirm; False if nothing was sent, because digits of its delay are not ready."""
         made = session.encode(
             sending.message, channel=channel.number, mandatory=sending.mandatory, prepared=sending.preparation
@@ -327,7 +327,9 @@ class Publisher:
                 self._judge(session, channel, sending, encoded.exchange, error)
             raise
 
-    def _judge(self, session: Session, channel: Channel, sending: _Sending, exchange: str, error: BrokerError) -> None:
+    def _judge(
+        self, session: BrokerState, channel: Channel, sending: _Sending, exchange: str, error: BrokerError
+    ) -> None:
         """Find out whether this message made the broker close the channel, or was only on it too."""
         text, failed = channel.close_text, channel.confirms.failed
         size = reply_codes.size_limit(text)
@@ -355,7 +357,7 @@ class Publisher:
         else:
             sending.suspect = True
 
-    async def session(self) -> Session:
+    async def session(self) -> BrokerState:
         """What is known of the broker, on an open connection.
 
         Raises:
@@ -380,7 +382,7 @@ class Publisher:
                     if connection.is_open:
                         raise
 
-    def _session_on(self, connection: Connection, replacing: Session | None) -> Session:
+    def _session_on(self, connection: Connection, replacing: BrokerState | None) -> BrokerState:
         """What is not known yet of the broker on a connection.
 
         Args:
@@ -398,7 +400,7 @@ class Publisher:
                 infrastructure = replace(infrastructure, hides_keys=True)
             else:
                 infrastructure = replace(infrastructure, carrier="BCC")
-        return Session(
+        return BrokerState(
             connection,
             infrastructure,
             declare=self._declare,

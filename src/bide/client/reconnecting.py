@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from bide.errors import (
     InvalidUrlError,
     TlsError,
 )
+from bide.runtime.backoff import Backoff
 from bide.runtime.logs import logger
 
 log = logger(__name__)
@@ -37,7 +37,7 @@ LONGEST_FLAPPING_PAUSE: Final = timedelta(milliseconds=250)
 """Between connections that the broker accepts, but that break at once."""
 
 
-class Link:
+class ReconnectingConnection:
     """Keeps one connection. Several tasks may ask for it at once: it is opened once.
 
     Args:
@@ -58,7 +58,7 @@ class Link:
         self._opening = asyncio.Lock()
         self._closed = asyncio.Event()
         self._opened_at: float | None = None
-        self._pause = FIRST_PAUSE
+        self._backoff = Backoff(FIRST_PAUSE.total_seconds(), LONGEST_PAUSE.total_seconds())
 
     async def connection(self) -> Connection:
         """The open connection.
@@ -105,9 +105,9 @@ class Link:
             return
         self._connection = None
         if asyncio.get_running_loop().time() - self._opened_at >= STEADY.total_seconds():
-            self._pause = FIRST_PAUSE
+            self._backoff.reset()
             return
-        self._pause = min(self._pause, LONGEST_FLAPPING_PAUSE)
+        self._backoff.limit(LONGEST_FLAPPING_PAUSE.total_seconds())
         await self._rest()
 
     async def _open(self) -> None:
@@ -159,10 +159,8 @@ class Link:
         connection.give_up(ConnectionLostError(f"the connection to {connection.address} was left: {why}"))
 
     async def _rest(self) -> None:
-        seconds = self._pause.total_seconds() * random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
-        self._pause = min(self._pause * 2, LONGEST_PAUSE)
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(self._backoff.next()):
                 await self._closed.wait()
 
     async def close(self) -> None:

@@ -24,6 +24,7 @@ from bide.client.publisher import OnLost, Receipt
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import DelayLike, parse_delay
 from bide.errors import ClosedError, InvalidInputError
+from bide.messages.outgoing import OutgoingMessage, takes
 from bide.topology import Topology
 
 _LAST_WORDS: Final = 1.0
@@ -173,9 +174,10 @@ class SyncClient:
         """The broker's release, such as ``(4, 3, 6)``."""
         return self.wait_for(self._client.release())
 
-    def publish(self, body: bytes | str | None = None, **options: Any) -> Receipt:
-        """Send a message and wait until the broker has it; the options are those of :meth:`bide.Client.publish`."""
-        return self.wait_for(self._client.publish(body, **options))
+    @takes(OutgoingMessage)
+    def publish(self, message: OutgoingMessage) -> Receipt:
+        """See :meth:`bide.Client.publish`."""
+        return self.wait_for(self._client._send(message))  # noqa: SLF001 (its twin's)
 
     def declare(self, topology: Topology, *, external: Iterable[str] = ()) -> Applied:
         """See :meth:`bide.Client.declare`."""

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from bide.amqp.confirms import Awaited
 from bide.amqp.connection import Connection
-from bide.client.broker_state import Session
+from bide.client.broker_state import BrokerState
 from bide.client.failover import Trial
 from bide.delay.protocol import Target
 
@@ -21,7 +21,7 @@ _TARGETS: Final = 5
 class Waiting(Protocol):
     """A message that is not confirmed yet. If another host confirms it, ``elsewhere`` is set."""
 
-    # Outgoing, or None for a letter that cannot be read.
+    # PreparedMessage, or None for a message that cannot be sent.
     message: Any
     attempts: int
     elsewhere: bool
@@ -42,7 +42,7 @@ class Trials:
         sources: asked for the messages that wait and may be sent again.
     """
 
-    def __init__(self, session_on: Callable[[Connection, Session | None], Session]) -> None:
+    def __init__(self, session_on: Callable[[Connection, BrokerState | None], BrokerState]) -> None:
         self.sources = set[Callable[[], Iterable[Waiting]]]()
         self._session_on = session_on
 

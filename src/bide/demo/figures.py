@@ -45,7 +45,7 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class FigureBar:
     """One line of a histogram: values from *low* (included) to *high* (not included), in milliseconds.
 
     Attributes:
@@ -78,21 +78,21 @@ class Histogram:
                 return milliseconds + 1
         return 0
 
-    def bars(self, most: int) -> list[Bar]:
+    def bars(self, most: int) -> list[FigureBar]:
         """At most so many bars of equal width, a round one, and what is beyond them in the last bar.
 
         The width is the smallest that leaves at most one in a hundred values to the last bar.
         """
         width = _round_up(self.quantile(0.99) / (most - 1))
         bars = [
-            Bar(low=low, high=low + width, count=sum(self._counts[low : low + width]))
+            FigureBar(low=low, high=low + width, count=sum(self._counts[low : low + width]))
             for low in range(0, width * (most - 1), width)
         ]
         while bars and not bars[-1].count:
             bars.pop()
         rest = sum(self._counts[len(bars) * width :])
         if rest:
-            bars.append(Bar(low=len(bars) * width, high=None, count=rest))
+            bars.append(FigureBar(low=len(bars) * width, high=None, count=rest))
         return bars
 
 
@@ -128,7 +128,7 @@ class Sold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class DemoFigures:
     """The outcome.
 
     Attributes:

@@ -57,7 +57,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DemoPlan:
     """The whole demonstration.
 
     Attributes:
@@ -80,7 +80,7 @@ class Plan:
         return max(one.delay for one in self.messages)
 
 
-def make_plan(prefix: str, *, messages: int, longest: timedelta, seed: int) -> Plan:
+def make_plan(prefix: str, *, messages: int, longest: timedelta, seed: int) -> DemoPlan:
     """Plan so many messages with delays from 10 ms to *longest*, two thirds to queues, one to a topic exchange.
 
     A third of the delays are whole seconds, as people choose them; the others are spread evenly over the orders of
@@ -104,7 +104,7 @@ def make_plan(prefix: str, *, messages: int, longest: timedelta, seed: int) -> P
         )
     topology = _topology(prefix)
     pause = min(_PUBLISHING, longest / 2) / messages
-    return Plan(
+    return DemoPlan(
         prefix=prefix,
         topology=topology,
         messages=tuple(_messages(prefix, topology, messages, pause, longest, random.Random(seed))),  # noqa: S311

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from bide.demo.figures import Histogram
-from bide.demo.plan import Plan
+from bide.demo.plan import DemoPlan
 
 PhaseName = Literal["start", "apply", "publish", "wait", "shop", "audit", "report", "clean"]
 
@@ -49,7 +49,7 @@ class Progress:
         on_end: called with every phase that ended well.
     """
 
-    plan: Plan
+    plan: DemoPlan
     release: str = ""
     published: int = 0
     delivered: int = 0

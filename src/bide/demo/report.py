@@ -28,7 +28,7 @@ _CONFIGURATION: Final = {
 }
 
 
-class Place:
+class ReportPlace:
     """The folder of the report.
 
     Args:
@@ -98,7 +98,7 @@ class Told:
         }
 
 
-def tell(url: str, clock: Clock, shop: Shop, *, place: Place, port: int | None, progress: Progress) -> Told:
+def tell(url: str, clock: Clock, shop: Shop, *, place: ReportPlace, port: int | None, progress: Progress) -> Told:
     """Read taps and events into tables, and draw them.
 
     Args:

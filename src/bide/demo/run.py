@@ -21,9 +21,9 @@ from bide.client.publisher import Receipt
 from bide.delay.clock import Clock
 from bide.delay.protocol import ExchangeTarget
 from bide.delay.taps import Retention, taps_of
-from bide.demo.figures import Figures, Lateness
+from bide.demo.figures import DemoFigures, Lateness
 from bide.demo.orders import sell
-from bide.demo.plan import Plan, Planned
+from bide.demo.plan import DemoPlan, Planned
 from bide.demo.progress import Progress
 from bide.demo.workload import Shop
 from bide.topology import Queue, Topology
@@ -37,7 +37,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 async def demonstrate(
     url: BrokerUrl, clock: Clock, progress: Progress, *, shop: Shop | None = None, management_url: str | None = None
-) -> Figures:
+) -> DemoFigures:
     """Run the plan on a broker. What it puts there stays; see :func:`remove`.
 
     Args:
@@ -75,7 +75,7 @@ async def demonstrate(
     return replace(run.figures(sum(undeliverable.values())), sold=sold)
 
 
-async def remove(url: BrokerUrl, clock: Clock, plan: Plan, *, shop: Shop | None = None) -> Removed:
+async def remove(url: BrokerUrl, clock: Clock, plan: DemoPlan, *, shop: Shop | None = None) -> Removed:
     """Delete everything that :func:`demonstrate` put on the broker, with the messages that are still in it."""
     made = clock.topology() | plan.topology | Topology([clock.complete_mark])
     if shop is not None:
@@ -176,7 +176,7 @@ class _Run:
         # A second copy of the last message is due when the first one is: a moment more is enough to see it.
         await asyncio.sleep(_AFTERWARDS.total_seconds())
 
-    def figures(self, undeliverable: int) -> Figures:
+    def figures(self, undeliverable: int) -> DemoFigures:
         """Compare what arrived with what was planned."""
         lateness = [
             (received_at - due) / _MILLISECOND
@@ -184,7 +184,7 @@ class _Run:
             if (due := self.receipts[number].due) is not None
         ]
         plan = self.progress.plan
-        return Figures(
+        return DemoFigures(
             release=self.progress.release,
             published=len(self.receipts),
             expected=plan.expected,

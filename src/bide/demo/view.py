@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bide.demo.figures import Bar, Figures, Histogram
+from bide.demo.figures import DemoFigures, FigureBar, Histogram
 from bide.demo.progress import Phase, PhaseName, Progress
 
 if TYPE_CHECKING:
@@ -93,12 +93,12 @@ def histogram(lateness: Histogram) -> RenderableType:
     return Group(Text("  lateness in ms (due time to receipt)", style="dim"), table)
 
 
-def _range(bar: Bar) -> str:
+def _range(bar: FigureBar) -> str:
     return f"{bar.low} and more" if bar.high is None else f"{bar.low} to {bar.high}"
 
 
 def outcome(
-    figures: Figures, lateness: Histogram, *, live: bool, told: Told | None = None, why_not: str = ""
+    figures: DemoFigures, lateness: Histogram, *, live: bool, told: Told | None = None, why_not: str = ""
 ) -> RenderableType:
     """The figures in the end.
 

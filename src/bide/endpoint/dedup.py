@@ -8,6 +8,8 @@ from collections.abc import Hashable
 from datetime import datetime, timedelta
 from typing import Final
 
+from bide.runtime.bounded_cache import BoundedCache
+
 REMEMBERED: Final = 10_000
 """So many messages are remembered; the oldest are forgotten first."""
 
@@ -16,7 +18,7 @@ class FailedAttempts:
     """When attempts at messages failed in this process since their last delayed retry."""
 
     def __init__(self) -> None:
-        self._times: OrderedDict[Hashable, tuple[datetime, ...]] = OrderedDict()
+        self._times = BoundedCache[Hashable, tuple[datetime, ...]](REMEMBERED)
 
     def of(self, key: Hashable) -> tuple[datetime, ...]:
         """The times of this message, oldest first."""
@@ -25,8 +27,6 @@ class FailedAttempts:
     def add(self, key: Hashable, time: datetime) -> tuple[datetime, ...]:
         """One more; returns all of them."""
         times = self._times[key] = (*self._times.pop(key, ()), time)
-        while len(self._times) > REMEMBERED:
-            self._times.popitem(last=False)
         return times
 
     def forget(self, key: Hashable) -> None:
@@ -34,7 +34,7 @@ class FailedAttempts:
         self._times.pop(key, None)
 
 
-class Handled:
+class HandledMessages:
     """Messages that this process has handled, so that a copy of one need not be handled again.
 
     Args:

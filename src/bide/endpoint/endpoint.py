@@ -17,9 +17,9 @@ from bide.client.message import Message
 from bide.delay.protocol import DelayInfrastructure, check_name
 from bide.durations import DelayLike, parse_delay
 from bide.endpoint.handlers import Handlers
-from bide.endpoint.limiter import Gate
+from bide.endpoint.limiter import Limiter
 from bide.endpoint.observer import Observer
-from bide.endpoint.settings import Rules
+from bide.endpoint.settings import EndpointSettings
 from bide.endpoint.startup import prepare
 from bide.endpoint.worker import Worker
 from bide.errors import ClosedError, InvalidInputError
@@ -127,7 +127,7 @@ class Endpoint:
         self._drain = parse_delay(drain).total_seconds()
         self._handlers = Handlers(self._concurrency)
         self._stopping: asyncio.Event | None = None
-        self._gate: Gate | None = None
+        self._gate: Limiter | None = None
         self._hands: set[asyncio.Task[None]] = set()
 
     @overload
@@ -252,9 +252,11 @@ class Endpoint:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
 
     async def _work(self, client: Client) -> None:
-        gate = self._gate = Gate(self.name, self._concurrency, slow_down_after=self._slow_down_after, pause=_SLOW_PAUSE)
+        gate = self._gate = Limiter(
+            self.name, self._concurrency, slow_down_after=self._slow_down_after, pause=_SLOW_PAUSE
+        )
         infrastructure = await client.infrastructure()
-        rules = Rules(
+        rules = EndpointSettings(
             endpoint=self.name,
             queue=self.queue,
             error_queue=self._error_queue,
@@ -291,7 +293,7 @@ class Endpoint:
             await careful.close()
             await messages.close()
 
-    async def _receive(self, careful: Consumer, messages: Consumer, worker: Worker, gate: Gate) -> None:
+    async def _receive(self, careful: Consumer, messages: Consumer, worker: Worker, gate: Limiter) -> None:
         # A consumer that was stopped gives back what it had not handed out; what it had can still be settled.
         try:
             first = await self._one_by_one(careful, worker, gate)
@@ -314,7 +316,7 @@ class Endpoint:
         finally:
             messages.stop()
 
-    async def _one_by_one(self, messages: Consumer, worker: Worker, gate: Gate) -> Message:
+    async def _one_by_one(self, messages: Consumer, worker: Worker, gate: Limiter) -> Message:
         """Handle what comes back from others alone, and return the first message that need not be.
 
         That is the first one that was never delivered before. What dead processes give back is at the head of the
@@ -329,7 +331,7 @@ class Endpoint:
             await asyncio.wait({self._start(message, worker, gate)})
         raise ClosedError("the client was closed")
 
-    def _start(self, message: Message, worker: Worker, gate: Gate) -> asyncio.Task[None]:
+    def _start(self, message: Message, worker: Worker, gate: Limiter) -> asyncio.Task[None]:
         async def take() -> None:
             try:
                 await worker.take(message)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 from bide.durations import DelayLike, parse_delay
 from bide.endpoint.observer import Observer
 from bide.errors import InvalidDelayError
-from bide.messages.prepared import Outgoing
+from bide.messages.outgoing import OutgoingMessage
+from bide.messages.prepared import check_message
 from bide.topology import Queue, Topology
 
 if TYPE_CHECKING:
@@ -64,5 +65,9 @@ class EventStream(Observer):
         assert self._client is not None
         # Forwarded, not published: a trace of every event would be noise, so the client's stamp is not for it.
         await self._client.forward(
-            Outgoing.make(event.to_json(), to=self.name, type=f"bide.{event.kind}", content_type="application/json")
+            check_message(
+                OutgoingMessage(
+                    event.to_json(), to=self.name, type=f"bide.{event.kind}", content_type="application/json"
+                )
+            )
         )

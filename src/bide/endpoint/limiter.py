@@ -9,7 +9,7 @@ from bide.runtime.logs import logger
 log = logger(__name__)
 
 
-class Gate:
+class Limiter:
     """Lets so many in at once. It is the endpoint's circuit breaker too.
 
     After ``slow_down_after`` failures in a row it lets in one message at a time, with a pause after each failure, until

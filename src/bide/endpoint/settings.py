@@ -8,7 +8,7 @@ from bide.recoverability.policy import RetryPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class EndpointSettings:
     """How an endpoint treats its messages.
 
     Attributes:

@@ -12,26 +12,27 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from bide.durations import format_delay
-from bide.endpoint.dedup import FailedAttempts, Handled
+from bide.endpoint.dedup import FailedAttempts, HandledMessages
 from bide.endpoint.event import Event, Kind
 from bide.endpoint.handlers import Handlers, beyond_us
-from bide.endpoint.limiter import Gate
+from bide.endpoint.limiter import Limiter
 from bide.endpoint.observer import Observer
-from bide.endpoint.settings import Rules
+from bide.endpoint.settings import EndpointSettings
 from bide.errors import BrokerError, ClosedError, DeliveryLostError, InvalidInputError, PoisonMessageError
 from bide.recoverability import copies
 from bide.recoverability.decision import Decision, Discard, Park, RetryLater, RetryNow
-from bide.recoverability.exception_text import MESSAGE_BYTES, STACK_BYTES, Explanation
+from bide.recoverability.exception_text import MESSAGE_BYTES, STACK_BYTES, ExceptionText
 from bide.recoverability.failed import group_of, message_type
 from bide.recoverability.failure import Failure
 from bide.recoverability.history import History, expiry_of
-from bide.recoverability.report import Report
+from bide.recoverability.report import FailureReport
+from bide.runtime.backoff import Backoff
 from bide.runtime.cancellation import from_within, is_cancelled, outcome_of
 from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
     from bide.client.message import Message
-    from bide.messages.prepared import Outgoing
+    from bide.messages.prepared import PreparedMessage
 
 log = logger(__name__)
 
@@ -54,11 +55,11 @@ class Worker:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: EndpointSettings,
         *,
         handlers: Handlers,
-        gate: Gate,
-        forward: Callable[[Outgoing], Awaitable[Any]],
+        gate: Limiter,
+        forward: Callable[[PreparedMessage], Awaitable[Any]],
         now: Callable[[], datetime],
         observers: Sequence[Observer],
         deduplicate: timedelta | None,
@@ -70,9 +71,9 @@ class Worker:
         self._now = now
         self._observers = observers
         self._attempts = FailedAttempts()
-        self._handled = Handled(deduplicate) if deduplicate is not None else None
+        self._handled = HandledMessages(deduplicate) if deduplicate is not None else None
         # Messages that were handled, or replaced, and whose acknowledgement was lost: the broker delivers them again.
-        self._unacknowledged = Handled(timedelta(hours=1))
+        self._unacknowledged = HandledMessages(timedelta(hours=1))
 
     async def take(self, message: Message) -> None:
         """Handle a message and settle it."""
@@ -85,7 +86,7 @@ class Worker:
             if message.settled:
                 raise
             # Left unsettled it would take up a place until the endpoint stops.
-            what = Explanation.of(error).stack
+            what = ExceptionText.of(error).stack
             log.error("%s: %s is parked, for want of a way with it: %s", self._rules.endpoint, message.message_id, what)
             event = self._event("parked", message, message.delivery_count + 1)
             await self._park(message, key, message.history, error, event, None)
@@ -189,7 +190,7 @@ class Worker:
         if isinstance(error, asyncio.CancelledError):
             # Nothing of ours is awaited where it comes from: it is the observer's own.
             error = from_within("the observer", error)
-        found = Explanation.of(error)
+        found = ExceptionText.of(error)
         name = type(observer).__name__
         log.error("%s: %s %s: %s: %s", self._rules.endpoint, name, what, found.type, found.message, exc_info=error)
 
@@ -214,7 +215,7 @@ class Worker:
         if isinstance(decision, RetryNow) and attempt >= self._rules.poison_after:
             # The next delivery would be taken for that of a poison message, and nobody would know of this exception.
             decision = Park()
-        explanation = Explanation.of(error)
+        explanation = ExceptionText.of(error)
         event = replace(
             self._event("failed", message, attempt, started=started),
             exception=explanation.type,
@@ -290,11 +291,11 @@ class Worker:
         queue = queue or self._rules.error_queue
         history = replace(history, first_due=copies.senders_due(message.as_sent(), history))
         for message_bytes, stack_bytes in _BOUNDS:
-            report = Report(
+            report = FailureReport(
                 endpoint=self._rules.endpoint,
                 queue=self._rules.queue,
                 failed_at=event.ended_at,
-                explanation=Explanation.of(error, message_bytes=message_bytes, stack_bytes=stack_bytes),
+                explanation=ExceptionText.of(error, message_bytes=message_bytes, stack_bytes=stack_bytes),
                 history=history,
                 host=HOST,
                 process=os.getpid(),
@@ -316,7 +317,7 @@ class Worker:
             # Its own headers fill the frame. It must not stay in hand, where nothing would come after it.
             log.critical("%s: %s is parked without its story", event.endpoint, message.message_id)
             await self._send(copies.raw(message.as_sent(), message.body, queue=queue))
-        what = Explanation.of(error)
+        what = ExceptionText.of(error)
         log.error(
             "%s: %s failed for good, and is parked in %s: %s", event.endpoint, event.message_id, queue, what.message
         )
@@ -357,13 +358,13 @@ class Worker:
         # As the broker does with an expired message: dead-lettered where the queue says so, else dropped.
         await self._settle(message.reject, None)
 
-    async def _send(self, copy: Outgoing) -> None:
+    async def _send(self, copy: PreparedMessage) -> None:
         """Publish until the broker has it: the message stays in hand meanwhile, so nothing is lost.
 
         Raises:
             InvalidInputError: it can never be sent.
         """
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             try:
                 await self._forward(copy)
@@ -371,8 +372,7 @@ class Worker:
                 raise
             except BrokerError as error:
                 log.error("%s: cannot pass on %s yet: %s", self._rules.endpoint, copy.message_id, error)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                await asyncio.sleep(backoff.next())
             else:
                 return
 

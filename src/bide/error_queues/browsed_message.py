@@ -10,7 +10,7 @@ from bide.recoverability.failed import FailedMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class BrowsedMessage:
     """A message of the queue, as long as we look: it goes back at the end, unless it is acknowledged.
 
     Attributes:

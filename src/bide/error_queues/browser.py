@@ -13,8 +13,8 @@ from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
 from bide.amqp.url import BrokerUrl
 from bide.delay.recognition import is_waiting, refusal
-from bide.error_queues.browsed_message import Held, deliveries_of
-from bide.error_queues.delivery_count import Renewal
+from bide.error_queues.browsed_message import BrowsedMessage, deliveries_of
+from bide.error_queues.delivery_count import DeliveryCountReset
 from bide.error_queues.stream_check import is_stream, stream_error
 from bide.errors import BideError, BrokerError, TargetNotFoundError
 from bide.runtime.logs import logger
@@ -51,7 +51,7 @@ _MOST_UNREAD_BYTES: Final = 64 << 20
 """Bounds between which reading stops and goes on, so that a long queue does not fill our memory."""
 
 
-class Look:
+class QueueBrowser:
     """A look through a queue. Make it with :func:`looking`.
 
     Attributes:
@@ -64,7 +64,7 @@ class Look:
         connection: Connection,
         channel: Channel,
         queue: str,
-        renewal: Renewal,
+        renewal: DeliveryCountReset,
         *,
         expected: int,
         others: int,
@@ -114,7 +114,7 @@ class Look:
         self._error = error
         self._news.set()
 
-    async def __aiter__(self) -> AsyncIterator[Held]:
+    async def __aiter__(self) -> AsyncIterator[BrowsedMessage]:
         """Every message that is in the queue now; those that come meanwhile may be among them.
 
         Raises:
@@ -131,7 +131,7 @@ class Look:
                 if self._is_waiting(delivery):
                     self._holds_waiting = True
                     raise refusal(self._queue, "waiting")
-                held = Held.of(delivery)
+                held = BrowsedMessage.of(delivery)
                 if not self._renewal.is_copy(held):
                     yield held
                 continue
@@ -193,7 +193,7 @@ class Look:
             if found:
                 raise stream_error(self._queue)
 
-    def ack(self, held: Held) -> None:
+    def ack(self, held: BrowsedMessage) -> None:
         """The queue may forget this message.
 
         Raises:
@@ -202,7 +202,7 @@ class Look:
         self._channel.ack(held.tag)
         self._acknowledged.add(held.tag)
 
-    async def release(self, held: Held) -> None:
+    async def release(self, held: BrowsedMessage) -> None:
         """Leave this message in the queue: every one that is not acknowledged, as soon as that is clear."""
         await self._renewal.renew(held, self.ack)
 
@@ -227,7 +227,7 @@ class Look:
                 delivery = self._next()
                 # A copy of a message that waits for its due time would wait from now on.
                 is_due = self._renewal.is_due(deliveries_of(delivery)) and not self._holds_waiting
-                if is_due and not self._renewal.is_copy(held := Held.of(delivery)):
+                if is_due and not self._renewal.is_copy(held := BrowsedMessage.of(delivery)):
                     await self.release(held)
             else:
                 self._news.clear()
@@ -271,7 +271,9 @@ class Look:
 
 
 @asynccontextmanager
-async def looking(url: BrokerUrl, queue: str, renewal: Renewal, *, prefetch: int = PREFETCH) -> AsyncIterator[Look]:
+async def looking(
+    url: BrokerUrl, queue: str, renewal: DeliveryCountReset, *, prefetch: int = PREFETCH
+) -> AsyncIterator[QueueBrowser]:
     """Look through a queue, over a connection of its own.
 
     Others cannot receive its messages meanwhile. At the end all messages that were not acknowledged go back to their
@@ -295,7 +297,7 @@ async def looking(url: BrokerUrl, queue: str, renewal: Renewal, *, prefetch: int
                 reply_code=error.reply_code,
             ) from error
         expected, others = counted.message_count, counted.consumer_count
-        look = Look(connection, channel, queue, renewal, expected=expected, others=others, prefetch=prefetch)
+        look = QueueBrowser(connection, channel, queue, renewal, expected=expected, others=others, prefetch=prefetch)
         await look.start()
     except BaseException:
         await connection.close()

@@ -10,7 +10,7 @@ from typing import Final, Self
 from bide.admin.delivery_limit import DEFAULT_LIMIT, delivery_limit
 from bide.admin.locate import management_api
 from bide.client.client import Client
-from bide.error_queues.browsed_message import Held
+from bide.error_queues.browsed_message import BrowsedMessage
 from bide.errors import BideError, ManagementApiError
 from bide.recoverability import redrive
 from bide.runtime.logs import logger
@@ -25,7 +25,7 @@ _AT_ONCE: Final = 200
 """Copies on their way at once."""
 
 
-class Renewal:
+class DeliveryCountReset:
     """Replaces messages that come near to their queue's delivery limit by copies, which count from zero.
 
     Args:
@@ -73,9 +73,11 @@ class Renewal:
             return cls(client, queue, DEFAULT_LIMIT, assumed=str(error) or "its management API is too slow")
         return cls(client, queue, limit, arguments=None if found is None else found.queue.arguments)
 
-    def anew(self) -> Renewal:
+    def anew(self) -> DeliveryCountReset:
         """For another look at the same queue, which has no copies of this one's to recognise."""
-        return Renewal(self._client, self.queue, self._limit, assumed=self._assumed, arguments=self.arguments)
+        return DeliveryCountReset(
+            self._client, self.queue, self._limit, assumed=self._assumed, arguments=self.arguments
+        )
 
     def is_due(self, deliveries: int) -> bool:
         """Whether a message that was given back so often must not just be given back once more."""
@@ -90,14 +92,14 @@ class Renewal:
             self._assumed = None
         return deliveries >= self._limit - _MARGIN
 
-    def is_copy(self, held: Held) -> bool:
+    def is_copy(self, held: BrowsedMessage) -> bool:
         """Whether this message is a copy that was made here; each is recognised once."""
         if held.deliveries or not self._copies[held.message.id]:
             return False
         self._copies[held.message.id] -= 1
         return True
 
-    async def renew(self, held: Held, ack: Callable[[Held], None]) -> None:
+    async def renew(self, held: BrowsedMessage, ack: Callable[[BrowsedMessage], None]) -> None:
         """Send a copy to the end of the queue, and acknowledge the message once the broker has it, if that is due."""
         if not self.is_due(held.deliveries):
             return
@@ -115,7 +117,7 @@ class Renewal:
         if self._refused:
             log.warning("%r loses %d of its messages if they are looked at again and again", self.queue, self._refused)
 
-    async def _send(self, held: Held, ack: Callable[[Held], None]) -> None:
+    async def _send(self, held: BrowsedMessage, ack: Callable[[BrowsedMessage], None]) -> None:
         try:
             await self._client.forward(redrive.same(held.message, queue=self.queue))
             ack(held)

@@ -15,11 +15,11 @@ from bide.delay import recognition
 from bide.delay.allowed_targets import ANY_TARGET, AllowedTargets
 from bide.delay.protocol import check_name
 from bide.durations import DelayLike, format_delay, parse_delay
-from bide.error_queues.browser import PREFETCH, Look, looking
-from bide.error_queues.delivery_count import Renewal
+from bide.error_queues.browser import PREFETCH, QueueBrowser, looking
+from bide.error_queues.delivery_count import DeliveryCountReset
 from bide.error_queues.grouping import By, Group, Groups, Summary
-from bide.error_queues.operation import WINDOW, Pace, Progress, Run
-from bide.error_queues.operation_result import Moved
+from bide.error_queues.operation import WINDOW, Operation, Pace, Progress
+from bide.error_queues.operation_result import OperationResult
 from bide.error_queues.operator_log import Audit
 from bide.errors import (
     BideError,
@@ -27,7 +27,7 @@ from bide.errors import (
     NotFoundError,
     TargetNotFoundError,
 )
-from bide.messages.prepared import Outgoing
+from bide.messages.prepared import PreparedMessage
 from bide.recoverability import redrive
 from bide.recoverability.failed import FailedMessage
 from bide.recoverability.selection import Selection
@@ -91,7 +91,7 @@ class ErrorQueue:
         self._management_url = management_url
         self._audited = audit
         self._said = False
-        self.interrupted: Moved | None = None
+        self.interrupted: OperationResult | None = None
 
     @property
     def archive_queue(self) -> str:
@@ -174,7 +174,7 @@ class ErrorQueue:
         over: DelayLike | None = None,
         allow: Iterable[str] | None = None,
         progress: Progress | None = None,
-    ) -> Moved:
+    ) -> OperationResult:
         """Send the chosen messages back to the queues that they failed on.
 
         With *over*, messages leave the error queue one after the other, for as long as this runs. When it is cancelled,
@@ -198,7 +198,7 @@ class ErrorQueue:
         total = await self.count(selection) if period or progress else 0
         run = _new_run()
 
-        def copy(message: FailedMessage, _: int) -> Outgoing:
+        def copy(message: FailedMessage, _: int) -> PreparedMessage:
             found = redrive.back(message, to=to, run=run)
             allowed.check(found.target)
             return found
@@ -224,7 +224,7 @@ class ErrorQueue:
         total: int = 0,
         details: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
-    ) -> Moved:
+    ) -> OperationResult:
         """Send messages back to the queues that they failed on, each at a time of its own.
 
         They leave the error queue in its order, so that none leaves before those that stand before it. When this is
@@ -247,7 +247,7 @@ class ErrorQueue:
             check_name("queue", to)
         run, begin = _new_run(), self._client.now()
 
-        def copy(message: FailedMessage, _: int) -> Outgoing:
+        def copy(message: FailedMessage, _: int) -> PreparedMessage:
             if taken is not None:
                 taken(message)
             return redrive.back(message, to=to, run=run)
@@ -295,7 +295,7 @@ class ErrorQueue:
                    "to": to, "new_message_id": new.message_id}  # fmt: skip
         first = True
 
-        def copy(_: FailedMessage, __: int) -> Outgoing | None:
+        def copy(_: FailedMessage, __: int) -> PreparedMessage | None:
             # Another with the same message id may have failed in another queue: that one is not meant.
             nonlocal first
             chosen, first = first, False
@@ -308,7 +308,9 @@ class ErrorQueue:
             raise NotFoundError(f"the message {name!r} left the queue {self.queue!r} in the meantime")
         return new.message_id
 
-    async def archive(self, selection: Selection, *, keep: DelayLike = KEEP, progress: Progress | None = None) -> Moved:
+    async def archive(
+        self, selection: Selection, *, keep: DelayLike = KEEP, progress: Progress | None = None
+    ) -> OperationResult:
         """Put the chosen messages aside, into :attr:`archive_queue`; the broker drops them after a while.
 
         Args:
@@ -329,13 +331,13 @@ class ErrorQueue:
         now = self._client.now()
         total = await self.count(selection) if progress else 0
 
-        def copy(message: FailedMessage, _: int) -> Outgoing:
+        def copy(message: FailedMessage, _: int) -> PreparedMessage:
             return redrive.archived(message, queue=self.archive_queue, keep=retention, now=now)
 
         details = {"keep": format_delay(retention)}
         return await self._move("archive", self.queue, selection, copy, details, progress, total)
 
-    async def unarchive(self, selection: Selection, *, progress: Progress | None = None) -> Moved:
+    async def unarchive(self, selection: Selection, *, progress: Progress | None = None) -> OperationResult:
         """Put the chosen messages of :attr:`archive_queue` back into the error queue.
 
         Raises:
@@ -346,12 +348,12 @@ class ErrorQueue:
         archive = ErrorQueue(self._client, self.archive_queue, management_url=self._management_url)
         total = await archive.count(selection) if progress else 0
 
-        def copy(message: FailedMessage, _: int) -> Outgoing:
+        def copy(message: FailedMessage, _: int) -> PreparedMessage:
             return redrive.unarchived(message, queue=self.queue)
 
         return await self._move("unarchive", self.archive_queue, selection, copy, {}, progress, total)
 
-    async def discard(self, selection: Selection, *, progress: Progress | None = None) -> Moved:
+    async def discard(self, selection: Selection, *, progress: Progress | None = None) -> OperationResult:
         """Drop the chosen messages for good. Their ids are recorded before they go.
 
         Raises:
@@ -367,14 +369,14 @@ class ErrorQueue:
         operation: str,
         queue: str,
         selection: Selection,
-        copy: Callable[[FailedMessage, int], Outgoing | None] | None,
+        copy: Callable[[FailedMessage, int], PreparedMessage | None] | None,
         details: Mapping[str, Any],
         progress: Progress | None,
         total: int,
         *,
         pace: Pace | None = None,
         run: str | None = None,
-    ) -> Moved:
+    ) -> OperationResult:
         self.interrupted = None
         renewal = await self._renewal(queue, sends=operation in _SENDING)
         name = run or _new_run()
@@ -382,7 +384,7 @@ class ErrorQueue:
         if audit is not None:
             given = {name: value for name, value in details.items() if value is not None}
             await audit.begin({"selection": selection.to_dict(), **given})
-        work = Run(name, self._client, audit, selection, copy, pace, progress, total)
+        work = Operation(name, self._client, audit, selection, copy, pace, progress, total)
         try:
             while True:
                 async with self._look(renewal, prefetch=PREFETCH if pace is None else _AHEAD) as look:
@@ -406,7 +408,7 @@ class ErrorQueue:
             await audit.end(moved.to_dict())
         return moved
 
-    async def _renewal(self, queue: str, *, sends: bool = False) -> Renewal:
+    async def _renewal(self, queue: str, *, sends: bool = False) -> DeliveryCountReset:
         """What a look at a queue needs to know of it.
 
         Args:
@@ -415,12 +417,12 @@ class ErrorQueue:
         Raises:
             DelayQueueError: it is a queue of a delay infrastructure.
         """
-        renewal = await Renewal.of(self._client, queue, self._management_url)
+        renewal = await DeliveryCountReset.of(self._client, queue, self._management_url)
         recognition.refuse(queue, renewal.arguments, sends=sends)
         return renewal
 
     @asynccontextmanager
-    async def _look(self, renewal: Renewal, *, prefetch: int = PREFETCH) -> AsyncIterator[Look]:
+    async def _look(self, renewal: DeliveryCountReset, *, prefetch: int = PREFETCH) -> AsyncIterator[QueueBrowser]:
         queue = renewal.queue
         async with looking(self._client.url, queue, renewal, prefetch=prefetch) as look:
             if look.others and not self._said:

@@ -10,12 +10,12 @@ from datetime import datetime
 from typing import Final
 
 from bide.client.client import Client
-from bide.error_queues.browsed_message import Held
-from bide.error_queues.browser import Look
-from bide.error_queues.operation_result import Moved
+from bide.error_queues.browsed_message import BrowsedMessage
+from bide.error_queues.browser import QueueBrowser
+from bide.error_queues.operation_result import OperationResult
 from bide.error_queues.operator_log import IDS_PER_RECORD, Audit
 from bide.errors import BideError, InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
-from bide.messages.prepared import Outgoing
+from bide.messages.prepared import PreparedMessage
 from bide.recoverability.failed import FailedMessage
 from bide.recoverability.selection import Selection
 
@@ -44,7 +44,7 @@ _CANNOT: Final = (TargetNotFoundError, UnroutableError, PublishRefusedError, Inv
 
 
 @dataclass(slots=True)
-class Run:
+class Operation:
     """The chosen messages on their way, :data:`WINDOW` at once.
 
     Attributes:
@@ -64,7 +64,7 @@ class Run:
     client: Client
     audit: Audit | None
     selection: Selection
-    copy: Callable[[FailedMessage, int], Outgoing | None] | None
+    copy: Callable[[FailedMessage, int], PreparedMessage | None] | None
     pace: Pace | None
     progress: Progress | None
     total: int
@@ -73,14 +73,14 @@ class Run:
     queues: Counter[str] = field(default_factory=Counter)
     kept: Counter[str] = field(default_factory=Counter)
     found: set[str] = field(default_factory=set)
-    _look: Look = field(init=False)
+    _look: QueueBrowser = field(init=False)
     _begun: datetime = field(init=False)
     _began: float = field(init=False)
     _taken: set[str] = field(default_factory=set)
     _stay: Counter[str] = field(default_factory=Counter)
     _chosen: int = 0
     _ids: list[str] = field(default_factory=list)
-    _held: list[Held] = field(default_factory=list)
+    _held: list[BrowsedMessage] = field(default_factory=list)
     _sending: set[asyncio.Task[None]] = field(default_factory=set)
     _failed: BaseException | None = None
 
@@ -90,7 +90,7 @@ class Run:
         if self.progress is not None and self.total:
             self.progress(0, self.total)
 
-    async def go_through(self, look: Look) -> float | None:
+    async def go_through(self, look: QueueBrowser) -> float | None:
         """Take the chosen messages of a look, each when it is due.
 
         Returns:
@@ -111,7 +111,7 @@ class Run:
                 await finishing
                 raise
 
-    async def _go_through(self, look: Look) -> float | None:
+    async def _go_through(self, look: QueueBrowser) -> float | None:
         loop = asyncio.get_running_loop()
         latest, gone, seen = loop.time() + HOLD, self.done, 0
         stay = self._stay.copy()
@@ -146,10 +146,12 @@ class Run:
             self.found |= self.selection.ids & {message.id, message.message_id}
         return None
 
-    def moved(self) -> Moved:
+    def moved(self) -> OperationResult:
         """What came of it so far."""
         missing = tuple(sorted(self.selection.ids - self.found))
-        return Moved(done=self.done, queues=dict(self.queues), kept=dict(self.kept), seen=self.seen, missing=missing)
+        return OperationResult(
+            done=self.done, queues=dict(self.queues), kept=dict(self.kept), seen=self.seen, missing=missing
+        )
 
     @property
     def left(self) -> int | None:
@@ -165,7 +167,7 @@ class Run:
             return True
         return message.id in self._taken and message.failed_at is not None and message.failed_at >= self._begun
 
-    async def _take(self, held: Held) -> None:
+    async def _take(self, held: BrowsedMessage) -> None:
         """Do it to one message, as soon as fewer than ``WINDOW`` are on their way."""
         self._taken.add(held.message.id)
         place, self._chosen = self._chosen, self._chosen + 1
@@ -200,7 +202,7 @@ class Run:
         await self._record()
         self._raise()
 
-    async def _send(self, held: Held, copy: Outgoing) -> None:
+    async def _send(self, held: BrowsedMessage, copy: PreparedMessage) -> None:
         try:
             await self.client.forward(copy)
         except _CANNOT as error:
@@ -214,7 +216,7 @@ class Run:
         self.queues[str(copy.target)[2:]] += 1
         self._count()
 
-    async def _keep(self, held: Held, reason: str) -> None:
+    async def _keep(self, held: BrowsedMessage, reason: str) -> None:
         self.kept[reason] += 1
         self._stay[held.message.id] += 1
         await self._look.release(held)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class OperationResult:
     """The result of an operation.
 
     Attributes:

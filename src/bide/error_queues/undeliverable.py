@@ -14,7 +14,8 @@ from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.protocol import HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_SET_ASIDE, HEADER_TO
 from bide.delay.received import OWN_PREFIX
 from bide.errors import InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
-from bide.messages.prepared import Outgoing
+from bide.messages.outgoing import OutgoingMessage
+from bide.messages.prepared import PreparedMessage, check_message
 
 QUIET: Final = 1.0
 """Seconds without a message after which the queue counts as worked through."""
@@ -85,7 +86,7 @@ def _target(message: Message) -> str:
     return str((message.raw.values.get("headers") or {}).get(HEADER_TO, "(nowhere)"))
 
 
-def _again(message: Message) -> Outgoing:
+def _again(message: Message) -> PreparedMessage:
     """The same message for its target once more. What is told of attempts behind it stays on it."""
     kind, _, name = _target(message).partition(":")
     if kind not in ("q", "x"):
@@ -93,7 +94,9 @@ def _again(message: Message) -> Outgoing:
     address: dict[str, Any] = {"to": name} if kind == "q" else {"exchange": name, "routing_key": message.routing_key}
     headers = {header: value for header, value in message.headers.items() if header not in ("CC", "BCC")}
     properties = {one: getattr(message, one) for one in _PROPERTIES}
-    checked = Outgoing.make(message.body, **address, **properties, headers=headers, deliver_at=message.due)
+    checked = check_message(
+        OutgoingMessage(message.body, **address, **properties, headers=headers, deliver_at=message.due)
+    )
     raw: Mapping[str, Any] = message.raw.values.get("headers") or {}
     kept = {header: value for header, value in raw.items() if header.startswith(OWN_PREFIX) and header not in _RENEWED}
     return replace(checked, values={**checked.values, "headers": {**checked.headers, **kept}}, kind=None, is_copy=True)

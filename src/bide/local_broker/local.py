@@ -20,7 +20,7 @@ from bide.local_broker.installation import find_installation
 from bide.local_broker.launch import crash, halt, is_running, kill, launch
 from bide.local_broker.management import Management
 from bide.local_broker.processes import marked
-from bide.local_broker.settings import Settings
+from bide.local_broker.settings import LocalBrokerSettings
 from bide.local_broker.state import State, create_folder, create_subfolders, default_folder, locked, password_of
 
 _START_TIMEOUT = timedelta(minutes=3)
@@ -84,7 +84,7 @@ class LocalBroker:
         """
         if MANAGEMENT_PLUGIN not in plugins:
             raise ValueError(f"plugins has to include {MANAGEMENT_PLUGIN}: the start waits for its API")
-        settings = Settings(
+        settings = LocalBrokerSettings(
             installation=find_installation(home=home, chroot=chroot),
             ephemeral=ephemeral,
             dead_letter_prefetch=dead_letter_prefetch,
@@ -328,7 +328,7 @@ def _choose_folder(folder: Path | None, *, ephemeral: bool) -> Path:
 
 
 def _launch_on_free_ports(
-    folder: Path, settings: Settings, *, before: Ports | None, seconds: float, outlive: bool
+    folder: Path, settings: LocalBrokerSettings, *, before: Ports | None, seconds: float, outlive: bool
 ) -> int | None:
     """Configure and launch the broker; again on other ports where another program was quicker to take one."""
     tries = _PORT_TRIES

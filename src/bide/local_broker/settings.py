@@ -21,7 +21,7 @@ from bide.local_broker.state import State, password_of, write_private
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class LocalBrokerSettings:
     """The choices of a caller of :meth:`bide.local_broker.LocalBroker.start`, which explains them."""
 
     installation: Installation

@@ -26,7 +26,7 @@ from bide.delay.protocol import (
     check_name,
 )
 from bide.delay.received import DEATH_HEADERS, OWN_PREFIX
-from bide.durations import DelayLike, DueTimeLike, format_delay, parse_delay, parse_due_time, to_milliseconds
+from bide.durations import DelayLike, format_delay, parse_delay, parse_due_time, to_milliseconds
 from bide.errors import (
     InvalidDelayError,
     InvalidDueTimeError,
@@ -34,6 +34,7 @@ from bide.errors import (
     InvalidNameError,
     ReservedHeaderError,
 )
+from bide.messages.outgoing import OutgoingMessage
 
 _COPIED: Final = DEATH_HEADERS | {"x-delivery-count", "x-acquired-count"}
 _TEXT_PROPERTIES: Final = (
@@ -83,7 +84,7 @@ class Moment(NamedTuple):
     monotonic: float
 
 
-class Kind:
+class MessageTemplate:
     """What messages that are alike share, so that it is checked and encoded once. Equal only to itself.
 
     Attributes:
@@ -98,9 +99,9 @@ class Kind:
         self.is_delayed = is_delayed
 
 
-# Not frozen, because making a frozen one takes five times as long, and bulk publishing makes two of each letter.
+# Not frozen, because making a frozen one takes five times as long, and bulk publishing makes two of each message.
 @dataclass(slots=True, kw_only=True)
-class Outgoing:
+class PreparedMessage:
     """A message that was checked and can be sent. Nobody changes one.
 
     Attributes:
@@ -120,74 +121,15 @@ class Outgoing:
     due: datetime | None = None
     started_at: float | None = None
     values: Mapping[str, Any] = field(repr=False)
-    kind: Kind | None = field(default=None, repr=False, compare=False)
+    kind: MessageTemplate | None = field(default=None, repr=False, compare=False)
     is_copy: bool = False
-
-    @classmethod
-    def make(
-        cls,
-        body: bytes | str | None,
-        *,
-        json: Any = None,
-        to: str | None = None,
-        exchange: str | None = None,
-        routing_key: str = "",
-        delay: DelayLike | None = None,
-        deliver_at: DueTimeLike | None = None,
-        isolated: bool = False,
-        headers: Mapping[str, Any] | None = None,
-        persistent: bool = True,
-        priority: int | None = None,
-        expiration: DelayLike | None = None,
-        timestamp: datetime | None = None,
-        **text_properties: str | None,
-    ) -> Outgoing:
-        """Check a message.
-
-        Raises:
-            InvalidInputError: in one of its kinds, for the first thing that cannot be sent.
-        """
-        target = _target(to, exchange, routing_key, isolated)
-        values: dict[str, Any] = {
-            name: text_properties.pop(name) for name in _TEXT_PROPERTIES if text_properties.get(name) is not None
-        }
-        unknown = [name for name, value in text_properties.items() if value is not None]
-        if unknown:
-            raise InvalidInputError(f"{unknown[0]!r} is no property of a message: see Client.publish")
-        for name, value in values.items():
-            if not isinstance(value, str):
-                raise InvalidInputError(f"the {name} {value!r} is not text")
-            check_name(name.replace("_", " "), value, empty=True)
-        if body is not None and json is not None:
-            raise InvalidInputError("both a body and json were given: give one")
-        if json is not None:
-            values.setdefault("content_type", "application/json")
-        if delay is not None and deliver_at is not None:
-            raise InvalidDueTimeError(f"both a delay ({delay}) and a due time ({deliver_at}) were given: give one")
-        wait = None if delay is None else parse_delay(delay)
-        due = None if deliver_at is None else parse_due_time(deliver_at)
-        if headers:
-            values["headers"] = checked_headers(headers, delayed=wait is not None or due is not None)
-        values["delivery_mode"] = 2 if persistent else 1
-        message_id = values.setdefault("message_id", new_message_id())
-        if priority is not None:
-            values["priority"] = whole_number("priority", priority, 0, 255)
-        if expiration is not None:
-            values["expiration"] = _expiration(expiration)
-        if timestamp is not None:
-            if not isinstance(timestamp, datetime):
-                raise InvalidInputError(f"the timestamp {timestamp!r} is no datetime: give one with a time zone")
-            if timestamp.tzinfo is None:
-                raise InvalidInputError(f"the timestamp {timestamp!s} has no time zone: give an aware datetime")
-            values["timestamp"] = timestamp
-        return cls(target=target, body=body_of(body, json), message_id=message_id, delay=wait, due=due, values=values)
 
     @property
     def headers(self) -> Mapping[str, Any]:
         """The sender's own."""
         return self.values.get("headers") or {}
 
-    def starting(self, now: datetime, monotonic: float = 0.0) -> Outgoing:
+    def starting(self, now: datetime, monotonic: float = 0.0) -> PreparedMessage:
         """The same message for a sending now: due after its delay, or when it is repeated, after the rest of that.
 
         The rest is counted by a clock that cannot be set, and the due time from it by the present one. So a message
@@ -211,7 +153,7 @@ class Outgoing:
         except OverflowError as error:
             raise InvalidDueTimeError(f"the delay {self.delay} ends after the year 9999: give a shorter one") from error
         # Every field by name: dataclasses.replace takes several times as long.
-        return Outgoing(
+        return PreparedMessage(
             target=self.target,
             body=self.body,
             message_id=self.message_id,
@@ -223,7 +165,7 @@ class Outgoing:
             is_copy=self.is_copy,
         )
 
-    def stamped(self, headers: Mapping[str, Any]) -> Outgoing:
+    def stamped(self, headers: Mapping[str, Any]) -> PreparedMessage:
         """The same message with more headers; its own of the same names win.
 
         Raises:
@@ -269,6 +211,54 @@ class Outgoing:
                 headers[HEADER_PRIORITY] = priority
         values["headers"] = headers
         return values
+
+
+def check_message(outgoing: OutgoingMessage) -> PreparedMessage:
+    """Check a message.
+
+    Raises:
+        InvalidInputError: in one of its kinds, for the first thing that cannot be sent.
+    """
+    target = _target(outgoing.to, outgoing.exchange, outgoing.routing_key, outgoing.isolated)
+    values: dict[str, Any] = {
+        name: value for name in _TEXT_PROPERTIES if (value := getattr(outgoing, name)) is not None
+    }
+    for name, value in values.items():
+        if not isinstance(value, str):
+            raise InvalidInputError(f"the {name} {value!r} is not text")
+        check_name(name.replace("_", " "), value, empty=True)
+    if outgoing.body is not None and outgoing.json is not None:
+        raise InvalidInputError("both a body and json were given: give one")
+    if outgoing.json is not None:
+        values.setdefault("content_type", "application/json")
+    if outgoing.delay is not None and outgoing.deliver_at is not None:
+        raise InvalidDueTimeError(
+            f"both a delay ({outgoing.delay}) and a due time ({outgoing.deliver_at}) were given: give one"
+        )
+    wait = None if outgoing.delay is None else parse_delay(outgoing.delay)
+    due = None if outgoing.deliver_at is None else parse_due_time(outgoing.deliver_at)
+    if outgoing.headers:
+        values["headers"] = checked_headers(outgoing.headers, delayed=wait is not None or due is not None)
+    values["delivery_mode"] = 2 if outgoing.persistent else 1
+    message_id = values.setdefault("message_id", new_message_id())
+    if outgoing.priority is not None:
+        values["priority"] = whole_number("priority", outgoing.priority, 0, 255)
+    if outgoing.expiration is not None:
+        values["expiration"] = _expiration(outgoing.expiration)
+    if outgoing.timestamp is not None:
+        if not isinstance(outgoing.timestamp, datetime):
+            raise InvalidInputError(f"the timestamp {outgoing.timestamp!r} is no datetime: give one with a time zone")
+        if outgoing.timestamp.tzinfo is None:
+            raise InvalidInputError(f"the timestamp {outgoing.timestamp!s} has no time zone: give an aware datetime")
+        values["timestamp"] = outgoing.timestamp
+    return PreparedMessage(
+        target=target,
+        body=body_of(outgoing.body, outgoing.json),
+        message_id=message_id,
+        delay=wait,
+        due=due,
+        values=values,
+    )
 
 
 def _target(to: str | None, exchange: str | None, routing_key: str, isolated: bool) -> Target:

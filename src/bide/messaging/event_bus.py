@@ -17,13 +17,14 @@ from bide.delay.protocol import HEADER_EXCHANGE
 from bide.delay.received import SentMessage, restore
 from bide.durations import format_delay, to_milliseconds
 from bide.errors import BrokerError, ClosedError, DeliveryLostError, InvalidInputError
-from bide.messages.prepared import Outgoing
+from bide.messages.prepared import PreparedMessage
 from bide.patterns.event_bus import EventBusQueue
 from bide.recoverability import copies
-from bide.recoverability.exception_text import Explanation
+from bide.recoverability.exception_text import ExceptionText
 from bide.recoverability.history import expiry_of
 from bide.recoverability.report import HEADER_ERROR_MESSAGE, HEADER_FAILED_AT, HEADER_FAILED_QUEUE
 from bide.recoverability.x_death import Departure
+from bide.runtime.backoff import Backoff
 from bide.runtime.cancellation import outcome_apart
 from bide.runtime.logs import logger
 
@@ -125,7 +126,7 @@ class EventBus:
             if failure is None:
                 await _settle(message.ack)
                 return
-            reason = f"{type(failure).__name__}: {Explanation.of(failure).message}"
+            reason = f"{type(failure).__name__}: {ExceptionText.of(failure).message}"
             log.warning("%s: %s failed: %s", self.names.queue, message.message_id, reason, exc_info=failure)
             await _settle(message.reject)
 
@@ -160,7 +161,7 @@ class EventBus:
     async def _pass_on(self, message: Message) -> None:
         """Publish the successor until the broker has it: the message stays unacknowledged meanwhile."""
         copy = self._successor(message, self._client.now())
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             try:
                 await self._client.forward(copy)
@@ -177,13 +178,12 @@ class EventBus:
                 return
             except BrokerError as error:
                 log.error("%s: cannot pass on %s yet: %s", self.names.queue, message.message_id, error)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                await asyncio.sleep(backoff.next())
             else:
                 break
         await _settle(message.ack)
 
-    def _successor(self, message: Message, now: datetime) -> Outgoing:
+    def _successor(self, message: Message, now: datetime) -> PreparedMessage:
         """The copy that takes the place of a message in the retry queue: for the delay queue, or parked.
 
         The broker counts in ``x-death`` only as long as a message is dead-lettered on and on. A copy starts without:

@@ -29,7 +29,7 @@ from bide.amqp.delivery import Delivery
 from bide.client.broker_state import too_large
 from bide.client.client import Client
 from bide.client.message import Message
-from bide.client.reconnecting import Link
+from bide.client.reconnecting import ReconnectingConnection
 from bide.delay.protocol import ExchangeTarget
 from bide.durations import DelayLike, format_delay, parse_delay
 from bide.errors import (
@@ -43,7 +43,8 @@ from bide.errors import (
     TargetNotFoundError,
     UnroutableError,
 )
-from bide.messages.prepared import Outgoing, new_message_id
+from bide.messages.outgoing import OutgoingMessage
+from bide.messages.prepared import PreparedMessage, check_message, new_message_id
 from bide.patterns.rpc import DIRECT_REPLY_TO
 from bide.runtime.logs import logger
 from bide.topology import Exchange, Queue, Topology
@@ -73,7 +74,7 @@ class _ReplyChannel:
         self._waiting: dict[str, asyncio.Future[Delivery]] = {}
 
     @classmethod
-    async def open(cls, link: Link, replies: Replies) -> Self:
+    async def open(cls, link: ReconnectingConnection, replies: Replies) -> Self:
         connection = await link.connection()
         channel = await connection.channel(confirms=True)
         self = cls(connection, channel, single=replies == "ephemeral")
@@ -137,7 +138,7 @@ class Caller:
             )
         self._replies = replies
         self._timeout = _patience(timeout)
-        self._link = Link(replace(client.url, name=f"{client.url.name} (calls)"))
+        self._link = ReconnectingConnection(replace(client.url, name=f"{client.url.name} (calls)"))
         self._current: _ReplyChannel | None = None
         self._opening = asyncio.Lock()
         self._late_before = 0
@@ -197,18 +198,20 @@ class Caller:
         if self._closed:
             raise ClosedError("the caller was closed")
         patience = self._timeout if timeout is None else _patience(timeout)
-        request = Outgoing.make(
-            body,
-            json=json,
-            to=to,
-            exchange=exchange,
-            routing_key=routing_key,
-            headers=headers,
-            type=type,
-            correlation_id=new_message_id(),
-            reply_to=DIRECT_REPLY_TO,  # of the right form; the real one is known later
-            expiration=patience,
-            persistent=False,
+        request = check_message(
+            OutgoingMessage(
+                body,
+                json=json,
+                to=to,
+                exchange=exchange,
+                routing_key=routing_key,
+                headers=headers,
+                type=type,
+                correlation_id=new_message_id(),
+                reply_to=DIRECT_REPLY_TO,  # of the right form; the real one is known later
+                expiration=patience,
+                persistent=False,
+            )
         )
         correlation_id = str(request.values["correlation_id"])
         sent = asyncio.Event()
@@ -231,7 +234,7 @@ class Caller:
             )
         return reply
 
-    async def _exchange(self, request: Outgoing, correlation_id: str, sent: asyncio.Event) -> Delivery:
+    async def _exchange(self, request: PreparedMessage, correlation_id: str, sent: asyncio.Event) -> Delivery:
         if self._largest is not None and len(request.body) > self._largest:
             # It would take the way back of the others along.
             raise too_large(request, self._largest)
@@ -255,7 +258,7 @@ class Caller:
                     # The queue goes with its consumer.
                     way.channel.abandon()
 
-    async def _send(self, channel: Channel, request: Outgoing, reply_to: str) -> None:
+    async def _send(self, channel: Channel, request: PreparedMessage, reply_to: str) -> None:
         values = {**request.wire_values(None, datetime.now(UTC)), "reply_to": reply_to}
         target = request.target
         exchange, key = (
@@ -280,7 +283,7 @@ class Caller:
                 correlation_id=str(values["correlation_id"]),
             ) from error
 
-    def _judge(self, channel: Channel, request: Outgoing, exchange: str, error: BideError) -> None:
+    def _judge(self, channel: Channel, request: PreparedMessage, exchange: str, error: BideError) -> None:
         """Raise what the broker closed the channel with, if that was for this request."""
         size = reply_codes.size_limit(channel.close_text)
         if size is not None:

@@ -14,7 +14,7 @@ from bide.delay.protocol import QueueTarget
 from bide.errors import AccessRefusedError, BideError, DeliveryLostError, InvalidInputError, UnroutableError
 from bide.messaging.rpc_caller import ERROR_HEADER
 from bide.patterns.rpc import DIRECT_REPLY_TO
-from bide.recoverability.exception_text import Explanation
+from bide.recoverability.exception_text import ExceptionText
 from bide.runtime.cancellation import outcome_apart
 from bide.runtime.logs import logger
 
@@ -73,7 +73,7 @@ async def _answer(client: Client, request: Message, handler: Handler, allowed: A
     result, failure = await outcome_apart(handler, request)
     headers = {}
     if failure is not None:
-        reason = f"{type(failure).__name__}: {Explanation.of(failure).message}"
+        reason = f"{type(failure).__name__}: {ExceptionText.of(failure).message}"
         log.warning("the request %s failed: %s", request.correlation_id, reason, exc_info=failure)
         headers = {ERROR_HEADER: " ".join(reason.split())[:_LONGEST_ERROR]}
     try:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bide.delay.protocol import ExchangeTarget, Target
 from bide.endpoint.observer import Observer
-from bide.recoverability.exception_text import Explanation
+from bide.recoverability.exception_text import ExceptionText
 from bide.recoverability.history import HEADER_RETRIED_BY
 
 try:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
 
     from bide.client.message import Message
-    from bide.messages.prepared import Outgoing
+    from bide.messages.prepared import PreparedMessage
 
 SCHEMA: Final = "https://opentelemetry.io/schemas/1.44.0"
 """The release of the semantic conventions that the names are of."""
@@ -59,7 +59,7 @@ class Tracing(Observer):
         self._tracer = trace.get_tracer("bide", version("bide"), tracer_provider, SCHEMA)
 
     @contextmanager
-    def stamp(self, message: Outgoing) -> Iterator[Mapping[str, str]]:
+    def stamp(self, message: PreparedMessage) -> Iterator[Mapping[str, str]]:
         """A producer's span around the sending of a message, whose context the message carries.
 
         For ``bide.connect(stamp=...)``. A message that has a context in its headers already keeps it, and the span
@@ -130,8 +130,8 @@ class Tracing(Observer):
 def trace_headers() -> dict[str, str]:
     """The headers that carry the current context, for messages that no :meth:`Tracing.stamp` is called for.
 
-    ``client.publish_many(bide.Letter(row, to="orders", headers=headers) for row in rows)``: all of them then belong to
-    the span around it.
+    ``client.publish_many(bide.OutgoingMessage(row, to="orders", headers=headers) for row in rows)``: all of them then
+    belong to the span around it.
     """
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
@@ -169,7 +169,7 @@ def _ended(span: trace.Span) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        explanation = Explanation.of(error)
+        explanation = ExceptionText.of(error)
         span.set_attribute("error.type", explanation.type)
         span.set_status(trace.StatusCode.ERROR, explanation.message)
         # A cancellation, or the end of the program, is not an exception of the traced code.

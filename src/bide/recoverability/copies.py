@@ -20,7 +20,7 @@ from bide.delay.protocol import (
 )
 from bide.delay.received import DEATH_HEADERS, SentMessage
 from bide.durations import to_milliseconds
-from bide.messages.prepared import Outgoing, new_message_id
+from bide.messages.prepared import PreparedMessage, new_message_id
 from bide.recoverability.history import (
     HEADER_SENT_BY,
     NSERVICEBUS_DUE,
@@ -45,7 +45,7 @@ def later(
     now: datetime,
     nservicebus: bool,
     sent_by: str | None,
-) -> Outgoing:
+) -> PreparedMessage:
     """The copy that comes back to its queue after a delay, with the same message id.
 
     Args:
@@ -62,13 +62,15 @@ def later(
 
 def counted(
     sent: SentMessage, body: bytes, *, queue: str, history: History, places: int, sent_by: str | None
-) -> Outgoing:
+) -> PreparedMessage:
     """The copy that goes to the end of its queue at once, with its deliveries counted."""
     headers = replace(history, first_due=senders_due(sent, history)).headers(places=places)
     return copy_of(sent, body, queue=queue, headers=headers, sent_by=sent_by)
 
 
-def parked(sent: SentMessage, body: bytes, *, queue: str, headers: Mapping[str, Any], sent_by: str | None) -> Outgoing:
+def parked(
+    sent: SentMessage, body: bytes, *, queue: str, headers: Mapping[str, Any], sent_by: str | None
+) -> PreparedMessage:
     """The copy for an error queue.
 
     Args:
@@ -77,13 +79,15 @@ def parked(sent: SentMessage, body: bytes, *, queue: str, headers: Mapping[str, 
     return copy_of(sent, body, queue=queue, headers=headers, sent_by=sent_by)
 
 
-def raw(sent: SentMessage, body: bytes, *, queue: str) -> Outgoing:
+def raw(sent: SentMessage, body: bytes, *, queue: str) -> PreparedMessage:
     """The message for an error queue as it was sent, with nothing of ours: it fits into a frame again."""
     left_out = {"user_id", "expiration"}
     values = {name: value for name, value in sent.values.items() if name not in left_out}
     values["headers"] = _copied(sent)
     message_id = str(values.get("message_id") or new_message_id())
-    return Outgoing(target=QueueTarget(queue), body=body, message_id=message_id, values=_sendable(values), is_copy=True)
+    return PreparedMessage(
+        target=QueueTarget(queue), body=body, message_id=message_id, values=_sendable(values), is_copy=True
+    )
 
 
 def senders_due(sent: SentMessage, history: History) -> datetime | None:
@@ -106,7 +110,7 @@ def copy_of(
     headers: Mapping[str, Any],
     sent_by: str | None,
     delay: timedelta | None = None,
-) -> Outgoing:
+) -> PreparedMessage:
     """A copy for a queue, with these headers of ours beside the sender's."""
     values = dict(sent.values)
     values.pop("user_id", None)
@@ -122,7 +126,7 @@ def copy_of(
     if sent_by is not None:
         merged[HEADER_SENT_BY] = sent_by
     values["headers"] = merged
-    return Outgoing(
+    return PreparedMessage(
         target=QueueTarget(queue),
         body=body,
         message_id=str(message_id),

@@ -12,7 +12,7 @@ STACK_BYTES: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class ExceptionText:
     """What is known of a failure.
 
     Attributes:

@@ -18,7 +18,7 @@ from bide.delay.protocol import (
 from bide.delay.received import OWN_PREFIX, SentMessage
 from bide.durations import from_milliseconds, to_milliseconds
 from bide.errors import InvalidInputError, ReservedHeaderError
-from bide.messages.prepared import Outgoing, new_message_id
+from bide.messages.prepared import PreparedMessage, new_message_id
 from bide.recoverability.copies import copy_of, senders_due
 from bide.recoverability.failed import HEADER_ARCHIVED_AT, FailedMessage
 from bide.recoverability.history import (
@@ -36,7 +36,7 @@ LOCKED: Final = frozenset({"CC", "BCC", "x-death"})
 """Headers that an edit cannot set."""
 
 
-def back(message: FailedMessage, *, to: str | None = None, run: str | None = None) -> Outgoing:
+def back(message: FailedMessage, *, to: str | None = None, run: str | None = None) -> PreparedMessage:
     """The copy that an operator sends back: the headers about the failure are removed, the history of attempts stays.
 
     So does the due time that the sender gave. The endpoint's retry policy begins anew. The
@@ -72,7 +72,7 @@ def edited(
     headers: Mapping[str, str],
     without: frozenset[str],
     to: str | None = None,
-) -> Outgoing:
+) -> PreparedMessage:
     """The copy that is sent back with another body or other headers. It has a new message id, and names the old one.
 
     Args:
@@ -104,7 +104,7 @@ def edited(
     )
 
 
-def archived(message: FailedMessage, *, queue: str, keep: timedelta, now: datetime) -> Outgoing:
+def archived(message: FailedMessage, *, queue: str, keep: timedelta, now: datetime) -> PreparedMessage:
     """The copy for an archive: as it is, but that the broker drops it after a while."""
     values = _as_it_is(message)
     expiration = values.get("expiration")
@@ -115,7 +115,7 @@ def archived(message: FailedMessage, *, queue: str, keep: timedelta, now: dateti
     return _outgoing(message, queue, values)
 
 
-def unarchived(message: FailedMessage, *, queue: str) -> Outgoing:
+def unarchived(message: FailedMessage, *, queue: str) -> PreparedMessage:
     """The copy that goes from an archive back to the error queue."""
     values = _as_it_is(message)
     values.pop("expiration", None)
@@ -123,7 +123,7 @@ def unarchived(message: FailedMessage, *, queue: str) -> Outgoing:
     return _outgoing(message, queue, values)
 
 
-def same(message: FailedMessage, *, queue: str) -> Outgoing:
+def same(message: FailedMessage, *, queue: str) -> PreparedMessage:
     """The same message once more, whose deliveries the broker counts anew."""
     return _outgoing(message, queue, _as_it_is(message))
 
@@ -142,10 +142,12 @@ def _as_it_is(message: FailedMessage) -> dict[str, Any]:
     return values
 
 
-def _outgoing(message: FailedMessage, queue: str, values: Mapping[str, Any]) -> Outgoing:
+def _outgoing(message: FailedMessage, queue: str, values: Mapping[str, Any]) -> PreparedMessage:
     # Without an id it stays without one: its name in our lists is made from its contents.
     message_id = message.message_id or message.id
-    return Outgoing(target=QueueTarget(queue), body=message.body, message_id=message_id, values=values, is_copy=True)
+    return PreparedMessage(
+        target=QueueTarget(queue), body=message.body, message_id=message_id, values=values, is_copy=True
+    )
 
 
 def _sent(message: FailedMessage) -> SentMessage:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from bide.durations import to_milliseconds
-from bide.recoverability.exception_text import Explanation
+from bide.recoverability.exception_text import ExceptionText
 from bide.recoverability.history import HEADER_ATTEMPT_TIMES, History, nservicebus_time
 
 HEADER_ENDPOINT: Final = "bide-endpoint"
@@ -41,7 +41,7 @@ FAILURE_HEADERS: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class FailureReport:
     """Everything that is needed to understand why a message was parked.
 
     Attributes:
@@ -54,7 +54,7 @@ class Report:
     endpoint: str
     queue: str
     failed_at: datetime
-    explanation: Explanation
+    explanation: ExceptionText
     history: History
     host: str
     process: int

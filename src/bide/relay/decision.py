@@ -25,7 +25,7 @@ from bide.delay.waiting_hall import HEADER_REST, MAX_DELAY, WaitingHall
 from bide.durations import format_delay
 from bide.errors import InvalidDelayError, InvalidInputError, UnsupportedTargetError
 
-Step = Literal["round", "levels", "target", "aside"]
+RelayStep = Literal["round", "levels", "target", "aside"]
 """Where the relay sends a message: to meditate for a round, through the levels, to its target, or to the undeliverable
 queue."""
 
@@ -63,7 +63,7 @@ class RelayDecision:
         values: the properties by their AMQP names.
     """
 
-    step: Step
+    step: RelayStep
     exchange: str
     routing_key: str
     rest: int

@@ -18,7 +18,7 @@ from bide.runtime.logs import logger
 log = logger(__name__)
 
 
-class Parcel(Unconfirmed):
+class RelayedInFlight(Unconfirmed):
     """A message that a relay has consumed and sends on.
 
     Attributes:
@@ -34,9 +34,9 @@ class Parcel(Unconfirmed):
         self.delivery = delivery
         self.relayed = relayed
         self.decision = decision
-        self._lane: Lane | None = None
+        self._lane: RelaySender | None = None
 
-    def sent_by(self, lane: Lane) -> None:
+    def sent_by(self, lane: RelaySender) -> None:
         """It is on its way now."""
         self._lane = lane
         self.returned = None
@@ -47,11 +47,11 @@ class Parcel(Unconfirmed):
         self._lane.settled(self, error)
 
 
-Told = Callable[[Parcel, BideError | None], None]
+Told = Callable[[RelayedInFlight, BideError | None], None]
 """Called once for every parcel, with None when the broker has it, and else with the reason why it will not take it."""
 
 
-class Lane:
+class RelaySender:
     """A channel with confirms that messages are sent by, opened anew when the broker closes it.
 
     The broker answers a message that it cannot accept by closing the channel, with all that is unconfirmed on it, and
@@ -66,14 +66,14 @@ class Lane:
         self._connection = connection
         self._told = told
         self._failed = failed
-        self._waiting: deque[Parcel] = deque()
-        self._flying: dict[Parcel, None] = {}
-        self._lost: list[Parcel] = []
+        self._waiting: deque[RelayedInFlight] = deque()
+        self._flying: dict[RelayedInFlight, None] = {}
+        self._lost: list[RelayedInFlight] = []
         self._suspects = 0
         self._channel: Channel | None = None
         self._opening: asyncio.Task[None] | None = None
 
-    def put(self, parcel: Parcel) -> None:
+    def put(self, parcel: RelayedInFlight) -> None:
         """Send it as soon as possible."""
         self._waiting.append(parcel)
         self._go_on()
@@ -97,7 +97,7 @@ class Lane:
         while self._waiting and not (self._suspects and self._flying):
             self._send(channel, self._waiting.popleft())
 
-    def _send(self, channel: Channel, parcel: Parcel) -> None:
+    def _send(self, channel: Channel, parcel: RelayedInFlight) -> None:
         try:
             frames = codec.publish(
                 channel.number,
@@ -125,7 +125,7 @@ class Lane:
             self._opening = None
         self._go_on()
 
-    def settled(self, parcel: Parcel, error: BideError | None) -> None:
+    def settled(self, parcel: RelayedInFlight, error: BideError | None) -> None:
         """The broker's answer to one of them, or the end of the channel."""
         if parcel not in self._flying:
             # The lane was closed meanwhile.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,8 +24,9 @@ from bide.errors import (
     TargetNotFoundError,
     UnroutableError,
 )
-from bide.relay.decision import RelayDecision, RelayedMessage, Step, set_aside
-from bide.relay.lane import Lane, Parcel
+from bide.relay.decision import RelayDecision, RelayedMessage, RelayStep, set_aside
+from bide.relay.lane import RelayedInFlight, RelaySender
+from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology
 
@@ -37,8 +37,6 @@ _PAUSE: Final = 1.0
 
 _KNOWN_FOR: Final = 30.0
 """Seconds for which an exchange that was there counts as being there."""
-
-_REMEMBERED: Final = 10_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +58,7 @@ class Relayed:
     undeliverable: int = 0
 
 
-class Shift:
+class ConnectionLoop:
     """The work on one connection."""
 
     def __init__(
@@ -83,19 +81,19 @@ class Shift:
         self._consuming: Channel | None = None
         # An exchange of others may make the broker close the channel, and what else is on it is then sent once more:
         # not what goes to queues, and still less what stays within the hall.
-        self._aside = Lane(connection, told=self._told_aside, failed=self._fail)
-        self._inside = Lane(connection, told=self._told_inside, failed=self._fail)
-        self._to_queues = Lane(connection, told=self._told_outside, failed=self._fail)
-        self._to_exchanges = Lane(connection, told=self._told_outside, failed=self._fail)
+        self._aside = RelaySender(connection, told=self._told_aside, failed=self._fail)
+        self._inside = RelaySender(connection, told=self._told_inside, failed=self._fail)
+        self._to_queues = RelaySender(connection, told=self._told_outside, failed=self._fail)
+        self._to_exchanges = RelaySender(connection, told=self._told_outside, failed=self._fail)
         self._over: asyncio.Future[BideError] = connection.loop.create_future()
         self._idle = asyncio.Event()
         self._draining = False
         self._in_hand: set[int] = set()
-        self._resting: dict[Parcel, asyncio.TimerHandle] = {}
-        self._known: dict[str, float] = {}
-        self._asking: dict[str, list[Parcel]] = {}
+        self._resting: dict[RelayedInFlight, asyncio.TimerHandle] = {}
+        self._known = BoundedCache[str, float]()
+        self._asking: dict[str, list[RelayedInFlight]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._complaints: Counter[str] = Counter()
+        self._complaints = BoundedCache[str, int]()
 
     async def work(self, stopping: asyncio.Event, on_start: Callable[[Connection], None] | None) -> None:
         """Relay until *stopping*, or until something breaks.
@@ -199,9 +197,9 @@ class Shift:
                 decision.exchange or "(default)",
                 decision.routing_key,
             )
-        self._send(Parcel(delivery, decision, relayed))
+        self._send(RelayedInFlight(delivery, decision, relayed))
 
-    def _send(self, parcel: Parcel) -> None:
+    def _send(self, parcel: RelayedInFlight) -> None:
         exchange = parcel.decision.exchange
         if parcel.decision.step != "target":
             self._inside.put(parcel)
@@ -233,8 +231,6 @@ class Shift:
             return
         parcels = self._asking.pop(exchange)
         if there:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
             self._known[exchange] = self._connection.loop.time() + _KNOWN_FOR
         for parcel in parcels:
             if there:
@@ -244,7 +240,7 @@ class Shift:
 
     # -- what becomes of them
 
-    def _told_inside(self, parcel: Parcel, error: BideError | None) -> None:
+    def _told_inside(self, parcel: RelayedInFlight, error: BideError | None) -> None:
         match error:
             case None:
                 self._count(parcel.decision.step)
@@ -262,7 +258,7 @@ class Shift:
             case _:
                 self._set_aside(parcel.delivery, str(error))
 
-    def _told_outside(self, parcel: Parcel, error: BideError | None) -> None:
+    def _told_outside(self, parcel: RelayedInFlight, error: BideError | None) -> None:
         relayed = parcel.relayed
         assert relayed is not None
         match error:
@@ -272,7 +268,7 @@ class Shift:
             case PublishRefusedError():
                 self._done.refused += 1
                 self._complain(f"{relayed.target} refuses messages, which wait to be offered again")
-                self._inside.put(Parcel(parcel.delivery, relayed.again(), relayed))
+                self._inside.put(RelayedInFlight(parcel.delivery, relayed.again(), relayed))
             case AccessRefusedError() if parcel.exchange == DEFAULT_EXCHANGE:
                 # That is no matter of one target.
                 self._fail(error)
@@ -283,7 +279,7 @@ class Shift:
                 self._known.pop(parcel.exchange, None)
                 self._set_aside(parcel.delivery, str(error))
 
-    def _count(self, step: Step) -> None:
+    def _count(self, step: RelayStep) -> None:
         match step:
             case "round":
                 self._done.rounds += 1
@@ -294,7 +290,7 @@ class Shift:
             case "aside":
                 self._done.undeliverable += 1
 
-    def _try_again(self, parcel: Parcel) -> None:
+    def _try_again(self, parcel: RelayedInFlight) -> None:
         del self._resting[parcel]
         self._inside.put(parcel)
 
@@ -305,9 +301,9 @@ class Shift:
         """Publish it to the undeliverable queue, with the reason."""
         self._complain(f"set aside in {self._hall.undeliverable}: {reason}")
         decision = set_aside(self._hall, delivery.routing_key, delivery.values, reason=reason, user=self._user)
-        self._aside.put(Parcel(delivery, decision))
+        self._aside.put(RelayedInFlight(delivery, decision))
 
-    def _told_aside(self, parcel: Parcel, error: BideError | None) -> None:
+    def _told_aside(self, parcel: RelayedInFlight, error: BideError | None) -> None:
         self._count(parcel.decision.step)
         if error is None:
             self._settled(parcel.delivery)
@@ -316,7 +312,7 @@ class Shift:
         log.info("the message %r is set aside without the reason: %s", parcel.message_id, error)
         self._settle(parcel.delivery, lambda channel: channel.reject(parcel.delivery.delivery_tag, requeue=False))
 
-    def _give_back(self, parcel: Parcel) -> None:
+    def _give_back(self, parcel: RelayedInFlight) -> None:
         self._resting.pop(parcel).cancel()
         self._settle(parcel.delivery, lambda channel: channel.nack(parcel.delivery.delivery_tag))
 
@@ -329,9 +325,6 @@ class Shift:
 
     def _complain(self, what: str) -> None:
         """Warn of the same thing at its 1st, 10th, 100th... time."""
-        if len(self._complaints) >= _REMEMBERED:
-            self._complaints.clear()
-        self._complaints[what] += 1
-        count = self._complaints[what]
+        count = self._complaints[what] = self._complaints.get(what, 0) + 1
         if str(count).strip("0") == "1":
             log.warning("%s%s", what, "" if count == 1 else f" ({count} times)")

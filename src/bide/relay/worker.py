@@ -20,7 +20,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.arguments import whole_number
 from bide.client.consumer import MAX_PREFETCH
-from bide.client.reconnecting import Link
+from bide.client.reconnecting import ReconnectingConnection
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.waiting_hall import WaitingHall
 from bide.durations import DelayLike, parse_delay
@@ -30,7 +30,7 @@ from bide.errors import (
     NotAppliedError,
     TargetNotFoundError,
 )
-from bide.relay.shift import Relayed, Shift
+from bide.relay.shift import ConnectionLoop, Relayed
 from bide.runtime.logs import logger
 
 log = logger(__name__)
@@ -82,7 +82,7 @@ class Relay:
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
         self._declare = declare
         self._grace = parse_delay(grace).total_seconds()
-        self._link = Link(replace(address, name=f"{address.name} (relay)"))
+        self._link = ReconnectingConnection(replace(address, name=f"{address.name} (relay)"))
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -108,7 +108,7 @@ class Relay:
                     if not prepared:
                         await self._prepare(connection)
                         prepared = True
-                    shift = Shift(
+                    shift = ConnectionLoop(
                         connection,
                         self._hall,
                         self.done,

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from bide.delay.protocol import HEADER_DUE, HEADER_SENT
 from bide.errors import UndecodableMessageError
+from bide.runtime.bounded_cache import BoundedCache
 from bide.streams.amqp10 import Sections, decode, escaped, identity, lookup, sections
 from bide.streams.chunk import COMPRESSIONS, Chunk, Undecodable, unpack_gzip
 
@@ -23,7 +24,6 @@ MOST_ROWS: Final = 10_000
 MOST_BYTES: Final = 8 << 20
 """Bounds of a batch; it has at least one row."""
 
-_MOST_CACHED: Final = 10_000
 _LONGEST_CACHED: Final = 1 << 10
 """Bytes of the annotations that are kept once read. Those of most messages have a hundred."""
 
@@ -93,7 +93,7 @@ class Batches:
         self._identity = bool(wanted & {"message_id", "correlation_id", "content_type"})
         self._times = bool(wanted & {"due", "scheduled"})
         self._type = "type" in wanted
-        self._entries: dict[bytes, Entry] = {}
+        self._entries = BoundedCache[bytes, Entry]()
         self._rows: list[Row] = []
         self._offsets: list[int] = []
         self._timestamps: list[int] = []
@@ -203,8 +203,6 @@ class Batches:
                 },
             )
             if len(data) <= _LONGEST_CACHED:
-                if len(self._entries) >= _MOST_CACHED:
-                    self._entries.clear()
                 self._entries[data] = known
         return known
 

@@ -24,8 +24,8 @@ from bide.client.subscription import Subscription
 from bide.client.sync import connect_sync
 from bide.delay.protocol import check_name
 from bide.durations import DelayLike, parse_delay
-from bide.error_queues.browsed_message import Held
-from bide.error_queues.delivery_count import Renewal
+from bide.error_queues.browsed_message import BrowsedMessage
+from bide.error_queues.delivery_count import DeliveryCountReset
 from bide.error_queues.stream_check import is_stream, stream_error
 from bide.errors import BideError, BrokerError, DeliveryLostError
 from bide.runtime.logs import logger
@@ -128,7 +128,7 @@ class _Holder:
     def __init__(self, url: BrokerUrl, queue: str, *, prefetch: int, management_url: str | None) -> None:
         self._queue = queue
         self._client = connect_sync(url, declare=False)
-        self._held: list[Held] = []
+        self._held: list[BrowsedMessage] = []
         try:
             self._client.wait_for(self._open(url, prefetch, management_url))
         except BaseException:
@@ -136,7 +136,7 @@ class _Holder:
             raise
 
     async def _open(self, url: BrokerUrl, prefetch: int, management_url: str | None) -> None:
-        self._renewal = await Renewal.of(self._client.client, self._queue, management_url)
+        self._renewal = await DeliveryCountReset.of(self._client.client, self._queue, management_url)
         self._connection = await Connection.open(url)
         try:
             self._subscription = await Subscription.open(
@@ -163,7 +163,7 @@ class _Holder:
         try:
             if channel.is_open:
                 # Those that came and were not asked for were delivered all the same, and the queue counts that.
-                await self._renew([*self._held, *map(Held.of, await self._subscription.end())])
+                await self._renew([*self._held, *map(BrowsedMessage.of, await self._subscription.end())])
                 # Rather than closing alone: from RabbitMQ 4.3 on, this does not count as a failed delivery.
                 channel.nack(0, multiple=True)
         except BideError as error:
@@ -171,7 +171,7 @@ class _Holder:
         finally:
             await self._connection.close()
 
-    def take(self, most: int, quiet: float) -> list[Held]:
+    def take(self, most: int, quiet: float) -> list[BrowsedMessage]:
         """Up to *most* messages; fewer when none comes for *quiet* seconds.
 
         Raises:
@@ -179,7 +179,7 @@ class _Holder:
         """
         return self._client.wait_for(self._take(most, quiet))
 
-    async def _take(self, most: int, quiet: float) -> list[Held]:
+    async def _take(self, most: int, quiet: float) -> list[BrowsedMessage]:
         while came := await self._come(most, quiet):
             # Before they are written, and not only where that fails: a killed process gives nothing back
             # in order, and may be started again and again.
@@ -189,11 +189,11 @@ class _Holder:
                 return held
         return []
 
-    async def _renew(self, messages: list[Held]) -> set[int]:
+    async def _renew(self, messages: list[BrowsedMessage]) -> set[int]:
         """Replace those by copies that come near to the queue's delivery limit; says which, by their tags."""
         renewed: set[int] = set()
 
-        def acknowledge(held: Held) -> None:
+        def acknowledge(held: BrowsedMessage) -> None:
             self._subscription.channel.ack(held.tag)
             renewed.add(held.tag)
 
@@ -202,14 +202,14 @@ class _Holder:
         await self._renewal.finish()
         return renewed
 
-    async def _come(self, most: int, quiet: float) -> list[Held]:
-        found: list[Held] = []
+    async def _come(self, most: int, quiet: float) -> list[BrowsedMessage]:
+        found: list[BrowsedMessage] = []
         waited = 0.0
         while len(found) < most:
             try:
                 async with asyncio.timeout(quiet):
                     delivery, _ = await self._subscription.next()
-                found.append(Held.of(delivery))
+                found.append(BrowsedMessage.of(delivery))
             except TimeoutError:
                 if found:
                     break
@@ -228,7 +228,7 @@ class _Holder:
         counted = await self._subscription.channel.declare_queue(Queue(self._queue), passive=True)
         return int(counted.message_count)
 
-    def acknowledge(self, held: list[Held]) -> None:
+    def acknowledge(self, held: list[BrowsedMessage]) -> None:
         """Take them out of the queue, and wait until the broker has done it.
 
         Raises:

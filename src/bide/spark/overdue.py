@@ -10,6 +10,7 @@ from typing import Final, Literal, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bide.durations import EPOCH, from_microseconds, to_microseconds
 from bide.errors import InvalidRowError
 
 Past = Literal["send", "drop", "reject"]
@@ -23,9 +24,8 @@ GRACE: Final = timedelta(minutes=5)
 STATUS: Final = "past"
 """The ``reject_status`` of rows that are overdue."""
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_FIRST_OF_ALL: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_FIRST_OF_ALL: Final = to_microseconds(datetime.min.replace(tzinfo=UTC))
 _SECONDS_AS_MILLISECONDS: Final = datetime(1970, 6, 1, tzinfo=UTC)
 
 
@@ -54,13 +54,13 @@ class Overdue:
             problems: rows that cannot be sent anyway, by their place.
         """
         due = pc.cast(batch.column("deliver_at"), pa.int64())
-        latest = (self.begun - GRACE - _EPOCH) // _MICROSECOND
+        latest = to_microseconds(self.begun - GRACE)
         # Times before Python's first are a problem of their own.
         mask = pc.fill_null(pc.and_(pc.less(due, latest), pc.greater_equal(due, _FIRST_OF_ALL)), False)
         places = [place for place in pc.indices_nonzero(mask).to_pylist() if place not in problems]
         if places:
             found = pc.min_max(due.take(pa.array(places, pa.int64()))).as_py()
-            first, last = (_EPOCH + found[name] * _MICROSECOND for name in ("min", "max"))
+            first, last = (from_microseconds(found[name]) for name in ("min", "max"))
             self.first = first if self.first is None else min(first, self.first)
             self.last = last if self.last is None else max(last, self.last)
             self.count += len(places)
@@ -86,7 +86,7 @@ def refusal(rows: str, first: datetime, way_out: str) -> str:
     """
     minutes = GRACE // timedelta(minutes=1)
     hint = ""
-    if _EPOCH <= first < _SECONDS_AS_MILLISECONDS:
+    if EPOCH <= first < _SECONDS_AS_MILLISECONDS:
         hint = " Due times in the first months of 1970 are usually seconds that were read as milliseconds."
     return (
         f"{rows} were due more than {minutes} min before this write began, the first at "

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final, Literal
 
 from bide.admin.locate import stream_port
@@ -234,9 +234,3 @@ def _json(text: str, option: str) -> object:
         return json.loads(text, object_pairs_hook=pairs)
     except (json.JSONDecodeError, RecursionError) as error:
         raise InvalidOptionError(f"the option {option} is not JSON: {error}") from error
-
-
-def milliseconds(time: datetime) -> int:
-    """Milliseconds since 1970, rounded up: nothing stored before the time is after it."""
-    elapsed = time - datetime(1970, 1, 1, tzinfo=UTC)
-    return (elapsed.days * 86_400 + elapsed.seconds) * 1000 + -(-elapsed.microseconds // 1000)

@@ -1,4 +1,4 @@
-"""Rows of a table as letters: what is wrong with them, and what they say."""
+"""Rows of a table as messages: what is wrong with them, and what they say."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ import pyarrow.compute as pc
 
 from bide.amqp.codec import field_value
 from bide.delay.protocol import MAX_NAME_BYTES, DelayInfrastructure
-from bide.durations import format_delay, parse_delay
+from bide.durations import format_delay, from_microseconds, parse_delay, to_microseconds
 from bide.errors import BideError, InvalidDelayError, InvalidInputError, InvalidRowError
-from bide.messages.outgoing import Letter, Letters
+from bide.messages.checker import MessageChecker
+from bide.messages.outgoing import OutgoingMessage
 from bide.messages.prepared import checked_headers
+from bide.runtime.bounded_cache import BoundedCache
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_EARLIEST: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
-_LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_EARLIEST: Final = to_microseconds(datetime.min.replace(tzinfo=UTC))
+_LATEST: Final = to_microseconds(datetime.max.replace(tzinfo=UTC))
 _DAY: Final = timedelta(days=1) // _MICROSECOND
-_REMEMBERED: Final = 10_000
 _DIFFERENT: Final = frozenset({"value", "delay", "deliver_at", "message_id", "correlation_id", "headers"})
 """Columns whose values usually differ from row to row; of the others, the combinations are checked once."""
 
 _FIELDS: Final = {"value": "body", "queue": "to"}
-"""What a letter calls a column, where it is not the same."""
+"""What a message calls a column, where it is not the same."""
 
 _WAYS_OUT: Final = {
     "value": "give an empty text where an empty body is meant",
@@ -48,7 +48,7 @@ class Rows:
 
     Args:
         columns: those to read, by their names in :data:`bide.spark.sink_columns.COLUMNS`.
-        constants: what all letters have in common, by the names of :class:`bide.Letter`.
+        constants: what all messages have in common, by the names of :class:`bide.OutgoingMessage`.
         infrastructure: what delays them.
         required: columns that may not be null.
     """
@@ -57,8 +57,8 @@ class Rows:
     constants: Mapping[str, Any]
     infrastructure: DelayInfrastructure
     required: tuple[str, ...] = ("value",)
-    _letters: Letters = field(default_factory=Letters, init=False)
-    _good: set[Any] = field(default_factory=set, init=False)
+    _checker: MessageChecker = field(default_factory=MessageChecker, init=False)
+    _good: BoundedCache[Any, None] = field(default_factory=BoundedCache, init=False)
 
     def problems(self, batch: pa.RecordBatch, now: datetime) -> dict[int, str]:
         """What is wrong with rows, by their place in the batch.
@@ -76,8 +76,8 @@ class Rows:
                 found[index] = str(error)
         return found
 
-    def letters(self, batch: pa.RecordBatch, places: list[int], *, run: str) -> Iterator[Letter]:
-        """The letters of a batch in which nothing is wrong.
+    def messages(self, batch: pa.RecordBatch, places: list[int], *, run: str) -> Iterator[OutgoingMessage]:
+        """The messages of a batch in which nothing is wrong.
 
         Args:
             places: of its rows in the partition.
@@ -92,7 +92,7 @@ class Rows:
         for place, (given, *values) in zip(places, zip(ids, *lists.values(), strict=False), strict=True):
             if given is None:
                 given = f"{run}-{place}-{_digest(seed, values, body_at)}"
-            yield Letter(message_id=given, **dict(zip(names, values, strict=True)), **constants)
+            yield OutgoingMessage(message_id=given, **dict(zip(names, values, strict=True)), **constants)
 
     def _check(self, row: Mapping[str, Any], now: datetime) -> None:
         """Check one row as the publisher will.
@@ -113,7 +113,7 @@ class Rows:
         if delay is not None and due is not None:
             raise InvalidRowError("the columns delay and deliver_at both have a value: leave one null")
         values = {_FIELDS.get(name, name): value for name, value in row.items()}
-        message = self._letters.check(Letter(**values, **self.constants))
+        message = self._checker.check(OutgoingMessage(**values, **self.constants))
         try:
             message.starting(now).route(self.infrastructure, now)
         except InvalidDelayError as error:
@@ -168,7 +168,7 @@ class Rows:
                 scale = 1 if pa.types.is_duration(delay.type) else 1_000
                 if not _is_between(pc.cast(delay, pa.int64()), 0, longest // scale):
                     return False
-        latest = min(_LATEST, (now - _EPOCH) // _MICROSECOND + longest)
+        latest = min(_LATEST, to_microseconds(now) + longest)
         return due is None or _is_between(pc.cast(due, pa.int64()), _EARLIEST, latest)
 
     def _have_good_headers(self, headers: pa.Array | None) -> bool:
@@ -203,17 +203,15 @@ class Rows:
             kind = {_FIELDS.get(name, name): _value(name, value) for name, value in values.items()}
             try:
                 wait = {"delay": self.infrastructure.resolution} if is_delayed else {}
-                message = self._letters.check(Letter(b"", **{**wait, **kind, **self.constants}))
+                message = self._checker.check(OutgoingMessage(b"", **{**wait, **kind, **self.constants}))
                 message.starting(now).route(self.infrastructure, now)
             except (InvalidInputError, TypeError):
                 return False
-            if len(self._good) >= _REMEMBERED:
-                self._good.clear()
-            self._good.add(key)
+            self._good[key] = None
         return True
 
     def _lists(self, batch: pa.RecordBatch) -> dict[str, list[Any]]:
-        """The values of every column, as letters have them; in the place of one that they cannot have, the error."""
+        """The values of every column, as messages have them; in the place of one that they cannot have, the error."""
         return {name: _values(name, batch.column(name)) for name in self.columns}
 
 
@@ -281,7 +279,7 @@ def _delay(microseconds: int) -> timedelta | InvalidInputError:
 
 def _moment(microseconds: int) -> datetime | InvalidInputError:
     if _EARLIEST <= microseconds <= _LATEST:
-        return _EPOCH + timedelta(microseconds=microseconds)
+        return from_microseconds(microseconds)
     return InvalidRowError("a time outside the years 1 to 9999")
 
 

@@ -23,7 +23,7 @@ from pyspark.sql.types import Row, StructType
 
 from bide.client.bulk.publish import KEPT_FAILURES
 from bide.client.bulk.sync import BulkPublisher
-from bide.client.publish_result import Report
+from bide.client.publish_result import PublishSummary
 from bide.errors import BulkPublishError, InvalidOptionError, InvalidRowError
 from bide.runtime.logs import logger
 from bide.spark.options import Options
@@ -56,7 +56,7 @@ _ROWS_AT_ONCE: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class SinkPlace:
     """Which part of which write a task is at, the same for every attempt at it.
 
     Attributes:
@@ -70,7 +70,7 @@ class Place:
     batch: str | None = None
 
     @classmethod
-    def of_task(cls, settings: SinkSettings, write_id: str) -> Place:
+    def of_task(cls, settings: SinkSettings, write_id: str) -> SinkPlace:
         """The place of the task that calls it.
 
         Spark passes to tasks of a streaming query its id, which outlives restarts, and the number of the micro-batch.
@@ -113,7 +113,13 @@ class Sent(WriterCommitMessage):
 
 
 def send(
-    batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSettings, place: Place, *, file: str, begun: datetime
+    batches: Iterator[pa.RecordBatch],
+    rows: Rows,
+    settings: SinkSettings,
+    place: SinkPlace,
+    *,
+    file: str,
+    begun: datetime,
 ) -> Sent:
     """Send the rows of one task.
 
@@ -173,7 +179,7 @@ def _set_aside(
 
 
 def _publish(
-    batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSettings, place: Place, rejects: Rejects | None
+    batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSettings, place: SinkPlace, rejects: Rejects | None
 ) -> int:
     """Publish what was put aside, and say how many messages the broker has confirmed."""
     batch = next(batches, None)
@@ -191,8 +197,8 @@ def _publish(
     ) as publisher:
         while batch is not None:
             chunk.append((put, batch))
-            for letter in rows.letters(batch, batch.column(PLACE).to_pylist(), run=str(place)):
-                publisher.put(letter)
+            for message in rows.messages(batch, batch.column(PLACE).to_pylist(), run=str(place)):
+                publisher.put(message)
             put += len(batch)
             kept += batch.nbytes
             batch = next(batches, None)
@@ -214,7 +220,7 @@ def _settle(publisher: BulkPublisher, chunk: list[tuple[int, pa.RecordBatch]], r
     try:
         return publisher.flush().confirmed
     except BulkPublishError as error:
-        report: Report = error.report
+        report: PublishSummary = error.report
         if rejects is None:
             raise _not_taken(report, chunk) from error
         for first, batch in chunk:
@@ -238,7 +244,7 @@ def _cannot_be_sent(problems: Mapping[int, str], first: int, last: int) -> Inval
     )
 
 
-def _not_taken(report: Report, chunk: list[tuple[int, pa.RecordBatch]]) -> BulkPublishError:
+def _not_taken(report: PublishSummary, chunk: list[tuple[int, pa.RecordBatch]]) -> BulkPublishError:
     named = []
     for one in report.failures[:NAMED]:
         first, batch = next((first, batch) for first, batch in reversed(chunk) if first <= one.position)
@@ -281,7 +287,7 @@ class Sink:
         """Send the rows of the task that calls it; see :func:`send`."""
         settings = self._settings
         rows = Rows(self._columns, settings.constants, settings.infrastructure)
-        place = Place.of_task(settings, self._write_id)
+        place = SinkPlace.of_task(settings, self._write_id)
         # A stream makes its writer anew for a micro-batch that it repeats; and several tables may be written under one
         # id prefix, or in one foreachBatch.
         run = place.batch if isinstance(self, DataSourceStreamWriter) else None

@@ -73,13 +73,13 @@ COLUMNS: Final[Mapping[str, tuple[Callable[[DataType], bool], str]]] = {
 
 
 def columns_to_send(schema: StructType, constants: Mapping[str, Any]) -> tuple[str, ...]:
-    """The columns that letters are made of, by their names in :data:`COLUMNS`; the table may write them in any case.
+    """The columns that messages are made of, by their names in :data:`COLUMNS`; the table may write them in any case.
 
     What an option gives takes the place of the column; an option for the queue, that of all three that say where a
     message goes.
 
     Args:
-        constants: of the options, by the names of :class:`bide.Letter`.
+        constants: of the options, by the names of :class:`bide.OutgoingMessage`.
 
     Raises:
         InvalidColumnError: a column is missing, unknown, there twice, or of another type.

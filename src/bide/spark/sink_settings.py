@@ -18,7 +18,8 @@ from bide.delay.by_name import LAYOUTS, QUEUE_TYPES, ROUTINGS, QueueType, Routin
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import parse_delay, parse_due_time
 from bide.errors import InvalidInputError, InvalidOptionError
-from bide.messages.outgoing import Letter, Letters
+from bide.messages.checker import MessageChecker
+from bide.messages.outgoing import OutgoingMessage
 from bide.spark.options import Options
 from bide.spark.overdue import GRACE, PAST, Past
 
@@ -56,7 +57,7 @@ class SinkSettings:
         url: of the broker.
         infrastructure: what delays messages.
         declare: put the infrastructure on the broker where it is missing.
-        constants: what all letters have in common, by the names of :class:`bide.Letter`; instead of columns.
+        constants: what all messages have in common, by the names of :class:`bide.OutgoingMessage`; instead of columns.
         window: messages of one task that are sent and not yet confirmed.
         timeout: time without any confirm after which a task gives up.
         id_prefix: of the message ids that the sink makes, or None.
@@ -99,7 +100,7 @@ class SinkSettings:
         """
         address = url or os.environ.get(ENVIRONMENT_VARIABLE) or DEFAULT_URL
         BrokerUrl.parse(address)
-        Letters().check(Letter(b"", **constants))
+        MessageChecker().check(OutgoingMessage(b"", **constants))
         folder = None if rejects is None else _folder(Options({"rejects": rejects}), "rejects")
         return cls(
             url=address,
@@ -171,7 +172,7 @@ def _infrastructure(options: Options) -> DelayInfrastructure:
 
 
 def _constants(options: Options, infrastructure: DelayInfrastructure) -> dict[str, Any]:
-    """The values for all letters; whether they can be sent is found by checking a letter that has them."""
+    """The values for all messages; whether they can be sent is found by checking a message that has them."""
     for one, other in (("queue", "exchange"), ("queue", "routing_key"), ("delay", "deliver_at")):
         if one in options and other in options:
             raise InvalidOptionError(f"both the options {one} and {other} were given: give one of them")
@@ -201,7 +202,7 @@ def _constants(options: Options, infrastructure: DelayInfrastructure) -> dict[st
         if name in ("to", "exchange"):
             target = {}
         try:
-            message = Letters().check(Letter(b"", **{**target, name: value}))
+            message = MessageChecker().check(OutgoingMessage(b"", **{**target, name: value}))
             message.starting(now).route(infrastructure, now)
         except InvalidInputError as error:
             raise InvalidOptionError(f"the option {'queue' if name == 'to' else name}: {error}") from error

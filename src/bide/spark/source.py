@@ -14,11 +14,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from bide.durations import to_milliseconds
 from bide.errors import InvalidOptionError, OffsetsLostError
 from bide.spark.batches import Batches
 from bide.spark.columns import STREAM_COLUMNS, arrow_schema
 from bide.spark.offsets import Document, begin_of, document, limited, positions_of, split
-from bide.spark.read_options import Position, Positions, ReadOptions, milliseconds
+from bide.spark.read_options import Position, Positions, ReadOptions
 from bide.streams.log import Address, OffsetRange, StreamLogs, read_range
 
 try:
@@ -87,7 +88,7 @@ class _Streams:
 def _offset(logs: StreamLogs, stream: str, position: Position) -> int:
     match position:
         case datetime():
-            return logs.since(stream, milliseconds(position))
+            return logs.since(stream, to_milliseconds(position))
         case int():
             return position
         case "earliest":

@@ -21,6 +21,7 @@ from bide.errors import (
     ProtocolError,
     TargetNotFoundError,
 )
+from bide.runtime.backoff import Backoff
 from bide.runtime.logs import logger
 from bide.streams import frames
 from bide.streams.chunk import Chunk
@@ -266,7 +267,7 @@ def read_range(address: Address, wanted: OffsetRange, *, fail_on_data_loss: bool
         TargetNotFoundError: the stream does not exist any more; not with ``fail_on_data_loss=False`` either.
         BrokerError: the broker cannot be reached, or does not send them.
     """
-    reader = _Reader(address, wanted, fail_on_data_loss)
+    reader = _LogReader(address, wanted, fail_on_data_loss)
     patience = _Patience()
     while reader.position < wanted.end:
         reached = reader.position
@@ -286,7 +287,7 @@ class _Patience:
 
     def __init__(self) -> None:
         self._end: float | None = None
-        self._next = _FIRST_PAUSE
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
 
     def is_over(self) -> bool:
         now = time.monotonic()
@@ -296,11 +297,10 @@ class _Patience:
 
     def pause(self) -> None:
         """Wait a little, and longer each time."""
-        time.sleep(self._next)
-        self._next = min(2 * self._next, _LONGEST_PAUSE)
+        time.sleep(self._backoff.next())
 
 
-class _Reader:
+class _LogReader:
     """Reads a range, and knows how far it has come."""
 
     def __init__(self, address: Address, wanted: OffsetRange, fail_on_data_loss: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from bide.amqp import decoding
 
 
-class Arguments:
+class MethodArguments:
     """Reads the arguments of one method, one after the other.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from bide.amqp import codec, reply_codes
 from bide.errors import BrokerError, NotModelledError
-from bide.testing.amqp_arguments import Arguments
+from bide.testing.amqp_arguments import MethodArguments
 from bide.testing.rules.channel import BrokerChannel, BrokerDelivery
 from bide.testing.rules.errors import not_modelled, refusal
 from bide.testing.rules.virtual_host import VirtualHost
@@ -89,7 +89,7 @@ class ServerChannel:
                 self._send(codec.method(20, 41))
             return
         try:
-            self._dispatch(method, Arguments(payload))
+            self._dispatch(method, MethodArguments(payload))
         except BrokerError as error:
             self._refuse(error, method)
 
@@ -109,7 +109,7 @@ class ServerChannel:
             if self._publish.remaining <= 0:
                 self._complete(self._publish)
 
-    def _dispatch(self, method: tuple[int, int], arguments: Arguments) -> None:
+    def _dispatch(self, method: tuple[int, int], arguments: MethodArguments) -> None:
         match method:
             case (20, 40):
                 self._is_closed = True
@@ -135,7 +135,7 @@ class ServerChannel:
             case _:
                 not_modelled(f"the method {method} of AMQP")
 
-    def _on_exchange(self, method: tuple[int, int], arguments: Arguments) -> None:
+    def _on_exchange(self, method: tuple[int, int], arguments: MethodArguments) -> None:
         arguments.short()
         match method:
             case (40, 10):
@@ -153,7 +153,7 @@ class ServerChannel:
             case _:
                 self._on_binding("exchange", arguments, removed=method == (40, 40))
 
-    def _on_queue(self, method: tuple[int, int], arguments: Arguments) -> None:
+    def _on_queue(self, method: tuple[int, int], arguments: MethodArguments) -> None:
         arguments.short()
         match method:
             case (50, 10):
@@ -175,7 +175,7 @@ class ServerChannel:
             case _:
                 self._on_binding("queue", arguments, removed=method == (50, 50))
 
-    def _declare_queue(self, arguments: Arguments) -> None:
+    def _declare_queue(self, arguments: MethodArguments) -> None:
         name = arguments.text()
         passive, durable, exclusive, auto_delete, nowait = arguments.flags(5)
         if not name:
@@ -186,7 +186,7 @@ class ServerChannel:
         counts = codec.long(found.message_count) + codec.long(len(found.consumers))
         self._answer(nowait, codec.method(50, 11, codec.short_string(name), counts))
 
-    def _on_binding(self, kind: str, arguments: Arguments, *, removed: bool) -> None:
+    def _on_binding(self, kind: str, arguments: MethodArguments, *, removed: bool) -> None:
         destination, source, key = arguments.text(), arguments.text(), arguments.text()
         # The only method with an answer that always comes.
         nowait = False if kind == "queue" and removed else arguments.flags(1)[0]
@@ -200,7 +200,7 @@ class ServerChannel:
         replies = {("queue", False): (50, 21), ("queue", True): (50, 51), ("exchange", False): (40, 31)}
         self._answer(nowait, codec.method(*replies.get((kind, removed), (40, 51))))
 
-    def _on_basic(self, method: tuple[int, int], arguments: Arguments) -> None:
+    def _on_basic(self, method: tuple[int, int], arguments: MethodArguments) -> None:
         match method:
             case (60, 10):
                 arguments.long()
@@ -239,7 +239,7 @@ class ServerChannel:
             case _:
                 not_modelled("basic.recover: reject the messages, or close the channel")
 
-    def _consume(self, arguments: Arguments) -> None:
+    def _consume(self, arguments: MethodArguments) -> None:
         arguments.short()
         queue, tag = arguments.text(), arguments.text()
         _, no_ack, exclusive, nowait = arguments.flags(4)
@@ -251,7 +251,7 @@ class ServerChannel:
         self._answer(nowait, codec.method(60, 21, codec.short_string(tag)))
         start()
 
-    def _get(self, arguments: Arguments) -> None:
+    def _get(self, arguments: MethodArguments) -> None:
         arguments.short()
         queue = arguments.text()
         delivery = self._channel.get(queue, no_ack=arguments.flags(1)[0])

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from bide.amqp import codec, decoding
-from bide.testing.amqp_arguments import Arguments
+from bide.testing.amqp_arguments import MethodArguments
 from bide.testing.amqp_channel import ServerChannel
 from bide.testing.rules.virtual_host import VirtualHost
 from bide.testing.transport import MemoryTransport
@@ -144,7 +144,7 @@ class ServerConnection:
             case (10, 11):
                 self._send(codec.method(10, 30, codec.short(CHANNEL_MAX), codec.long(FRAME_MAX), codec.short(0)))
             case (10, 40):
-                self._host = self._host_of(Arguments(payload).text())
+                self._host = self._host_of(MethodArguments(payload).text())
                 self._send(codec.method(10, 41, b"\x00"))
             case (10, 50):
                 self._send(codec.method(10, 51))

@@ -28,7 +28,7 @@ _MODELLED: Final = frozenset({"direct", "topic", "fanout", "headers"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class TopologyView:
     """One place that an exchange may send the message to.
 
     Attributes:
@@ -54,7 +54,7 @@ class Stop:
     exchange: str
     type: str
     certain: bool
-    looks: tuple[Look, ...]
+    looks: tuple[TopologyView, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,21 +169,21 @@ class _Planner:
             why = "asked, because no binding matches" if asked else "not asked, because a binding matches"
             if asked and alternate == DEFAULT_EXCHANGE:
                 asked, why = False, "the default exchange, which takes nothing as an alternate"
-            look = Look(kind="exchange", name=str(alternate), goes=asked, reason=f"alternate exchange: {why}")
+            look = TopologyView(kind="exchange", name=str(alternate), goes=asked, reason=f"alternate exchange: {why}")
             looks = (*looks, look)
         return Stop(exchange=name, type=exchange.type, certain=certain, looks=looks)
 
 
-def _default_looks(topology: Topology, keys: Sequence[str]) -> Iterator[Look]:
+def _default_looks(topology: Topology, keys: Sequence[str]) -> Iterator[TopologyView]:
     names = {one.name for one in topology.queues}
     names |= {one.destination for one in topology.bindings if one.destination_type == "queue"}
     for key in keys:
         there = key in names
         reason = f"the key {key!r} is its name" if there else f"no queue has the name {key!r}, which is the key"
-        yield Look(kind="queue", name=key, goes=there, reason=reason)
+        yield TopologyView(kind="queue", name=key, goes=there, reason=reason)
 
 
-def _looks(exchange: Exchange, bindings: Sequence[Binding], message: RoutedMessage) -> Iterator[Look]:
+def _looks(exchange: Exchange, bindings: Sequence[Binding], message: RoutedMessage) -> Iterator[TopologyView]:
     kind = exchange.type
     delayed = ""
     if kind == "x-delayed-message":
@@ -193,7 +193,7 @@ def _looks(exchange: Exchange, bindings: Sequence[Binding], message: RoutedMessa
     if kind not in _MODELLED:
         alone = len(bindings) == 1
         for binding in bindings:
-            yield Look(
+            yield TopologyView(
                 kind=binding.destination_type,
                 name=binding.destination,
                 goes=True if alone and kind in CHOOSERS else None,
@@ -204,7 +204,7 @@ def _looks(exchange: Exchange, bindings: Sequence[Binding], message: RoutedMessa
     for binding in bindings:
         goes = bool(binding_table(twin, [binding]).matches(message))
         reason = delayed + _REASONS[kind](binding, message, goes)
-        yield Look(kind=binding.destination_type, name=binding.destination, goes=goes, reason=reason)
+        yield TopologyView(kind=binding.destination_type, name=binding.destination, goes=goes, reason=reason)
 
 
 def _choice(exchange: Exchange, kind: str, *, alone: bool) -> str:

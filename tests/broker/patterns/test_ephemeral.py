@@ -14,7 +14,7 @@ import bide
 from bide.amqp.connection import Connection
 from bide.delay.protocol import ExchangeTarget
 from bide.errors import InvalidInputError, PublishRefusedError, ReservedHeaderError
-from bide.messages.prepared import Outgoing
+from bide.messages.prepared import PreparedMessage
 from bide.messaging.ephemeral import EphemeralDelays, retries_of
 from bide.patterns.conventions import private_consumer_exchanges
 from bide.patterns.delays import ephemeral_delay
@@ -131,7 +131,7 @@ async def test_what_cannot_be_sent_leaves_nothing_behind(client: bide.Client, vh
 
 
 async def test_a_queue_that_cannot_be_removed_is_named(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
-    def fill_and_fail(message: Outgoing) -> AbstractContextManager[Mapping[str, Any]]:
+    def fill_and_fail(message: PreparedMessage) -> AbstractContextManager[Mapping[str, Any]]:
         assert isinstance(message.target, ExchangeTarget)
         with bide.connect_sync(vhost.url) as other:
             other.publish("of somebody else", exchange=message.target.exchange)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from bide.delay.protocol import DelayInfrastructure
     from bide.pipelines.ledger import Ledger
-    from bide.pipelines.schedule.plan import Plan
+    from bide.pipelines.schedule.plan import SchedulePlan
     from bide.pipelines.schedule.run import Survey
     from bide.spark.overdue import Past
 
@@ -184,8 +184,8 @@ def _plan(
     past: Past | None,
     declare: bool,
     infrastructure: DelayInfrastructure,
-) -> Plan:
-    from bide.pipelines.schedule.plan import WINDOW, Plan
+) -> SchedulePlan:
+    from bide.pipelines.schedule.plan import WINDOW, SchedulePlan
     from bide.spark.sink_settings import SinkSettings
 
     if (to is None) == (exchange is None):
@@ -203,7 +203,7 @@ def _plan(
     constants = {"to": to, "exchange": exchange, "routing_key": routing_key, "type": kind}
     if body_column is None:
         constants["content_type"] = "application/json"
-    return Plan(
+    return SchedulePlan(
         at_column=at_column,
         delay_column=delay_column,
         body_columns=_names("--body-columns", body_columns),
@@ -223,7 +223,7 @@ def _plan(
     )
 
 
-def _show(rows: DataFrame, plan: Plan, found: Survey, *, as_json: bool) -> None:
+def _show(rows: DataFrame, plan: SchedulePlan, found: Survey, *, as_json: bool) -> None:
     """What a run would do."""
     from bide.pipelines.schedule.rows import messages
     from bide.pipelines.schedule.run import due_times, refuse_overdue
@@ -244,7 +244,14 @@ def _show(rows: DataFrame, plan: Plan, found: Survey, *, as_json: bool) -> None:
 
 
 def _send(
-    rows: DataFrame, plan: Plan, found: Survey, ledger: Ledger, begun: datetime, *, part_rows: int, as_json: bool
+    rows: DataFrame,
+    plan: SchedulePlan,
+    found: Survey,
+    ledger: Ledger,
+    begun: datetime,
+    *,
+    part_rows: int,
+    as_json: bool,
 ) -> None:
     from bide.pipelines.schedule.run import head_for, send
     from bide.pipelines.session import spark_errors
@@ -290,7 +297,7 @@ def _sending(ledger: Ledger, rows: int) -> Iterator[None]:
         yield
 
 
-def _bad(found: Survey, plan: Plan) -> InvalidRowError:
+def _bad(found: Survey, plan: SchedulePlan) -> InvalidRowError:
     time = "due time" if plan.at_column is not None else "delay"
     reasons = (
         (found.without_time, f"no {time}, or one that cannot be read"),
@@ -305,7 +312,7 @@ def _bad(found: Survey, plan: Plan) -> InvalidRowError:
     )
 
 
-def _ledger(folder: str, plan: Plan, *, is_here: bool) -> Ledger:
+def _ledger(folder: str, plan: SchedulePlan, *, is_here: bool) -> Ledger:
     """The ledger, if it is one for this."""
     from bide.pipelines.ledger import Ledger
     from bide.pipelines.schedule.run import begun
@@ -318,7 +325,7 @@ def _ledger(folder: str, plan: Plan, *, is_here: bool) -> Ledger:
     return ledger
 
 
-def _own_ledger(source: str, format: str | None, plan: Plan) -> str:
+def _own_ledger(source: str, format: str | None, plan: SchedulePlan) -> str:
     from bide.pipelines.ledger import digest_of
 
     # A table is the catalogue's, wherever this is run.

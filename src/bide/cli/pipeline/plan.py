@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from bide.delay.protocol import DelayInfrastructure
     from bide.pipelines.plan.flows import Flow
-    from bide.pipelines.plan.levels import Ladder
+    from bide.pipelines.plan.levels import PlanLevels
     from bide.pipelines.plan.workload import Workload
 
 _BROKERS: Final = ("3.10", "4.3")
@@ -170,7 +170,7 @@ def _flows(
 
 
 def _prepared(
-    ladders: tuple[Ladder, ...],
+    ladders: tuple[PlanLevels, ...],
     *,
     tick: timedelta,
     reads_here: bool,
@@ -239,12 +239,12 @@ def _weighted(delays: tuple[str, ...]) -> Mapping[str, float]:
     return found
 
 
-def _ladder(layout: str, lanes: int) -> Ladder:
+def _ladder(layout: str, lanes: int) -> PlanLevels:
     from bide.delay.by_name import make_infrastructure
-    from bide.pipelines.plan.levels import Ladder
+    from bide.pipelines.plan.levels import PlanLevels
 
     infrastructure: DelayInfrastructure = make_infrastructure(layout, lanes=lanes if layout == "clock" else None)
-    return Ladder.of(infrastructure)
+    return PlanLevels.of(infrastructure)
 
 
 def size_of(option: str, text: str | None) -> int | None:

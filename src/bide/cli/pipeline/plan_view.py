@@ -10,14 +10,14 @@ from bide.durations import format_delay
 
 if TYPE_CHECKING:
     from bide.pipelines.plan.capacity import Judgement
-    from bide.pipelines.plan.report import Report
+    from bide.pipelines.plan.report import PlanReport
     from bide.pipelines.plan.workload import Workload
 
 _SPANS: Final = 24
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
-def plan_text(workload: Workload, reports: Sequence[Report], every: timedelta, seconds: float) -> str:
+def plan_text(workload: Workload, reports: Sequence[PlanReport], every: timedelta, seconds: float) -> str:
     """A plan in lines, one layout after the other."""
     lines = [f"{workload.messages:,.0f} messages, {in_bytes(workload.bytes)} of bodies; planned in {seconds:.0f} s"]
     if workload.undelayed:
@@ -38,7 +38,7 @@ def in_bytes(count: float) -> str:
     return f"{count:.1f} {_UNITS[unit]}" if unit else f"{count:.0f} B"
 
 
-def _layout(report: Report) -> Iterator[str]:
+def _layout(report: PlanReport) -> Iterator[str]:
     if not report.levels:
         yield f"{report.layout}: no message waits"
         return
@@ -66,7 +66,7 @@ def _judgement(one: Judgement) -> str:
     return text
 
 
-def _spans(reports: Sequence[Report], every: timedelta) -> Iterator[str]:
+def _spans(reports: Sequence[PlanReport], every: timedelta) -> Iterator[str]:
     """All levels together, side by side."""
     heads = "".join(f"  {report.layout + ': held':>18} {'hops/s':>9}" for report in reports)
     yield f"{'from (UTC)':<16}{heads}"

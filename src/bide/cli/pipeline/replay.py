@@ -23,7 +23,7 @@ from bide.foreign_text import visible
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from bide.error_queues import Moved
+    from bide.error_queues import OperationResult
     from bide.pipelines.replay.run import FailedIn
 
 
@@ -220,7 +220,7 @@ def _send(
         nonlocal done
         done = number
 
-    def stop(moved: Moved) -> None:
+    def stop(moved: OperationResult) -> None:
         kept = sum(moved.kept.values())
         stopped.append(Stopped(source=source.queue, sent=moved.done, left=total - moved.done - kept, kept=kept))
 

@@ -188,7 +188,7 @@ def _send(
     spark: SparkSession, given: OfAudit, ledger: Ledger | None, counts: Mapping[str, int], *, as_json: bool
 ) -> None:
     from bide.pipelines.replay.from_audit import run_of, send
-    from bide.pipelines.replay.tap_reader import Way
+    from bide.pipelines.replay.tap_reader import ReplayRun
     from bide.pipelines.session import spark_errors
 
     sent = rejected = before = 0
@@ -197,7 +197,7 @@ def _send(
         head = ledger.head()
         assert head is not None
         before = _done(ledger)
-        way = Way(url=given.url, run=run_of(ledger))
+        way = ReplayRun(url=given.url, run=run_of(ledger))
         with progress("replaying", total=head.rows, done=lambda: _done(ledger)), spark_errors(sending=True):
             rows = send(spark, ledger, way, to=given.to, skip_missing=given.skip_missing).collect()
         sent, rejected = sum(row["sent"] for row in rows), sum(row["rejected"] for row in rows)

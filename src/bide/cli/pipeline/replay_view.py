@@ -13,6 +13,7 @@ from bide.cli.continuation import command, rest_of
 from bide.cli.errors_view import counted
 from bide.cli.output import print_json
 from bide.cli.pipeline.view import histogram, span_for
+from bide.durations import from_microseconds
 from bide.foreign_text import visible
 
 if TYPE_CHECKING:
@@ -113,8 +114,8 @@ def preview(messages: DataFrame, *, url: str, source: str, to: str | None, more:
             unknown += row["messages"]
         else:
             queues[name] = queues.get(name, 0) + row["messages"]
-    first = _moment(min(row["first"] for row in found)) if found else None
-    last = _moment(max(row["last"] for row in found)) if found else None
+    first = from_microseconds(min(row["first"] for row in found)) if found else None
+    last = from_microseconds(max(row["last"] for row in found)) if found else None
     every = span_for(first, last)
     # As seconds: PySpark turns timestamps into those of the driver's own zone, without saying so.
     spans = due_times(messages, every).selectExpr("unix_seconds(due) as due", "count").collect()
@@ -157,7 +158,3 @@ def _as_dict(found: Preview) -> dict[str, Any]:
         "every_seconds": found.every.total_seconds(),
         "due": [{"from": due.isoformat(), "count": count} for due, count in found.times],
     }
-
-
-def _moment(micros: int) -> datetime:
-    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=micros)

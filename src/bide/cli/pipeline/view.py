@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from bide.pipelines.schedule.plan import Plan
+    from bide.pipelines.schedule.plan import SchedulePlan
     from bide.pipelines.schedule.run import Survey
 
 from bide.runtime.logs import logger
@@ -35,7 +35,7 @@ def span_for(first: datetime | None, last: datetime | None) -> timedelta:
     return next((span for span in _SPANS if (last - first) / span < _LINES - 1), _SPANS[-1])
 
 
-def summary(found: Survey, plan: Plan) -> dict[str, Any]:
+def summary(found: Survey, plan: SchedulePlan) -> dict[str, Any]:
     """What was found in the rows, for ``--json``."""
     return {
         "rows": found.rows,
@@ -52,7 +52,7 @@ def summary(found: Survey, plan: Plan) -> dict[str, Any]:
     }
 
 
-def survey_text(found: Survey, plan: Plan, times: list[tuple[datetime, int]], every: timedelta) -> str:
+def survey_text(found: Survey, plan: SchedulePlan, times: list[tuple[datetime, int]], every: timedelta) -> str:
     """The same in lines, with a histogram."""
     first, *more = summary_lines(found, plan)
     lines = [f"{first}; nothing was sent", *more]
@@ -60,7 +60,7 @@ def survey_text(found: Survey, plan: Plan, times: list[tuple[datetime, int]], ev
     return "\n".join(lines)
 
 
-def summary_lines(found: Survey, plan: Plan) -> list[str]:
+def summary_lines(found: Survey, plan: SchedulePlan) -> list[str]:
     """How many messages there are, and when they are due."""
     lines = [f"{found.rows:,} messages to {_target(plan)} on {plan.broker}"]
     if found.first is not None and found.last is not None:
@@ -103,7 +103,7 @@ def _bar(share: float) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-def _target(plan: Plan) -> str:
+def _target(plan: SchedulePlan) -> str:
     constants = plan.settings.constants
     if "to" in constants:
         return f"the queue {constants['to']}"

@@ -1,4 +1,4 @@
-"""A letter of a bulk publish on its way."""
+"""A message of a bulk publish on its way."""
 
 from __future__ import annotations
 
@@ -6,48 +6,49 @@ from collections.abc import Callable
 from typing import Any
 
 from bide.amqp.confirms import Unconfirmed
-from bide.client.broker_state import Preparation, Session
-from bide.client.publish_result import Outcome
+from bide.client.broker_state import BrokerState, Preparation
+from bide.client.publish_result import PublishResult
 from bide.errors import BideError, InvalidInputError
-from bide.messages.prepared import Outgoing
+from bide.messages.prepared import PreparedMessage
 
 
-class Parcel(Unconfirmed):
-    """A letter on its way.
+class InFlightMessage(Unconfirmed):
+    """A message on its way.
 
     Attributes:
-        message: what the letter stands for; None if it cannot be read.
+        outgoing: the message as it was given.
+        message: the same, checked; None if it cannot be sent.
         attempts: how often it was sent.
         refusals: how many of these the broker certainly did not take.
         was_lost: whether the connection broke after it was sent.
         error: why it is not on the broker, once that is known.
         prepared_in: the session in which everything was found to be there that it needs.
-        preparation: of its next sending; see :meth:`bide.client.broker_state.Session.prepare`.
+        preparation: of its next sending; see :meth:`bide.client.broker_state.BrokerState.prepare`.
         elsewhere: whether another host confirmed it.
         on_settled: called with it and the error, or None, when its fate is known.
     """
 
     __slots__ = (
-        *("attempts", "elsewhere", "error", "hops", "letter", "message", "on_settled", "position", "preparation"),
-        *("prepared_in", "refusals", "was_lost"),
+        *("attempts", "elsewhere", "error", "hops", "message", "on_settled", "outgoing", "position"),
+        *("preparation", "prepared_in", "refusals", "was_lost"),
     )
 
     def __init__(
         self,
-        letter: Any,
+        outgoing: Any,
         position: int,
-        message: Outgoing | None,
-        on_settled: Callable[[Parcel, BideError | None], None],
+        message: PreparedMessage | None,
+        on_settled: Callable[[InFlightMessage, BideError | None], None],
     ) -> None:
         self.on_settled = on_settled
-        self.letter = letter
+        self.outgoing = outgoing
         self.position = position
         self.message = message
         self.attempts = 0
         self.refusals = 0
         self.was_lost = False
         self.error: BideError | None = None
-        self.prepared_in: Session | None = None
+        self.prepared_in: BrokerState | None = None
         self.preparation: Preparation | None = None
         self.elsewhere = False
         self.hops = 0
@@ -55,7 +56,7 @@ class Parcel(Unconfirmed):
     @property
     def mandatory(self) -> bool:
         """Whether it is returned where no queue takes it."""
-        mandatory: bool = self.letter.mandatory
+        mandatory: bool = self.outgoing.mandatory
         return mandatory
 
     @property
@@ -67,19 +68,19 @@ class Parcel(Unconfirmed):
         """Its fate is known."""
         self.on_settled(self, None if self.elsewhere else error)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> PublishResult:
         """What became of it, for the caller."""
         message = self.message
         if message is None:
-            return Outcome(self.letter, self.position, None, None, 0, self.error)
+            return PublishResult(self.outgoing, self.position, None, None, 0, self.error)
         due = message.due if self.attempts else None
-        return Outcome(self.letter, self.position, message.message_id, due, self.attempts, self.error)
+        return PublishResult(self.outgoing, self.position, message.message_id, due, self.attempts, self.error)
 
 
 def unsendable(position: int, error: Exception) -> InvalidInputError:
-    """The error for a letter that cannot be checked or encoded."""
+    """The error for a message that cannot be checked or encoded."""
     if isinstance(error, InvalidInputError):
         return error
-    found = InvalidInputError(f"the letter {position} cannot be sent: {type(error).__name__}: {error}")
+    found = InvalidInputError(f"the message {position} cannot be sent: {type(error).__name__}: {error}")
     found.__cause__ = error
     return found

@@ -1,4 +1,4 @@
-"""Where the letters of a bulk publish come from: an iterable, or an asynchronous one that is read ahead a little."""
+"""Where the messages of a bulk publish come from: an iterable, or an asynchronous one that is read ahead a little."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NOTHING: Final = object()
 _READ_AHEAD: Final = 1_000
 
 _BYTES_AHEAD: Final = 8 << 20
-"""Bytes of bodies that are read ahead at most, but for the last letter."""
+"""Bytes of bodies that are read ahead at most, but for the last message."""
 
 
-class Source(Protocol):
+class BulkInput(Protocol):
     """The input, taken one by one.
 
     Attributes:
@@ -43,7 +43,7 @@ class Source(Protocol):
         """Take no more."""
 
 
-class _Direct:
+class _Iterated:
     """An ordinary iterable."""
 
     def __init__(self, items: Iterable[Any]) -> None:
@@ -149,7 +149,7 @@ class _ReadAhead:
                     except asyncio.CancelledError as error:
                         if generator is None or self._is_stopped:
                             raise
-                        # It waits where it gives a letter. What cancels is within it, and knows why: a time limit, say.
+                        # The generator waits at its yield. What cancels it is inside it and knows why.
                         step = partial(generator.athrow, error)
         except StopAsyncIteration:
             pass
@@ -159,15 +159,15 @@ class _ReadAhead:
                 await generator.aclose()
 
 
-def body_bytes(letter: Any) -> int:
-    """The size of a letter's body as far as it can be told without encoding it; 0 of what is no letter."""
-    body = getattr(letter, "body", None)
+def body_bytes(outgoing: Any) -> int:
+    """The size of a message's body as far as it can be told without encoding it; 0 of anything else."""
+    body = getattr(outgoing, "body", None)
     if body is None:
-        body = getattr(letter, "json", None)
+        body = getattr(outgoing, "json", None)
     return len(body) if isinstance(body, bytes | bytearray | memoryview | str) else 0
 
 
-def source_of(items: Iterable[Any] | AsyncIterable[Any], on_news: Callable[[], None]) -> Source:
+def source_of(items: Iterable[Any] | AsyncIterable[Any], on_news: Callable[[], None]) -> BulkInput:
     """The source for an iterable of either kind.
 
     Raises:
@@ -176,5 +176,5 @@ def source_of(items: Iterable[Any] | AsyncIterable[Any], on_news: Callable[[], N
     if isinstance(items, AsyncIterable):
         return _ReadAhead(items, on_news)
     if isinstance(items, Iterable):
-        return _Direct(items)
-    raise InvalidInputError(f"the letters are of type {type(items).__name__}: give an iterable of them")
+        return _Iterated(items)
+    raise InvalidInputError(f"the messages are of type {type(items).__name__}: give an iterable of them")

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
 from typing import Final, Self
 
-from bide.client.bulk.in_flight import Parcel
-from bide.client.bulk.sender import Run
-from bide.client.publish_result import Outcome, Report, Tally, not_taken
+from bide.client.bulk.in_flight import InFlightMessage
+from bide.client.bulk.sender import BulkSender
+from bide.client.publish_result import PublishResult, PublishSummary, Tally, not_taken
 from bide.errors import BulkInDoubtError, ClosedError
 
 KEPT_FAILURES: Final = 1_000
@@ -16,29 +16,29 @@ KEPT_FAILURES: Final = 1_000
 
 
 class BulkPublish:
-    """A publishing of many letters, made by :meth:`bide.Client.publish_many`. Use it once, in one of three ways.
+    """A publishing of many messages, made by :meth:`bide.Client.publish_many`. Use it once, in one of three ways.
 
-    ``async for outcome in publishing`` gives the :class:`Outcome` of every letter, as soon as it is known;
-    ``async for report in publishing.batches()`` gives a :class:`Report` of what became known since the one before;
-    ``report = await publishing`` gives one in the end.
+    ``async for result in publishing`` gives the :class:`PublishResult` of every message, as soon as it is known;
+    ``async for summary in publishing.batches()`` gives a :class:`PublishSummary` of what became known since the last;
+    ``summary = await publishing`` gives one in the end.
 
     It sends only while it is asked for results. Who leaves the iteration early abandons what was sent and is not
     confirmed.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: BulkSender) -> None:
         self._run = run
         self._is_used = False
 
     def count_from(self, position: int) -> Self:
-        """Give the first letter this position instead of 0, for an input in several parts."""
+        """Give the first message this position instead of 0, for an input in several parts."""
         self._run.count_from(position)
         return self
 
-    def __aiter__(self) -> AsyncGenerator[Outcome, None]:
+    def __aiter__(self) -> AsyncGenerator[PublishResult, None]:
         return self._outcomes(self._use())
 
-    def batches(self) -> AsyncGenerator[Report, None]:
+    def batches(self) -> AsyncGenerator[PublishSummary, None]:
         """Reports of what became known, each with all its failures.
 
         Raises:
@@ -46,24 +46,24 @@ class BulkPublish:
         """
         return self._reports(self._use())
 
-    def __await__(self) -> Generator[None, None, Report]:
+    def __await__(self) -> Generator[None, None, PublishSummary]:
         return self._whole(self._use()).__await__()
 
-    def _use(self) -> Run:
+    def _use(self) -> BulkSender:
         if self._is_used:
-            raise ClosedError("these letters were published already: call publish_many again with others")
+            raise ClosedError("these messages were published already: call publish_many again with others")
         self._is_used = True
         return self._run
 
     @staticmethod
-    async def _outcomes(run: Run) -> AsyncGenerator[Outcome, None]:
+    async def _outcomes(run: BulkSender) -> AsyncGenerator[PublishResult, None]:
         async with aclosing(run.rounds()) as rounds:
             async for parcels in rounds:
                 for parcel in parcels:
                     yield parcel.outcome()
 
     @staticmethod
-    async def _reports(run: Run) -> AsyncGenerator[Report, None]:
+    async def _reports(run: BulkSender) -> AsyncGenerator[PublishSummary, None]:
         async with aclosing(run.rounds()) as rounds:
             async for parcels in rounds:
                 tally = Tally(keep=len(parcels))
@@ -71,7 +71,7 @@ class BulkPublish:
                 yield tally.report()
 
     @staticmethod
-    async def _whole(run: Run) -> Report:
+    async def _whole(run: BulkSender) -> PublishSummary:
         tally = Tally(keep=KEPT_FAILURES)
         try:
             async with aclosing(run.rounds()) as rounds:
@@ -89,7 +89,7 @@ class BulkPublish:
         return report
 
 
-def _count(parcels: list[Parcel], tally: Tally) -> None:
+def _count(parcels: list[InFlightMessage], tally: Tally) -> None:
     failed = [one for one in parcels if one.error is not None]
     tally.confirm(len(parcels) - len(failed))
     if failed:

@@ -11,11 +11,11 @@ from typing import Final
 from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Unconfirmed
-from bide.client.broker_state import Session, too_large
-from bide.client.bulk.in_flight import Parcel, unsendable
-from bide.client.bulk.input import NOTHING, Source, source_of
+from bide.client.broker_state import BrokerState, too_large
+from bide.client.bulk.in_flight import InFlightMessage, unsendable
+from bide.client.bulk.input import NOTHING, BulkInput, source_of
 from bide.client.bulk.preparing import Preparing, is_verdict
-from bide.client.bulk.unreachable import Unreachable
+from bide.client.bulk.unreachable import OutOfReachError, Unreachable
 from bide.client.publish_result import denied, in_doubt, not_sent, with_unsent
 from bide.client.publisher import OnLost, Publisher
 from bide.errors import (
@@ -31,7 +31,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
-from bide.messages.outgoing import Letter
+from bide.messages.outgoing import OutgoingMessage
 from bide.runtime.logs import logger
 
 log = logger(__name__)
@@ -43,25 +43,17 @@ _TURN: Final = 256
 """Messages that are sent in one turn of the event loop."""
 
 _TURN_SECONDS: Final = 0.01
-"""A turn ends after this time: an input that is slow to give letters holds up neither those before nor others."""
+"""A turn ends after this time: an input that is slow to give messages holds up neither those before nor others."""
 
 
 _UNPREPARED: Final = "what they need on their way was not there yet"
 
 
-class _OutOfReachError(Exception):
-    """No connection can be had, for a reason that another try would not change."""
-
-    def __init__(self, reason: BideError) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
-
-
-class Run:
-    """Sends letters, and tells what became of them. It is run once.
+class BulkSender:
+    """Sends messages, and tells what became of them. It is run once.
 
     Args:
-        window: letters that were taken from the input and whose fate is not known.
+        window: messages that were taken from the input and whose fate is not known.
         timeout: seconds without any confirm after which it gives up. Time in which the broker says that it takes no
             publishes does not count.
     """
@@ -69,26 +61,26 @@ class Run:
     def __init__(
         self,
         publisher: Publisher,
-        letters: Iterable[Letter] | AsyncIterable[Letter],
+        messages: Iterable[OutgoingMessage] | AsyncIterable[OutgoingMessage],
         *,
         window: int,
         on_lost: OnLost,
         timeout: float,
     ) -> None:
         self._publisher = publisher
-        self._letters = letters
+        self._messages = messages
         # Fewer while it is not known for which of them the broker closes the channel.
         self._window = self._limit = window
         self._on_lost = on_lost
         self._timeout = timeout
-        self._session: Session | None = None
+        self._session: BrokerState | None = None
         self._channel: Channel | None = None
         self._taken = 0
         self._in_flight = 0
         self._bytes = 0
-        self._known: list[Parcel] = []
-        self._lost: list[Parcel] = []
-        self._again: deque[Parcel] = deque()
+        self._known: list[InFlightMessage] = []
+        self._lost: list[InFlightMessage] = []
+        self._again: deque[InFlightMessage] = deque()
         self._unreachable = Unreachable()
         self._news = asyncio.Event()
         self._preparing = Preparing(self._news.set)
@@ -99,16 +91,16 @@ class Run:
         self._trouble = ""
 
     def count_from(self, position: int) -> None:
-        """Give the first letter this position instead of 0."""
+        """Give the first message this position instead of 0."""
         self._taken = position
 
-    async def rounds(self) -> AsyncGenerator[list[Parcel], None]:
+    async def rounds(self) -> AsyncGenerator[list[InFlightMessage], None]:
         """Send, and hand out what became known, whenever something did.
 
         Whatever ends it early is raised after the last of what is known was handed out; what the input raises, after
         everything before it is known.
         """
-        source = source_of(self._letters, self._news.set)
+        source = source_of(self._messages, self._news.set)
         self._publisher.trials.sources.add(self._unconfirmed)
         failure: Exception | None = None
         try:
@@ -136,16 +128,16 @@ class Run:
             await self._preparing.close()
             await source.close()
 
-    def _unconfirmed(self) -> Iterable[Parcel]:
-        """The letters that wait for their confirm or their first sending, if they may be sent again."""
+    def _unconfirmed(self) -> Iterable[InFlightMessage]:
+        """The messages that wait for their confirm or their first sending, if they may be sent again."""
         sent = self._channel.confirms.waiting if self._channel is not None else ()
-        waiting = (*(one for one in sent if isinstance(one, Parcel)), *self._again, *self._preparing)
+        waiting = (*(one for one in sent if isinstance(one, InFlightMessage)), *self._again, *self._preparing)
         return waiting if self._on_lost == "repeat" else ()
 
-    def _is_done(self, source: Source) -> bool:
+    def _is_done(self, source: BulkInput) -> bool:
         return (source.ended or self._end is not None) and not self._is_waiting()
 
-    def settled(self, parcel: Parcel, error: BideError | None) -> None:
+    def settled(self, parcel: InFlightMessage, error: BideError | None) -> None:
         """The broker's word on one message, or the end of its channel."""
         self._in_flight -= 1
         self._bytes -= len(parcel.body)
@@ -160,7 +152,7 @@ class Run:
         else:
             self._lost.append(parcel)
 
-    async def _round(self, source: Source) -> None:
+    async def _round(self, source: BulkInput) -> None:
         """One turn: send what may be sent, or wait for whatever comes first."""
         try:
             await self._go_on(source)
@@ -175,7 +167,7 @@ class Run:
                 raise PublishError(f"the broker was not reached within {self._timeout:g} s: is it up?") from error
         except BulkInDoubtError:
             raise
-        except _OutOfReachError as error:
+        except OutOfReachError as error:
             if self._is_waiting():
                 raise self._in_doubt(str(error)) from error.reason
             raise error.reason from error.reason.__cause__
@@ -193,7 +185,7 @@ class Run:
                 raise
             raise self._in_doubt(f"{type(error).__name__}: {error}") from error
 
-    async def _go_on(self, source: Source) -> None:
+    async def _go_on(self, source: BulkInput) -> None:
         self._take_back()
         if self._lost:
             self._sort()
@@ -210,7 +202,7 @@ class Run:
                 session = self._session = await self._connected()
         loop = asyncio.get_running_loop()
         started = loop.time()
-        unprepared: list[Parcel] = []
+        unprepared: list[InFlightMessage] = []
         is_interrupted = self._send(source, session, channel, unprepared)
         # The broker cannot be heard while the input takes its time.
         took = loop.time() - started
@@ -234,12 +226,12 @@ class Run:
                 await self._news.wait()
                 self._has_moved = True
 
-    async def _connected(self) -> Session:
+    async def _connected(self) -> BrokerState:
         """The session of an open connection, opened anew if need be, which is tried as long as it may succeed."""
         try:
             return await self._publisher.session()
         except BideError as error:
-            raise _OutOfReachError(error) from error
+            raise OutOfReachError(error) from error
 
     def _is_waiting(self) -> bool:
         """Whether there are messages whose fate is not known."""
@@ -270,7 +262,9 @@ class Run:
         self._has_moved = True
         self._news.set()
 
-    def _send(self, source: Source, session: Session, channel: Channel, unprepared: list[Parcel]) -> bool:
+    def _send(
+        self, source: BulkInput, session: BrokerState, channel: Channel, unprepared: list[InFlightMessage]
+    ) -> bool:
         """Send what may be sent now, set aside what is not prepared, and return whether there may be more to send."""
         connection, number, clock = session.connection, channel.number, asyncio.get_running_loop().time
         end, held = clock() + _TURN_SECONDS, 0
@@ -293,9 +287,9 @@ class Run:
             if parcel.prepared_in is session or session.is_prepared(message):
                 try:
                     made = session.encode(
-                        message, channel=number, mandatory=parcel.letter.mandatory, prepared=parcel.preparation
+                        message, channel=number, mandatory=parcel.outgoing.mandatory, prepared=parcel.preparation
                     )
-                except Exception as error:  # noqa: BLE001 (what is wrong with one letter does not harm the others)
+                except Exception as error:  # noqa: BLE001 (what is wrong with one message does not harm the others)
                     self._denied(parcel, unsendable(parcel.position, error))
                     continue
             elif (unreachable := self._unreachable.error(message.kind)) is not None:
@@ -315,29 +309,29 @@ class Run:
             self._bytes += len(message.body)
         return True
 
-    def _take(self, source: Source) -> Parcel | None:
-        """The next letter of the input, checked; None where there is none, or it is not the time for new ones."""
+    def _take(self, source: BulkInput) -> InFlightMessage | None:
+        """The next message of the input, checked; None where there is none, or it is not the time for new ones."""
         if self._limit < self._window or self._end is not None:
             return None
-        letter = source.take()
-        if letter is NOTHING:
+        outgoing = source.take()
+        if outgoing is NOTHING:
             return None
         position = self._taken
         self._taken += 1
         try:
-            if not isinstance(letter, Letter):
-                raise InvalidInputError(f"the item {position} is of type {type(letter).__name__}: give a bide.Letter")
-            return Parcel(letter, position, self._publisher.letters.check(letter), self.settled)
-        except Exception as error:  # noqa: BLE001 (whatever is wrong with one letter is no harm to the others)
-            parcel = Parcel(letter, position, None, self.settled)
+            if not isinstance(outgoing, OutgoingMessage):
+                raise InvalidInputError(f"item {position} is a {type(outgoing).__name__}: give a bide.OutgoingMessage")
+            return InFlightMessage(outgoing, position, self._publisher.checker.check(outgoing), self.settled)
+        except Exception as error:  # noqa: BLE001 (whatever is wrong with one message is no harm to the others)
+            parcel = InFlightMessage(outgoing, position, None, self.settled)
             self._failed(parcel, unsendable(position, error))
             return parcel
 
-    def _failed(self, parcel: Parcel, error: BideError) -> None:
+    def _failed(self, parcel: InFlightMessage, error: BideError) -> None:
         parcel.error = error
         self._known.append(parcel)
 
-    def _denied(self, parcel: Parcel, error: BideError) -> None:
+    def _denied(self, parcel: InFlightMessage, error: BideError) -> None:
         """The broker does not take it now; it may have done so when it was sent before, and the confirm was lost."""
         assert parcel.message is not None
         if parcel.may_be_there and not isinstance(error, MessageTooLargeError):
@@ -345,7 +339,7 @@ class Run:
         self._failed(parcel, error)
 
     def _take_back(self) -> None:
-        """Send the letters whose preparation has ended before others, or deny them."""
+        """Send the messages whose preparation has ended before others, or deny them."""
         ended = self._preparing.ended()
         if not ended:
             return
@@ -386,7 +380,9 @@ class Run:
         if lost and (self._on_lost == "raise" or isinstance(error, ClosedError)):
             raise self._in_doubt(str(error)) from error
 
-    def _without_blamed(self, session: Session, channel: Channel, lost: list[Parcel]) -> list[Parcel]:
+    def _without_blamed(
+        self, session: BrokerState, channel: Channel, lost: list[InFlightMessage]
+    ) -> list[InFlightMessage]:
         """Settle those that made the broker close the channel, as far as it tells, and return the others.
 
         Where the broker does not say which it was, fewer and fewer are sent at once, until it is alone.

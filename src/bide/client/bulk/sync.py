@@ -13,27 +13,30 @@ from bide.amqp.url import BrokerUrl
 from bide.arguments import whole_number
 from bide.client.bulk.input import body_bytes
 from bide.client.bulk.publish import KEPT_FAILURES
-from bide.client.bulk.thread_feed import Feed
+from bide.client.bulk.thread_feed import ThreadFeed
 from bide.client.client import connect
-from bide.client.publish_result import Report, Tally, not_taken, with_unsent
+from bide.client.publish_result import PublishSummary, Tally, not_taken, with_unsent
 from bide.client.publisher import OnLost
 from bide.client.sync import SyncClient
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import DelayLike
 from bide.errors import BideError, BulkInDoubtError, ClosedError
-from bide.messages.outgoing import Letter
+from bide.messages.outgoing import OutgoingMessage
 
 _BATCH: Final = 1_000
-"""Letters that go from one thread to the other together, which costs as much as a few letters do."""
+"""Messages that go from one thread to the other together, which costs as much as a few messages do."""
 
 _BATCH_BYTES: Final = 4 << 20
-"""Bytes of bodies with which a batch goes though it has fewer letters."""
+"""Bytes of bodies with which a batch goes though it has fewer messages."""
 
 
 class BulkPublisher:
     """Publishes many messages, each confirmed, while the caller makes the next ones.
 
-    ``with bide.BulkPublisher("amqp://localhost") as publisher: publisher.put(bide.Letter(b"...", to="orders"))``
+    ::
+
+        with bide.BulkPublisher("amqp://localhost") as publisher:
+            publisher.put(bide.OutgoingMessage(b"...", to="orders"))
 
     A thread of its own sends them, and is given them in batches of 1,000, or 4 MB of bodies; at the end of the block,
     the rest. Besides the window it holds at most six batches in memory. What cannot be sent, and what the broker does
@@ -73,9 +76,9 @@ class BulkPublisher:
         )
         self._client = SyncClient(connecting)
         self._pid = os.getpid()
-        self._batch: list[Letter] = []
+        self._batch: list[OutgoingMessage] = []
         self._bytes = 0
-        self._feed: Feed | None = None
+        self._feed: ThreadFeed | None = None
         self._sending: concurrent.futures.Future[None] | None = None
         self._taken = 0
         self._tally = Tally(keep=self._keep)
@@ -92,25 +95,25 @@ class BulkPublisher:
         finally:
             self.close()
 
-    def put(self, letter: Letter) -> None:
+    def put(self, message: OutgoingMessage) -> None:
         """Publish a message, some time before the end of the next :meth:`flush`. Waits where the broker is slower.
 
         Raises:
-            BulkInDoubtError: the publishing ended early. It names what is in doubt and what was not sent, this letter
+            BulkInDoubtError: the publishing ended early. It names what is in doubt and what was not sent, this message
                 included, and has the report of all others since the last flush.
         """
-        self._batch.append(letter)
-        self._bytes += body_bytes(letter)
+        self._batch.append(message)
+        self._bytes += body_bytes(message)
         if len(self._batch) >= _BATCH or self._bytes >= _BATCH_BYTES:
             self._send()
 
-    def publish_many(self, letters: Iterable[Letter]) -> Report:
+    def publish_many(self, messages: Iterable[OutgoingMessage]) -> PublishSummary:
         """Publish messages and wait until all of them are confirmed; :meth:`put` for each, then :meth:`flush`."""
-        for letter in letters:
-            self.put(letter)
+        for one in messages:
+            self.put(one)
         return self.flush()
 
-    def flush(self) -> Report:
+    def flush(self) -> PublishSummary:
         """Wait until every message is confirmed that was put since the last flush.
 
         Raises:
@@ -149,10 +152,10 @@ class BulkPublisher:
             # A signal's exception ended the flush.
             self._wait()
         if self._feed is None or self._sending is None:
-            feed = Feed(self._client.call)
+            feed = ThreadFeed(self._client.call)
             self._sending = self._client.submit(self._publish(feed, self._taken))
             self._feed = feed
-        # Where a signal's exception ends the waiting, the batch goes with the next letter.
+        # Where a signal's exception ends the waiting, the batch goes with the next message.
         self._feed.wait_for_room()
         if self._feed.is_abandoned:
             # It ends, or has ended, with an error.
@@ -184,7 +187,7 @@ class BulkPublisher:
             raise named from named.__cause__
         self._sending = self._feed = None
 
-    async def _publish(self, feed: Feed, first: int) -> None:
+    async def _publish(self, feed: ThreadFeed, first: int) -> None:
         try:
             async for report in self._client.client.publish_many(feed).count_from(first).batches():
                 self._tally.add(report)

@@ -1,4 +1,4 @@
-"""Letters that another thread gives, batch by batch, to an event loop that publishes them as one stream."""
+"""Messages that another thread gives, batch by batch, to an event loop that publishes them as one stream."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Final
 
-from bide.messages.outgoing import Letter
+from bide.messages.outgoing import OutgoingMessage
 
 _BATCHES_AHEAD: Final = 4
-"""Enough for the event loop never to wait while the other thread makes letters."""
+"""Enough for the event loop never to wait while the other thread makes messages."""
 
 
-class Feed:
+class ThreadFeed:
     """An asynchronous input that one other thread fills, and waits for where it is ahead.
 
     Attributes:
@@ -27,14 +27,14 @@ class Feed:
 
     def __init__(self, call: Callable[[Callable[[], None]], object]) -> None:
         self._call = call
-        self._batches: deque[Sequence[Letter]] = deque()
-        self._begun: Iterator[Letter] = iter(())
+        self._batches: deque[Sequence[OutgoingMessage]] = deque()
+        self._begun: Iterator[OutgoingMessage] = iter(())
         self._room = threading.Semaphore(_BATCHES_AHEAD)
         self._news = asyncio.Event()
         self.has_ended = False
         self.is_abandoned = False
 
-    async def __aiter__(self) -> AsyncIterator[Letter]:
+    async def __aiter__(self) -> AsyncIterator[OutgoingMessage]:
         has_ended = False
         while not has_ended:
             self._news.clear()
@@ -43,8 +43,8 @@ class Feed:
             while self._batches:
                 self._begun = iter(self._batches.popleft())
                 self._room.release()
-                for letter in self._begun:
-                    yield letter
+                for one in self._begun:
+                    yield one
             if not has_ended:
                 await self._news.wait()
 
@@ -57,8 +57,8 @@ class Feed:
             # For whoever asks next: no room is made any more.
             self._room.release()
 
-    def add(self, batch: Sequence[Letter]) -> None:
-        """Add letters; there is room for them."""
+    def add(self, batch: Sequence[OutgoingMessage]) -> None:
+        """Add messages; there is room for them."""
         self._batches.append(batch)
         self._call(self._news.set)
 
@@ -74,7 +74,7 @@ class Feed:
         self.is_abandoned = True
         self._room.release()
 
-    def left(self) -> list[Letter]:
+    def left(self) -> list[OutgoingMessage]:
         """What was added and not taken."""
         left = list(self._begun)
         while self._batches:

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from typing import Final
 
 from bide.errors import BideError
-from bide.messages.prepared import Kind
-
-_REMEMBERED: Final = 10_000
+from bide.messages.prepared import MessageTemplate
+from bide.runtime.bounded_cache import BoundedCache
 
 _SECONDS: Final = 1.0
 """For this time a target is not asked for again."""
+
+
+class OutOfReachError(Exception):
+    """No connection can be had, for a reason that another try would not change."""
+
+    def __init__(self, reason: BideError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
 
 
 class Unreachable:
     """The errors of kinds of messages whose target could not be reached, for a second each."""
 
     def __init__(self) -> None:
-        self._errors: OrderedDict[Kind, tuple[BideError, float]] = OrderedDict()
+        self._errors = BoundedCache[MessageTemplate, tuple[BideError, float]]()
 
-    def add(self, kind: Kind | None, error: BideError) -> None:
+    def add(self, kind: MessageTemplate | None, error: BideError) -> None:
         """Remember an error for messages of this kind."""
         if kind is not None:
             self._errors[kind] = error, asyncio.get_running_loop().time() + _SECONDS
-            if len(self._errors) > _REMEMBERED:
-                self._errors.popitem(last=False)
 
-    def error(self, kind: Kind | None) -> BideError | None:
+    def error(self, kind: MessageTemplate | None) -> BideError | None:
         """The error that a message of this kind met a moment ago, or None."""
         if kind is None or kind not in self._errors:
             return None

@@ -7,13 +7,14 @@ came, how late, or how often: the tables are the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.types import ArrayType, StructField, StructType
 
+from bide.durations import to_microseconds
 from bide.pipelines.audit.facts import schema_of
 
 if TYPE_CHECKING:
@@ -335,8 +336,7 @@ def _distinct(told: DataFrame) -> DataFrame:
 
 
 def _overdue(due: Column, now: datetime) -> Column:
-    micros = (now - datetime.fromtimestamp(0, UTC) - GRACE) // timedelta(microseconds=1)
-    return due <= F.timestamp_micros(F.lit(micros))
+    return due <= F.timestamp_micros(F.lit(to_microseconds(now - GRACE)))
 
 
 def _floor(moment: Column, seconds: int) -> Column:

@@ -16,7 +16,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rung:
+class PlanLevel:
     """One level.
 
     Attributes:
@@ -39,7 +39,7 @@ class Rung:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stay:
+class Interval:
     """A message in the queue of a level, in milliseconds since the Unix epoch."""
 
     level: int
@@ -49,7 +49,7 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ladder:
+class PlanLevels:
     """The levels of a delay infrastructure, highest first.
 
     The unit of each level is that of the level below times one more than the highest digit there, so that the digit of
@@ -64,13 +64,13 @@ class Ladder:
     """
 
     name: str
-    rungs: tuple[Rung, ...]
+    rungs: tuple[PlanLevel, ...]
     resolution: int
     longest: int
     lanes: int | None = None
 
     @classmethod
-    def of(cls, infrastructure: DelayInfrastructure) -> Ladder:
+    def of(cls, infrastructure: DelayInfrastructure) -> PlanLevels:
         """The ladder of ``Clock``, or of NServiceBus's binary cascade.
 
         Raises:
@@ -79,7 +79,7 @@ class Ladder:
         match infrastructure:
             case Clock():
                 rungs = tuple(
-                    Rung(
+                    PlanLevel(
                         name=level.letter,
                         unit=level.unit // _MILLISECOND,
                         highest=level.highest,
@@ -92,7 +92,7 @@ class Ladder:
             case NServiceBus():
                 cascade = infrastructure.cascade
                 rungs = tuple(
-                    Rung(
+                    PlanLevel(
                         name=f"{level:02}",
                         unit=1000 << level,
                         highest=1,
@@ -118,11 +118,11 @@ class Ladder:
         """What a message with this delay waits, both in milliseconds."""
         return -(-delay // self.resolution) * self.resolution
 
-    def stays(self, sent: int, delay: int) -> Iterator[Stay]:
+    def stays(self, sent: int, delay: int) -> Iterator[Interval]:
         """Where a message waits, in order, one message at a time; :mod:`bide.pipelines.plan.occupancy` does many."""
         wait = self.wait(delay)
         for level, rung in enumerate(self.rungs):
             digit = wait // rung.unit % (rung.highest + 1)
             if digit:
                 leave = sent + wait - wait % rung.unit
-                yield Stay(level=level, digit=digit, enter=leave - digit * rung.unit, leave=leave)
+                yield Interval(level=level, digit=digit, enter=leave - digit * rung.unit, leave=leave)

@@ -24,7 +24,7 @@ from bide.errors import InvalidInputError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from bide.pipelines.plan.levels import Ladder
+    from bide.pipelines.plan.levels import PlanLevels
     from bide.pipelines.plan.workload import Workload
 
 ALL: Final = "all"
@@ -48,7 +48,7 @@ def check_spans(every: timedelta, tick: timedelta) -> None:
         raise InvalidInputError(f"spans of {every} are no multiple of the tick of {tick}")
 
 
-def check_delays(longest: int, ladder: Ladder) -> None:
+def check_delays(longest: int, ladder: PlanLevels) -> None:
     """See whether a ladder holds messages so long, which is in milliseconds.
 
     Raises:
@@ -71,7 +71,7 @@ class Timeline:
     """
 
     workload: Workload
-    ladder: Ladder
+    ladder: PlanLevels
     every: timedelta = timedelta(hours=1)
     tick: timedelta = timedelta(seconds=1)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
+from bide.durations import from_microseconds
 from bide.pipelines.formats import to_read
 from bide.pipelines.plan.capacity import Capacity, Judgement, judge
 from bide.pipelines.plan.occupancy import ALL, Timeline
@@ -61,7 +62,7 @@ class LevelFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class PlanReport:
     """A plan for one layout.
 
     Attributes:
@@ -92,7 +93,7 @@ def clear(timeline: Timeline, out: str) -> None:
     timeline.queues().limit(0).write.mode("overwrite").option(_MARK, "false").parquet(f"{out}/queues")
 
 
-def report(timeline: Timeline, capacity: Capacity, *, out: str | None = None) -> Report:
+def report(timeline: Timeline, capacity: Capacity, *, out: str | None = None) -> PlanReport:
     """Sum up a plan, and judge it.
 
     Args:
@@ -111,7 +112,8 @@ def report(timeline: Timeline, capacity: Capacity, *, out: str | None = None) ->
     releases = {row["level"]: row for row in _releases(queues).collect()}
     spans = levels.where(F.col("level") == ALL).orderBy("at").limit(SPANS).withColumn("at", F.unix_millis("at"))
     found = tuple(
-        Span(**{"at": _moment(row["at"]), **{name: row[name] for name in _SPAN_FIGURES}}) for row in spans.collect()
+        Span(**{"at": from_microseconds(1000 * row["at"]), **{name: row[name] for name in _SPAN_FIGURES}})
+        for row in spans.collect()
     )
     if out is None:
         levels.unpersist()
@@ -125,13 +127,13 @@ def report(timeline: Timeline, capacity: Capacity, *, out: str | None = None) ->
             LevelFigures(
                 level=name,
                 held_peak=row["held_peak"],
-                held_peak_at=_moment(row["held_peak_at"]),
+                held_peak_at=from_microseconds(1000 * row["held_peak_at"]),
                 bytes_peak=row["bytes_peak"],
                 hops=row["hops"],
                 hops_peak=row["hops_peak"],
                 release_peak=None if most is None else most["peak"],
                 release_queue=None if most is None else rungs[name].queue_of(most["digit"]),
-                release_at=None if most is None else _moment(most["peak_at"]),
+                release_at=None if most is None else from_microseconds(1000 * most["peak_at"]),
             )
         )
     judged: list[Judgement] = []
@@ -145,7 +147,7 @@ def report(timeline: Timeline, capacity: Capacity, *, out: str | None = None) ->
             bytes=whole.bytes_peak,
             lanes=timeline.ladder.lanes,
         )
-    return Report(layout=timeline.ladder.name, levels=tuple(figures), spans=found, judgements=tuple(judged))
+    return PlanReport(layout=timeline.ladder.name, levels=tuple(figures), spans=found, judgements=tuple(judged))
 
 
 def _by_level(levels: DataFrame) -> DataFrame:
@@ -165,10 +167,6 @@ def _releases(queues: DataFrame) -> DataFrame:
         F.max_by("digit", order).alias("digit"),
         F.unix_millis(F.max_by("peak_at", order)).alias("peak_at"),
     )
-
-
-def _moment(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=milliseconds)
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

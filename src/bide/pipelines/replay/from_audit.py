@@ -26,13 +26,14 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from bide.durations import from_microseconds
 from bide.errors import InvalidInputError, NotFoundError
 from bide.pipelines.audit import facts
 from bide.pipelines.audit.folder import Folder
 from bide.pipelines.formats import for_spark, to_read
 from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.replay.run import choose, keep, spread
-from bide.pipelines.replay.tap_reader import Wanted, Way, held_offsets, send_back
+from bide.pipelines.replay.tap_reader import ReplayRun, Wanted, held_offsets, send_back
 from bide.pipelines.spark_task_writer import write
 from bide.spark.sink import Sent
 
@@ -59,7 +60,6 @@ FINAL: Final = ("parked", "discarded", "expired")
 
 _KEY: Final = ("message_id", "queue", "failed_at")
 _CHOSEN: Final = (*_KEY, "stream", "offset", "deliver_at", "part")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def failures(spark: SparkSession, folder: Folder) -> DataFrame:
@@ -317,7 +317,7 @@ def left_of(spark: SparkSession, ledger: Ledger) -> DataFrame:
 
 
 def send(
-    spark: SparkSession, ledger: Ledger, way: Way, *, to: str | None = None, skip_missing: bool = False
+    spark: SparkSession, ledger: Ledger, way: ReplayRun, *, to: str | None = None, skip_missing: bool = False
 ) -> DataFrame:
     """Send the messages of a choice whose parts the ledger does not have.
 
@@ -346,7 +346,7 @@ def send(
         head = ledger.head()
         assert head is not None
         if len(done) < head.parts:
-            writer = _PartWriter(ledger=ledger, way=way, skip_missing=skip_missing)
+            writer = _ReplayPartWriter(ledger=ledger, way=way, skip_missing=skip_missing)
             times = left.groupBy("part").agg(F.min("due").alias("first"), F.max("due").alias("last")).collect()
             if min(row["first"] for row in times) == max(row["last"] for row in times):
                 write(left.drop("due").repartition(head.parts, "part"), writer)
@@ -356,23 +356,19 @@ def send(
     return spark.createDataFrame(found, "part int, sent long, rejected long")
 
 
-def _send_when_due(left: DataFrame, times: list[Row], writer: _PartWriter) -> None:
+def _send_when_due(left: DataFrame, times: list[Row], writer: _ReplayPartWriter) -> None:
     """Send parts in the order of their due times, each when the last message of it is due."""
     due = {row["part"]: row["last"] for row in times}
-    late = max(datetime.now(UTC) - _moment(min(row["first"] for row in times)), timedelta(0))
+    late = max(datetime.now(UTC) - from_microseconds(min(row["first"] for row in times)), timedelta(0))
     rows = left.orderBy("part").toLocalIterator()
     for number, some in groupby(rows, key=lambda row: row["part"]):
         wanted = [_wanted(row.asDict()) for row in some]
-        wait = _moment(due[number]) + late - datetime.now(UTC)
+        wait = from_microseconds(due[number]) + late - datetime.now(UTC)
         time.sleep(max(wait.total_seconds(), 0.0))
         with ThreadPoolExecutor(1, thread_name_prefix="replay") as thread:
             sending = thread.submit(writer.send, number, wanted)
             # An interruption waits, by the end of the block, for the part to be sent and written down.
             sending.result()
-
-
-def _moment(micros: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=micros)
 
 
 def run_of(ledger: Ledger) -> str:
@@ -381,11 +377,11 @@ def run_of(ledger: Ledger) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _PartWriter(DataSourceArrowWriter):
+class _ReplayPartWriter(DataSourceArrowWriter):
     """Sends parts, and writes them down: what a task does."""
 
     ledger: Ledger
-    way: Way
+    way: ReplayRun
     skip_missing: bool
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

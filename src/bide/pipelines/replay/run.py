@@ -31,7 +31,8 @@ import bide.spark
 from bide.admin.locate import endpoints
 from bide.amqp.url import BrokerUrl
 from bide.client.sync import SyncClient, connect_sync
-from bide.error_queues import ErrorQueue, Moved
+from bide.durations import from_microseconds, to_microseconds
+from bide.error_queues import ErrorQueue, OperationResult
 from bide.error_queues.operation import Progress
 from bide.errors import InvalidInputError, TargetNotFoundError
 
@@ -47,7 +48,6 @@ COLUMNS: Final = (
 """What a filter can ask for. ``place`` is the number of the message in the queue, ``body`` is text."""
 
 _KEY: Final = "_bide_key"
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _KEY_DIGITS: Final = 32
 
@@ -159,7 +159,7 @@ def spread(chosen: DataFrame, over: timedelta, *, begin: datetime) -> DataFrame:
     number = F.row_number().over(everything) - 1
     count = F.count(F.lit(1)).over(everything.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing))
     later = F.floor(F.lit(over // _MICROSECOND) * (number / count))
-    return chosen.withColumn("deliver_at", F.timestamp_micros(F.lit((begin - _EPOCH) // _MICROSECOND) + later))
+    return chosen.withColumn("deliver_at", F.timestamp_micros(F.lit(to_microseconds(begin)) + later))
 
 
 def totals(messages: DataFrame) -> DataFrame:
@@ -188,7 +188,7 @@ def send(
     *,
     details: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-    interrupted: Callable[[Moved], None] | None = None,
+    interrupted: Callable[[OperationResult], None] | None = None,
 ) -> DataFrame:
     """Send messages back, and take them out of the error queue, each when it is due.
 
@@ -223,7 +223,7 @@ def send(
         total += 1
     if not chosen:
         return messages.sparkSession.createDataFrame([], _RESULT)
-    first = _EPOCH + min(times[0] for times in chosen.values()) * _MICROSECOND
+    first = from_microseconds(min(times[0] for times in chosen.values()))
     late = max(datetime.now(UTC) - first, timedelta(0))
     with connect_sync(source.url) as client:
         queue = ErrorQueue(client.client, source.queue, management_url=source.management_url, audit=source.record)
@@ -258,11 +258,11 @@ def keep(messages: DataFrame, where: str | None) -> DataFrame:
     return kept
 
 
-def _to_its_end(client: SyncClient, work: Coroutine[Any, Any, Moved]) -> Moved:
+def _to_its_end(client: SyncClient, work: Coroutine[Any, Any, OperationResult]) -> OperationResult:
     """Run a coroutine. An interruption cancels it, and then waits until it has written down what it did."""
     ended = threading.Event()
 
-    async def run() -> Moved:
+    async def run() -> OperationResult:
         try:
             return await work
         finally:
@@ -287,7 +287,7 @@ class _Times:
     def due(self, message: FailedMessage) -> datetime | None:
         """When it is due, or None if it is not chosen."""
         times = self._chosen.get(_key_of(message))
-        return _EPOCH + times[0] * _MICROSECOND + self._late if times else None
+        return from_microseconds(times[0]) + self._late if times else None
 
     def take(self, message: FailedMessage) -> None:
         """Another one that is alike has the next due time."""
@@ -299,7 +299,7 @@ def _key_of(message: FailedMessage) -> str:
     at = message.failed_at
     if at is not None and at.tzinfo is None:
         at = at.replace(tzinfo=UTC)
-    failed_at = "-" if at is None else str((at - _EPOCH) // _MICROSECOND)
+    failed_at = "-" if at is None else str(to_microseconds(at))
     parts = (message.id, failed_at, hashlib.sha256(message.body).hexdigest())
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:_KEY_DIGITS]
 

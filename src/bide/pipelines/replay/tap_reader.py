@@ -17,7 +17,7 @@ from bide.client.client import Client, connect
 from bide.error_queues.operation import WINDOW
 from bide.error_queues.stream_browser import HEADER_OFFSET, answer, end_of, next_of, no_answer, offset_of, subscribe
 from bide.errors import ConnectionLostError, NotFoundError, TargetNotFoundError
-from bide.messages.prepared import Outgoing
+from bide.messages.prepared import PreparedMessage
 from bide.pipelines.run_sync import wait_for
 from bide.recoverability import redrive
 from bide.recoverability.failed import FailedMessage
@@ -48,7 +48,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class ReplayRun:
     """How messages are sent.
 
     Attributes:
@@ -106,7 +106,7 @@ async def _first(connection: Connection, stream: str) -> int | None:
         return offset_of(delivery) if delivery is not None else None
 
 
-async def send_back(wanted: Sequence[Wanted], way: Way, *, skip_missing: bool) -> int:
+async def send_back(wanted: Sequence[Wanted], way: ReplayRun, *, skip_missing: bool) -> int:
     """Send messages back, and wait until the broker has all of them; says how many those are.
 
     Args:
@@ -123,7 +123,7 @@ async def send_back(wanted: Sequence[Wanted], way: Way, *, skip_missing: bool) -
         held = [] if skip_missing else await _looked_for(connection, wanted)
         sent = len(held)
         async with connect(way.url) as client:
-            sending = _Sending(client)
+            sending = _TapCopy(client)
             try:
                 for row, message in held:
                     await sending.put(_back(message, row, way))
@@ -191,7 +191,7 @@ def read_copy(delivery: Delivery) -> FailedMessage:
     )
 
 
-def _back(message: FailedMessage, row: Wanted, way: Way) -> Outgoing:
+def _back(message: FailedMessage, row: Wanted, way: ReplayRun) -> PreparedMessage:
     return redrive.back(message, to=row.queue, run=way.run)
 
 
@@ -234,14 +234,14 @@ async def copies(connection: Connection, stream: str, offsets: Sequence[int]) ->
                     yield left.popleft(), delivery
 
 
-class _Sending:
+class _TapCopy:
     """Messages on their way, :data:`WINDOW` at once."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def put(self, message: Outgoing) -> None:
+    async def put(self, message: PreparedMessage) -> None:
         """Send one, as soon as few enough are on their way. Raises what befell an earlier one."""
         while len(self._tasks) >= WINDOW:
             await self._settle(asyncio.FIRST_COMPLETED)

@@ -6,20 +6,21 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from bide.durations import EPOCH, from_microseconds
 from bide.pipelines.report import counting, tables
 from bide.pipelines.report.figures import (
     Building,
+    FailureGroup,
     Failures,
     Figures,
-    Flow,
-    Group,
+    FlowFigures,
     Headline,
+    ReportStep,
     Skyline,
-    Step,
     Target,
-    Undecodable,
+    UndecodableFigures,
 )
-from bide.pipelines.report.scale import EPOCH, floored, span_for
+from bide.pipelines.report.scale import floored, span_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -87,9 +88,9 @@ def _headline(messages: DataFrame, grace: timedelta) -> Headline:
     return Headline(**row, lost=lost, grace=grace)
 
 
-def _flow(messages: DataFrame, headline: Headline) -> Flow:
+def _flow(messages: DataFrame, headline: Headline) -> FlowFigures:
     if headline.since is None or headline.until is None:
-        return Flow(first=EPOCH, width=_SHORTEST, scheduled=[], delivered=[], p50=[], p99=[])
+        return FlowFigures(first=EPOCH, width=_SHORTEST, scheduled=[], delivered=[], p50=[], p99=[])
     width = max(span_for(headline.until - headline.since, _FLOW_SPANS), _SHORTEST)
     first = floored(headline.since, width)
     spans = (headline.until - first) // width + 1
@@ -99,7 +100,7 @@ def _flow(messages: DataFrame, headline: Headline) -> Flow:
         known = {row["span"]: row[name] for row in rows if row[name] is not None}
         return [known.get(span) for span in range(spans)]
 
-    return Flow(
+    return FlowFigures(
         first=first,
         width=width,
         scheduled=[one or 0 for one in column("scheduled")],
@@ -109,12 +110,12 @@ def _flow(messages: DataFrame, headline: Headline) -> Flow:
     )
 
 
-def _lateness(messages: DataFrame) -> list[Step]:
+def _lateness(messages: DataFrame) -> list[ReportStep]:
     counts = {row["step"]: row["count"] for row in counting.lateness(messages).collect()}
     if not counts:
         return []
     return [
-        Step(low=_late(step) if step >= 0 else 0.0, high=_late(step + 1), count=counts.get(step, 0))
+        ReportStep(low=_late(step) if step >= 0 else 0.0, high=_late(step + 1), count=counts.get(step, 0))
         for step in range(min(counts), max(counts) + 1)
     ]
 
@@ -160,7 +161,7 @@ def _skyline(pending: DataFrame) -> Skyline:
 
 def _pending_range(pending: DataFrame) -> tuple[datetime, datetime]:
     row = counting.pending_range(pending).collect()[0]
-    first, last, low, high = (EPOCH + timedelta(microseconds=row[name]) for name in ("first", "last", "low", "high"))
+    first, last, low, high = (from_microseconds(row[name]) for name in ("first", "last", "low", "high"))
     most = _CENTRE * max(high - low, 24 * _HOUR)
     return low if high - first > most else first, high if last - low > most else last
 
@@ -181,7 +182,7 @@ def _failures(table: DataFrame, failed: DataFrame | None) -> Failures:
     whole = counting.failures(table).collect()[0]
     if whole["first"] is None:
         return Failures(first=EPOCH, width=_SHORTEST, spans=0, groups=[], others=0, total=0)
-    first, last = EPOCH + timedelta(microseconds=whole["first"]), EPOCH + timedelta(microseconds=whole["last"])
+    first, last = from_microseconds(whole["first"]), from_microseconds(whole["last"])
     width = max(span_for(last - first, _FAILURE_SPANS), _SHORTEST)
     first = floored(first, width)
     spans = (last - first) // width + 1
@@ -198,17 +199,17 @@ def _failures(table: DataFrame, failed: DataFrame | None) -> Failures:
     )
 
 
-def _group(row: Row, times: list[Row], spans: int) -> Group:
+def _group(row: Row, times: list[Row], spans: int) -> FailureGroup:
     own = {one["span"]: one for one in times if (one["group"], one["endpoint"]) == (row["group"], row["endpoint"])}
     newest = max((span for span in own if own[span]["text"]), default=None)
-    return Group(
+    return FailureGroup(
         name=row["group"] or "",
         exception=row["exception"] or "",
         endpoint=row["endpoint"] or "",
         count=row["count"],
         messages=row["messages"],
-        first_seen=EPOCH + timedelta(microseconds=row["first_seen"]),
-        last_seen=EPOCH + timedelta(microseconds=row["last_seen"]),
+        first_seen=from_microseconds(row["first_seen"]),
+        last_seen=from_microseconds(row["last_seen"]),
         recent=row["recent"] or 0,
         before=row["before"] or 0,
         text="" if newest is None else own[newest]["text"],
@@ -216,13 +217,13 @@ def _group(row: Row, times: list[Row], spans: int) -> Group:
     )
 
 
-def _undecodable(table: DataFrame) -> tuple[list[Undecodable], int]:
+def _undecodable(table: DataFrame) -> tuple[list[UndecodableFigures], int]:
     found = []
     for row in counting.undecodable(table).limit(_GROUPS).collect():
-        times = {name: EPOCH + timedelta(microseconds=row[name]) for name in ("first_seen", "last_seen")}
-        found.append(Undecodable(**{**row.asDict(), **times}))
+        times = {name: from_microseconds(row[name]) for name in ("first_seen", "last_seen")}
+        found.append(UndecodableFigures(**{**row.asDict(), **times}))
     return found, table.count()
 
 
 def _moment(micros: int | None) -> datetime | None:
-    return None if micros is None else EPOCH + timedelta(microseconds=micros)
+    return None if micros is None else from_microseconds(micros)

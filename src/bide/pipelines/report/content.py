@@ -8,7 +8,16 @@ from functools import partial
 
 from bide.pipelines.report import plots, texts
 from bide.pipelines.report.drawing import Drawing
-from bide.pipelines.report.figures import Failures, Figures, Flow, Headline, Skyline, Step, Target, Undecodable
+from bide.pipelines.report.figures import (
+    Failures,
+    Figures,
+    FlowFigures,
+    Headline,
+    ReportStep,
+    Skyline,
+    Target,
+    UndecodableFigures,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +141,7 @@ def sections(figures: Figures) -> Iterator[Section]:
         yield _undecodable(figures.undecodable, figures.undecodable_total)
 
 
-def _flow(found: Flow | None) -> Section:
+def _flow(found: FlowFigures | None) -> Section:
     section = partial(Section, name="flow", title="Scheduled and delivered")
     if found is None:
         return section(note=_no_table("messages"))
@@ -149,7 +158,7 @@ def _flow(found: Flow | None) -> Section:
     )
 
 
-def _lateness(found: Sequence[Step] | None, headline: Headline | None) -> Section:
+def _lateness(found: Sequence[ReportStep] | None, headline: Headline | None) -> Section:
     section = partial(Section, name="lateness", title="Lateness")
     if found is None or headline is None:
         return section(note=_no_table("messages"))
@@ -168,7 +177,7 @@ def _lateness(found: Sequence[Step] | None, headline: Headline | None) -> Sectio
     )
 
 
-def _lateness_over_time(found: Flow) -> Section:
+def _lateness_over_time(found: FlowFigures) -> Section:
     rows = [
         (texts.moment(found.first + found.width * number), texts.milliseconds(p50), texts.milliseconds(p99))
         for number, (p50, p99) in enumerate(zip(found.p50, found.p99, strict=True))
@@ -276,7 +285,7 @@ def _failures(found: Failures | None) -> Section:
     )
 
 
-def _undecodable(found: Sequence[Undecodable], total: int) -> Section:
+def _undecodable(found: Sequence[UndecodableFigures], total: int) -> Section:
     rows = [
         (
             one.stream,

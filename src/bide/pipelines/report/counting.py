@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
-from bide.pipelines.report.scale import EPOCH
+from bide.durations import to_microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -176,11 +176,11 @@ def undecodable(table: DataFrame) -> DataFrame:
 
 def moment(value: datetime) -> Column:
     """A point in time, whatever the time zone of the session is."""
-    return F.timestamp_micros(F.lit((value - EPOCH) // _MICROSECOND))
+    return F.timestamp_micros(F.lit(to_microseconds(value)))
 
 
 def _span(column: str, first: datetime, width: timedelta) -> Column:
-    start, size = (first - EPOCH) // _MICROSECOND, width // _MICROSECOND
+    start, size = to_microseconds(first), width // _MICROSECOND
     return F.floor((F.unix_micros(column) - F.lit(start)) / F.lit(size)).cast("int").alias("span")
 
 

@@ -45,7 +45,7 @@ class Headline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
+class FlowFigures:
     """Messages that came and went in each of equal spans of time.
 
     Attributes:
@@ -79,7 +79,7 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ReportStep:
     """Delivered messages whose lateness is in a range.
 
     Attributes:
@@ -159,7 +159,7 @@ class Skyline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class FailureGroup:
     """Failures that are alike.
 
     Attributes:
@@ -200,7 +200,7 @@ class Failures:
     first: datetime
     width: timedelta
     spans: int
-    groups: Sequence[Group]
+    groups: Sequence[FailureGroup]
     others: int
     total: int
 
@@ -211,7 +211,7 @@ class Failures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Undecodable:
+class UndecodableFigures:
     """Messages of a stream that cannot be decoded, for one reason.
 
     Attributes:
@@ -240,11 +240,11 @@ class Figures:
     folder: str
     missing: Sequence[str]
     headline: Headline | None = None
-    flow: Flow | None = None
-    lateness: Sequence[Step] | None = None
+    flow: FlowFigures | None = None
+    lateness: Sequence[ReportStep] | None = None
     targets: Sequence[Target] = ()
     more_targets: int = 0
     skyline: Skyline | None = None
     failures: Failures | None = None
-    undecodable: Sequence[Undecodable] = ()
+    undecodable: Sequence[UndecodableFigures] = ()
     undecodable_total: int = 0

@@ -11,7 +11,16 @@ from typing import Final
 from bide.pipelines.report import texts
 from bide.pipelines.report.axes import Frame, filled, late_axis, legend, steps, time_axis, value_axis
 from bide.pipelines.report.drawing import BOLD_LETTER, LETTER, Bar, Drawing, Label, Line, Mark, Point, Role, shortened
-from bide.pipelines.report.figures import Building, Failures, Flow, Group, Headline, Skyline, Step, Target
+from bide.pipelines.report.figures import (
+    Building,
+    FailureGroup,
+    Failures,
+    FlowFigures,
+    Headline,
+    ReportStep,
+    Skyline,
+    Target,
+)
 from bide.pipelines.report.scale import Linear, Logarithmic, Times, after
 
 _LEFT: Final = 52
@@ -20,7 +29,7 @@ _AXIS: Final = 38
 _NARROW: Final = 600
 
 
-def flow(found: Flow, *, width: float) -> Drawing:
+def flow(found: FlowFigures, *, width: float) -> Drawing:
     """What came, upwards; what went, downwards; and below, how many were waiting meanwhile."""
     half, gap, lower = (96, 40, 84) if width > _NARROW else (80, 40, 70)
     frame = Frame(left=_LEFT, right=width - _RIGHT, top=30, bottom=30 + 2 * half)
@@ -50,7 +59,7 @@ def flow(found: Flow, *, width: float) -> Drawing:
     )
 
 
-def _flow_tips(found: Flow, places: Sequence[float], frame: Frame) -> Iterator[Mark]:
+def _flow_tips(found: FlowFigures, places: Sequence[float], frame: Frame) -> Iterator[Mark]:
     for number, (came, went) in enumerate(zip(found.scheduled, found.delivered, strict=True)):
         if came or went:
             start = texts.moment(found.first + found.width * number)
@@ -64,7 +73,7 @@ def _flow_tips(found: Flow, places: Sequence[float], frame: Frame) -> Iterator[M
             )
 
 
-def _waiting(found: Flow, times: Times, places: Sequence[float], frame: Frame) -> Iterator[Mark]:
+def _waiting(found: FlowFigures, times: Times, places: Sequence[float], frame: Frame) -> Iterator[Mark]:
     waiting = found.waiting()
     scale = Linear(min(0, *waiting), max(*waiting, 1), frame.bottom, frame.top)
     yield from time_axis(times, frame)
@@ -73,7 +82,7 @@ def _waiting(found: Flow, times: Times, places: Sequence[float], frame: Frame) -
     yield from legend([("waiting", Role.WAITING)], x=frame.left, y=frame.top - 12)
 
 
-def lateness(found: Sequence[Step], headline: Headline, *, width: float) -> Drawing:
+def lateness(found: Sequence[ReportStep], headline: Headline, *, width: float) -> Drawing:
     """A histogram of lateness, with its percentiles."""
     height = 250 if width > _NARROW else 230
     frame = Frame(left=_LEFT, right=width - _RIGHT, top=48, bottom=height - _AXIS)
@@ -123,14 +132,14 @@ def _percentiles(headline: Headline, across: Logarithmic, frame: Frame) -> Itera
         free = start + room + 10
 
 
-def lateness_range(step: Step) -> str:
+def lateness_range(step: ReportStep) -> str:
     """Its range in words."""
     if not step.low:
         return f"less than {texts.milliseconds(step.high)}"
     return f"{texts.milliseconds(step.low)} to {texts.milliseconds(step.high)}"
 
 
-def lateness_over_time(found: Flow, *, width: float) -> Drawing:
+def lateness_over_time(found: FlowFigures, *, width: float) -> Drawing:
     """Half of the messages, and one in a hundred, were later than this."""
     height = 200
     frame = Frame(left=_LEFT, right=width - _RIGHT, top=30, bottom=height - _AXIS)
@@ -276,7 +285,7 @@ def failures(found: Failures, *, width: float) -> Drawing:
     )
 
 
-def _group(found: Failures, group: Group, times: Times, frame: Frame) -> Iterator[Mark]:
+def _group(found: Failures, group: FailureGroup, times: Times, frame: Frame) -> Iterator[Mark]:
     said = f"{group.count:,}"
     room = frame.right - frame.left - BOLD_LETTER * 13 * len(said) - 12
     # What is before the last dot, of .NET for one, tells little and takes the room of the rest.
@@ -299,12 +308,12 @@ def _group(found: Failures, group: Group, times: Times, frame: Frame) -> Iterato
             yield Bar(x=start, y=base - tall, width=wide, height=tall, role=Role.BAD, tip=tip)
 
 
-def group_name(group: Group) -> str:
+def group_name(group: FailureGroup) -> str:
     """The exception, which most groups are named after."""
     return group.exception or group.name or "unknown"
 
 
-def trend(group: Group) -> str:
+def trend(group: FailureGroup) -> str:
     """What the last two hours of a group tell."""
     if group.recent == group.before:
         return "over" if not group.recent else f"steady, {group.recent:,}/h"

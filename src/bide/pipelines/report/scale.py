@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 from math import ceil, floor, log10
 from typing import Final
 
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+from bide.durations import EPOCH
+
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 _END: Final = datetime.max.replace(tzinfo=UTC)
 _NICE: Final = (1, 2, 5, 10)

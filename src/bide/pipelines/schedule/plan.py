@@ -10,7 +10,8 @@ from bide.admin.apply import exists
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidInputError, TargetNotFoundError
-from bide.messages.outgoing import Letter, Letters
+from bide.messages.checker import MessageChecker
+from bide.messages.outgoing import OutgoingMessage
 from bide.pipelines.ledger import digest_of
 from bide.pipelines.run_sync import wait_for
 from bide.spark.sink_settings import SinkSettings
@@ -21,7 +22,7 @@ WINDOW: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SchedulePlan:
     """What becomes of a row.
 
     Attributes:
@@ -89,8 +90,8 @@ class Plan:
         """
         infrastructure, now = self.settings.infrastructure, datetime.now(UTC)
         same = {**self.settings.constants, "headers": dict.fromkeys(self.header_columns, "")}
-        letter = Letter(b"", delay=infrastructure.resolution, **same)
-        Letters().check(letter).starting(now).route(infrastructure, now)
+        outgoing = OutgoingMessage(b"", delay=infrastructure.resolution, **same)
+        MessageChecker().check(outgoing).starting(now).route(infrastructure, now)
 
     def check(self) -> None:
         """See whether the broker and the target are there, before anything takes its time.

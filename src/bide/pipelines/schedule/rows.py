@@ -18,7 +18,7 @@ from bide.spark.sink_columns import COLUMNS
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
-    from bide.pipelines.schedule.plan import Plan
+    from bide.pipelines.schedule.plan import SchedulePlan
 
 DIGEST: Final = "_bide_digest"
 """The column with the digest of all that is in a message."""
@@ -27,7 +27,7 @@ _SHOWN: Final = 40
 """Characters of a message id that an error names."""
 
 
-def messages(rows: DataFrame, plan: Plan) -> DataFrame:
+def messages(rows: DataFrame, plan: SchedulePlan) -> DataFrame:
     """The messages of rows, in the columns of the sink: ``value``, ``deliver_at`` or ``delay``, ``message_id``, and
     ``headers``.
 
@@ -39,7 +39,7 @@ def messages(rows: DataFrame, plan: Plan) -> DataFrame:
     return identified(digested_rows(rows, plan), plan).select(*columns_of(plan))
 
 
-def digested_rows(rows: DataFrame, plan: Plan) -> DataFrame:
+def digested_rows(rows: DataFrame, plan: SchedulePlan) -> DataFrame:
     """The messages of rows without their ids, each with a digest of all that is in it."""
     _check_columns(rows, plan)
     value = _body(rows, plan)
@@ -70,7 +70,7 @@ def digested_rows(rows: DataFrame, plan: Plan) -> DataFrame:
     return rows.select(*(column.alias(name) for name, column in columns.items()))
 
 
-def identified(digested: DataFrame, plan: Plan) -> DataFrame:
+def identified(digested: DataFrame, plan: SchedulePlan) -> DataFrame:
     """With message ids: the digests, and for rows that are alike a number too."""
     if plan.id_column is not None:
         return digested
@@ -79,7 +79,7 @@ def identified(digested: DataFrame, plan: Plan) -> DataFrame:
     return digested.withColumn("message_id", ids)
 
 
-def _body(rows: DataFrame, plan: Plan) -> Column:
+def _body(rows: DataFrame, plan: SchedulePlan) -> Column:
     if plan.body_column is not None:
         return rows[_quoted(plan.body_column)]
     taken = {plan.time_column, *plan.header_columns}
@@ -88,7 +88,7 @@ def _body(rows: DataFrame, plan: Plan) -> Column:
     return F.to_json(F.struct(*(rows[_quoted(name)] for name in names)), {"ignoreNullFields": "false"})
 
 
-def _check_columns(rows: DataFrame, plan: Plan) -> None:
+def _check_columns(rows: DataFrame, plan: SchedulePlan) -> None:
     if plan.body_column is not None and plan.body_columns:
         raise InvalidInputError("both one column as the body and columns for a JSON body were given: give one of them")
     named = (plan.time_column, plan.body_column, plan.id_column, *plan.body_columns, *plan.header_columns)
@@ -147,12 +147,12 @@ def _unfit(row: Row) -> str:
     return f"{shown} ({row['count']} times)"
 
 
-def columns_of(plan: Plan) -> tuple[str, ...]:
+def columns_of(plan: SchedulePlan) -> tuple[str, ...]:
     """Those of messages, the two first of which are never null."""
     return ("value", _time(plan), "message_id", *(("headers",) if plan.header_columns else ()))
 
 
-def _time(plan: Plan) -> str:
+def _time(plan: SchedulePlan) -> str:
     return "delay" if plan.at_column is None else "deliver_at"
 
 

@@ -18,15 +18,16 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from bide.client.sync import connect_sync
+from bide.durations import from_microseconds
 from bide.errors import BideError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Head, Ledger, Part
-from bide.pipelines.schedule.plan import Plan
+from bide.pipelines.schedule.plan import SchedulePlan
 from bide.pipelines.schedule.rows import DIGEST, columns_of, digested_rows, identified, refuse_repeated_ids
 from bide.pipelines.schedule.times import EARLIEST, LATEST, due_of, literal
 from bide.pipelines.spark_task_writer import write
 from bide.spark.overdue import GRACE, Past, refusal
 from bide.spark.rows import Rows
-from bide.spark.sink import Place, Sent
+from bide.spark.sink import Sent, SinkPlace
 from bide.spark.sink import send as send_rows
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Survey:
         return self.without_time + self.without_body + self.too_late + self.bad_headers
 
 
-def survey(rows: DataFrame, plan: Plan, *, now: datetime, begun: datetime | None = None) -> Survey:
+def survey(rows: DataFrame, plan: SchedulePlan, *, now: datetime, begun: datetime | None = None) -> Survey:
     """Look over the messages of rows.
 
     Args:
@@ -129,7 +130,7 @@ def due_times(messages: DataFrame, every: timedelta, *, now: datetime | None = N
     )
 
 
-def begun(ledger: Ledger, plan: Plan) -> Head | None:
+def begun(ledger: Ledger, plan: SchedulePlan) -> Head | None:
     """What a ledger was begun with, which has to be this plan; None for a new one.
 
     Raises:
@@ -156,7 +157,7 @@ def begun(ledger: Ledger, plan: Plan) -> Head | None:
     return head
 
 
-def head_for(ledger: Ledger, plan: Plan, found: Survey, *, part_rows: int = PART_ROWS) -> Head:
+def head_for(ledger: Ledger, plan: SchedulePlan, found: Survey, *, part_rows: int = PART_ROWS) -> Head:
     """What to begin a ledger for these rows with, or to go on with, where it was begun for the very same.
 
     Nothing is written yet.
@@ -186,7 +187,7 @@ def head_for(ledger: Ledger, plan: Plan, found: Survey, *, part_rows: int = PART
     return head
 
 
-def refuse_overdue(found: Survey, plan: Plan) -> None:
+def refuse_overdue(found: Survey, plan: SchedulePlan) -> None:
     """See that no row is overdue, unless the plan says what becomes of such rows.
 
     Raises:
@@ -203,7 +204,9 @@ def refuse_overdue(found: Survey, plan: Plan) -> None:
         )
 
 
-def send(rows: DataFrame, plan: Plan, ledger: Ledger, head: Head, *, begun: datetime | None = None) -> DataFrame:
+def send(
+    rows: DataFrame, plan: SchedulePlan, ledger: Ledger, head: Head, *, begun: datetime | None = None
+) -> DataFrame:
     """Send the messages of those rows whose parts the ledger does not have.
 
     Args:
@@ -236,7 +239,9 @@ def send(rows: DataFrame, plan: Plan, ledger: Ledger, head: Head, *, begun: date
     return spark.createDataFrame(found, "part int, sent long, rejected long, dropped long")
 
 
-def _send_rest(rows: DataFrame, plan: Plan, ledger: Ledger, head: Head, done: Collection[int], begun: datetime) -> None:
+def _send_rest(
+    rows: DataFrame, plan: SchedulePlan, ledger: Ledger, head: Head, done: Collection[int], begun: datetime
+) -> None:
     # What was decided when the ledger was begun.
     settings = replace(plan.settings, past=cast("Past", head.past))
     if (queue := settings.constants.get("to")) is not None:
@@ -254,15 +259,17 @@ def _send_rest(rows: DataFrame, plan: Plan, ledger: Ledger, head: Head, done: Co
     columns = columns_of(plan)
     checksum = head.checksum % (1 << 64)
     plan = replace(plan, settings=settings)
-    writer = _PartWriter(plan=plan, columns=columns, ledger=ledger, checksum=checksum, begun=ledger.begun() or begun)
+    writer = _SchedulePartWriter(
+        plan=plan, columns=columns, ledger=ledger, checksum=checksum, begun=ledger.begun() or begun
+    )
     write(placed.select(_PART, *columns), writer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _PartWriter(DataSourceArrowWriter):
+class _SchedulePartWriter(DataSourceArrowWriter):
     """Sends one part, and writes it down: what a task does."""
 
-    plan: Plan
+    plan: SchedulePlan
     columns: tuple[str, ...]
     ledger: Ledger
     checksum: int
@@ -282,7 +289,7 @@ class _PartWriter(DataSourceArrowWriter):
             self._checked(first, rows, number),
             Rows(self.columns, settings.constants, settings.infrastructure, required=self.columns[:2]),
             settings,
-            Place(run=self.plan.digest(), partition=number),
+            SinkPlace(run=self.plan.digest(), partition=number),
             file=f"part-{number:05}-{self.plan.ledger_digest()}-{self.checksum:016x}",
             begun=self.begun,
         )
@@ -301,4 +308,4 @@ class _PartWriter(DataSourceArrowWriter):
 
 
 def _moment(micros: int | None) -> datetime | None:
-    return None if micros is None else datetime.fromtimestamp(0, UTC) + timedelta(microseconds=micros)
+    return None if micros is None else from_microseconds(micros)

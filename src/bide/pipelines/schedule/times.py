@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.types import DayTimeIntervalType, LongType, StringType
 
-from bide.durations import parse_delay
+from bide.durations import parse_delay, to_microseconds
 from bide.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -42,16 +42,12 @@ def due_of(messages: DataFrame, now: datetime) -> Column:
         waited = F.udf(_milliseconds, LongType(), useArrow=False)(delay)
     else:
         waited = delay.cast("long")
-    return F.when(waited >= 0, F.timestamp_micros(F.least(waited, F.lit(_LONGEST)) * 1_000 + _micros(now)))
+    return F.when(waited >= 0, F.timestamp_micros(F.least(waited, F.lit(_LONGEST)) * 1_000 + to_microseconds(now)))
 
 
 def literal(moment: datetime) -> Column:
     """A time as a column."""
-    return F.timestamp_micros(F.lit(_micros(moment)))
-
-
-def _micros(moment: datetime) -> int:
-    return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
+    return F.timestamp_micros(F.lit(to_microseconds(moment)))
 
 
 def _milliseconds(text: str | None) -> int | None:

@@ -9,13 +9,20 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Final
 
-from bide.durations import DelayLike, DueTimeLike, format_delay, parse_delay, parse_due_time
+from bide.durations import (
+    DelayLike,
+    DueTimeLike,
+    format_delay,
+    from_microseconds,
+    parse_delay,
+    parse_due_time,
+    to_microseconds,
+)
 from bide.errors import InvalidDelayError, InvalidDueTimeError
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
-_LAST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_LAST: Final = to_microseconds(datetime.max.replace(tzinfo=UTC))
 
 DEFAULT_START: Final = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -58,14 +65,14 @@ class VirtualClock:
 
     def __init__(self, start: DueTimeLike | None = None, *, guard: AbstractContextManager[Any] | None = None) -> None:
         moment = DEFAULT_START if start is None else parse_due_time(start)
-        self.microseconds = (moment - _EPOCH) // _MICROSECOND
+        self.microseconds = to_microseconds(moment)
         self._timers: list[tuple[int, int, Timer]] = []
         self._numbers = count()
         self._guard = nullcontext() if guard is None else guard
 
     def now(self) -> datetime:
         """The time in UTC."""
-        return _EPOCH + timedelta(microseconds=self.microseconds)
+        return from_microseconds(self.microseconds)
 
     @property
     def milliseconds(self) -> int:
@@ -76,7 +83,7 @@ class VirtualClock:
     def next_due(self) -> datetime | None:
         """When something happens next by itself; None if nothing is planned."""
         self._forget_cancelled()
-        return _EPOCH + timedelta(microseconds=self._timers[0][0]) if self._timers else None
+        return from_microseconds(self._timers[0][0]) if self._timers else None
 
     def call_at(self, microseconds: int, callback: Callable[[], None]) -> Timer:
         """Have something done at a time, given in microseconds since the Unix epoch.
@@ -110,7 +117,7 @@ class VirtualClock:
             InvalidDueTimeError: the clock is beyond it, or it has no time zone.
         """
         due = parse_due_time(moment)
-        target = (due - _EPOCH) // _MICROSECOND
+        target = to_microseconds(due)
         with self._guard:
             self._move_forward(due, target)
 

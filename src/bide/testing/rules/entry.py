@@ -50,7 +50,7 @@ class Entry:
         return self.expires_at is not None and now >= self.expires_at
 
 
-class Order(Protocol):
+class EntryOrder(Protocol):
     """The ready messages of a queue, in the order in which they leave."""
 
     def __len__(self) -> int: ...
@@ -96,17 +96,17 @@ class ByPriority:
             yield from self._levels[level]
 
     def heads(self) -> list[Entry]:
-        """See :class:`Order`."""
+        """See :class:`EntryOrder`."""
         levels = sorted(self._levels, reverse=True)
         return [self._levels[level][0] for level in (levels if self._all_heads else levels[:1])]
 
     def add(self, entry: Entry) -> None:
-        """See :class:`Order`."""
+        """See :class:`EntryOrder`."""
         self._levels.setdefault(entry.level, deque()).append(entry)
         self._length += 1
 
     def pop(self) -> Entry:
-        """See :class:`Order`."""
+        """See :class:`EntryOrder`."""
         return self._pop(max(self._levels))
 
     def _pop(self, level: int) -> Entry:
@@ -118,7 +118,7 @@ class ByPriority:
         return entry
 
     def pop_expired(self, now: int) -> list[Entry]:
-        """See :class:`Order`."""
+        """See :class:`EntryOrder`."""
         expired = []
         for level in sorted(self._levels, reverse=True):
             while level in self._levels and self._levels[level][0].is_expired(now):
@@ -128,14 +128,14 @@ class ByPriority:
         return expired
 
     def restore(self, entries: Iterable[Entry]) -> None:
-        """See :class:`Order`."""
+        """See :class:`EntryOrder`."""
         for entry in entries:
             self.add(entry)
         for level, waiting in self._levels.items():
             self._levels[level] = deque(sorted(waiting, key=lambda one: one.number))
 
     def clear(self) -> list[Entry]:
-        """See :class:`Order`."""
+        """See :class:`EntryOrder`."""
         entries = list(self)
         self._levels.clear()
         self._length = 0
@@ -167,22 +167,22 @@ class TwoLevels:
         return self._high
 
     def heads(self) -> list[Entry]:
-        """See :class:`Order`."""
+        """See :class:`EntryOrder`."""
         waiting = self._next()
         return [waiting[0]] if waiting else []
 
     def add(self, entry: Entry) -> None:
-        """See :class:`Order`."""
+        """See :class:`EntryOrder`."""
         (self._high if entry.level else self._other).append(entry)
 
     def pop(self) -> Entry:
-        """See :class:`Order`."""
+        """See :class:`EntryOrder`."""
         entry = self._next().popleft()
         self._taken = 0 if self._taken == self._WEIGHT else self._taken + 1
         return entry
 
     def pop_expired(self, now: int) -> list[Entry]:
-        """See :class:`Order`."""
+        """See :class:`EntryOrder`."""
         expired = []
         while (heads := self.heads()) and heads[0].is_expired(now):
             expired.append(self.pop())
@@ -193,7 +193,7 @@ class TwoLevels:
         raise NotImplementedError
 
     def clear(self) -> list[Entry]:
-        """See :class:`Order`."""
+        """See :class:`EntryOrder`."""
         entries = list(self)
         self._high.clear()
         self._other.clear()

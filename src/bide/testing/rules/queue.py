@@ -10,7 +10,7 @@ from typing import Protocol
 
 from bide.testing.rules.clock import Timer, VirtualClock
 from bide.testing.rules.consumers import BrokerConsumer, Consumers
-from bide.testing.rules.entry import Entry, Order
+from bide.testing.rules.entry import Entry, EntryOrder
 from bide.testing.rules.message import Reason, StoredMessage
 from bide.topology import Queue
 
@@ -66,7 +66,7 @@ class BrokerQueue(ABC):
         surroundings: Surroundings,
         *,
         owner: object | None,
-        order: Order,
+        order: EntryOrder,
         keeps_place: bool,
     ) -> None:
         arguments = definition.arguments

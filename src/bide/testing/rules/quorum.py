@@ -10,7 +10,7 @@ from typing import Final
 from bide.testing.rules.consumers import BrokerConsumer
 from bide.testing.rules.dead_letter_worker import DeadLetterWorker
 from bide.testing.rules.delayed_retry import DelayedRetry
-from bide.testing.rules.entry import ByPriority, Entry, Order, TwoLevels
+from bide.testing.rules.entry import ByPriority, Entry, EntryOrder, TwoLevels
 from bide.testing.rules.message import Reason, StoredMessage
 from bide.testing.rules.queue import BrokerQueue, Release, Surroundings
 from bide.topology import Queue
@@ -287,7 +287,7 @@ class QuorumQueue(BrokerQueue):
         return min((one for one in times if one is not None), default=None)
 
 
-def _order(release: Release) -> Order:
+def _order(release: Release) -> EntryOrder:
     if release < (4, 0):
         return ByPriority()
     return ByPriority(all_heads=True) if release >= (4, 3) else TwoLevels()

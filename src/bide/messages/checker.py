@@ -1,0 +1,123 @@
+"""Checks of messages that are alike, which cost little for each of them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, Final
+
+from bide.delay.protocol import MAX_NAME_BYTES, check_name
+from bide.durations import DelayLike, parse_delay, parse_due_time
+from bide.errors import InvalidInputError
+from bide.messages.outgoing import OutgoingMessage
+from bide.messages.prepared import (
+    MessageTemplate,
+    PreparedMessage,
+    body_of,
+    check_message,
+    checked_headers,
+    new_message_id,
+)
+from bide.runtime.bounded_cache import BoundedCache
+
+_NO_DELAY: Final = timedelta(0)
+
+
+class MessageChecker:
+    """Checks messages. What many messages have in common is checked once, and remembered as a template."""
+
+    def __init__(self) -> None:
+        self._kinds = BoundedCache[Any, MessageTemplate]()
+
+    def check(self, outgoing: OutgoingMessage) -> PreparedMessage:
+        """The message as it can be sent.
+
+        Raises:
+            InvalidInputError: in one of its kinds, for the first thing that cannot be sent.
+        """
+        if outgoing.mandatory.__class__ is not bool:
+            raise InvalidInputError(f"mandatory is {outgoing.mandatory!r}: give True or False")
+        is_delayed = outgoing.delay is not None or outgoing.deliver_at is not None
+        key = (
+            outgoing.to,
+            outgoing.exchange,
+            outgoing.routing_key,
+            outgoing.isolated,
+            is_delayed,
+            outgoing.json is None,
+            outgoing.reply_to,
+            outgoing.content_type,
+            outgoing.content_encoding,
+            outgoing.type,
+            outgoing.user_id,
+            outgoing.app_id,
+            outgoing.persistent,
+            # True is equal to 1, but no priority.
+            outgoing.priority.__class__,
+            outgoing.priority,
+            outgoing.expiration,
+        )
+        try:
+            kind = self._kinds.get(key)
+        except TypeError:
+            # Something that cannot be hashed is in a place where it cannot be sent either.
+            return check_message(outgoing)
+        if kind is None:
+            message = check_message(outgoing)
+            kind = self._kinds[key] = MessageTemplate(message.target, message.values, is_delayed=is_delayed)
+        return _alike(outgoing, kind) or check_message(outgoing)
+
+
+def _alike(outgoing: OutgoingMessage, kind: MessageTemplate) -> PreparedMessage | None:
+    """A message with a known template, checked; None where only the full check can tell what is wrong."""
+    body = outgoing.body
+    if body.__class__ is not bytes:
+        if body is not None and outgoing.json is not None:
+            return None
+        body = body_of(body, outgoing.json)
+    elif outgoing.json is not None:
+        return None
+    delay, due = outgoing.delay, None
+    if delay is not None:
+        if outgoing.deliver_at is not None:
+            return None
+        try:
+            delay = delay if delay.__class__ is timedelta else _parsed(delay)
+        except TypeError:
+            # It cannot be remembered, because it is nothing of which a delay can be made.
+            return None
+        if delay < _NO_DELAY:
+            return None
+    elif outgoing.deliver_at is not None:
+        due = parse_due_time(outgoing.deliver_at)
+    values = kind.values.copy()
+    if outgoing.headers:
+        values["headers"] = checked_headers(outgoing.headers, delayed=kind.is_delayed)
+    for name, value in (("message_id", outgoing.message_id), ("correlation_id", outgoing.correlation_id)):
+        if value is not None:
+            if value.__class__ is not str:
+                return None
+            if len(value) > MAX_NAME_BYTES or not value.isascii():
+                check_name(name.replace("_", " "), value, empty=True)
+            values[name] = value
+    message_id = values.get("message_id")
+    if message_id is None:
+        message_id = values["message_id"] = new_message_id()
+    if outgoing.timestamp is not None:
+        if outgoing.timestamp.__class__ is not datetime or outgoing.timestamp.tzinfo is None:
+            return None
+        values["timestamp"] = outgoing.timestamp
+    return PreparedMessage(
+        target=kind.target,
+        body=body,
+        message_id=message_id,
+        delay=delay,
+        due=due,
+        values=values,
+        kind=kind,
+    )
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _parsed(delay: DelayLike) -> timedelta:
+    return parse_delay(delay)

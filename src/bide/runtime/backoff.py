@@ -1,0 +1,32 @@
+"""Exponential backoff with jitter."""
+
+from __future__ import annotations
+
+import random
+
+
+class Backoff:
+    """Pauses between tries: doubled each time, and randomised so that clients do not try in step.
+
+    Args:
+        first: seconds of the first pause, before it is randomised.
+        longest: seconds of the longest.
+    """
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first = self._next = first
+        self._longest = longest
+
+    def next(self) -> float:
+        """Seconds to wait before the next try: from half of the pause to all of it."""
+        pause = self._next
+        self._next = min(pause * 2, self._longest)
+        return pause * random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
+
+    def limit(self, seconds: float) -> None:
+        """Make the next pause this long at most."""
+        self._next = min(self._next, seconds)
+
+    def reset(self) -> None:
+        """Start again with the first pause, after a success."""
+        self._next = self._first
