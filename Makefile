@@ -69,12 +69,13 @@ doc-pictures: setup java ## run a campaign of two minutes, and draw it for the p
 test-equivalence: setup ## play 2,000 made-up cases on RabbitMQ and on the broker in memory, and compare (ten minutes)
 	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest --override-ini=faulthandler_timeout=7200 -rP tests/broker/test_memory_equivalence.py
 
-lint: setup ## ruff and mypy
+lint: setup ## ruff, mypy, and the check of texts (scripts/prose.py)
 	@.venv/bin/ruff check
 	@.venv/bin/ruff format --check
 	@.venv/bin/mypy
+	@$(PYTHON_BIN) scripts/prose.py
 
-format: setup ## let ruff format everything and mend what it can
+format: setup ## let ruff format everything and fix what it can
 	@.venv/bin/ruff check --fix
 	@.venv/bin/ruff format
 

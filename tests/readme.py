@@ -1,4 +1,4 @@
-"""What README.md shows, and a shell to paste it into."""
+"""The blocks of README.md and of pages under docs, and a shell to paste them into."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from tests.patience import PATIENCE
 from tests.support import Rabbitmq
 
 ROOT: Final = Path(__file__).parents[1]
-README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
+README: Final = "README.md"
+GETTING_STARTED: Final = "docs/getting-started.md"
+PIPELINE: Final = "docs/pipeline.md"
 INSTALL: Final = 'make setup rabbitmq java && . .venv/bin/activate && cd "$(mktemp -d)"\n'
 """What tests have done already."""
 
@@ -26,18 +28,33 @@ _CHANGING: Final = (
     (r" +", " "),
     (r"-{2,}", "--"),
     (r"(?<!\w)/[\w./-]+", "PATH"),
-    (r"\b[0-9a-f]{32}\b", "ID"),
+    (r"\b([0-9a-f]{16}){1,2}\b", "ID"),
     # Dates, times and what is counted; a slow machine is late by seconds.
     (r"\d+([-.,:+ ]?\d+)*", "N"),
     (r"\bN m?s\b", "N s"),
 )
 
 
-def blocks(title: str | None) -> list[tuple[str, str]]:
-    """Language and text of the blocks of a section, or of what stands above the first one."""
-    _, found, section = README.partition(f"\n## {title}\n") if title else ("", "it is there", README)
-    assert found, f"there is no section {title}"
-    return _BLOCK.findall(section.partition("\n## ")[0])
+def read(page: str) -> str:
+    """The text of a page."""
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str, title: str | None = None) -> list[tuple[str, str]]:
+    """Language and text of the blocks of a section, or of the whole page."""
+    section = read(page)
+    if title is not None:
+        _, found, section = section.partition(f"\n## {title}\n")
+        assert found, f"{page} has no section {title}"
+        section = section.partition("\n## ")[0]
+    return _BLOCK.findall(section)
+
+
+def commands_of(block: str) -> list[tuple[str, str]]:
+    """Each command of a console block, and the output below it."""
+    found = re.split(r"^\$ (.*)\n", block, flags=re.MULTILINE)
+    assert found[0] == ""
+    return list(zip(found[1::2], found[2::2], strict=True))
 
 
 def shape(text: str) -> list[str]:
@@ -48,7 +65,7 @@ def shape(text: str) -> list[str]:
 
 
 class Shell:
-    """The shell of somebody who has bide, and no broker yet. Variables stay from one paste to the next.
+    """A shell with bide and without a broker. Variables stay from one paste to the next.
 
     Attributes:
         folder: where it is.

@@ -1,4 +1,4 @@
-"""Delayed delivery, retries and the whole life of a message on RabbitMQ, with nothing but what the broker has."""
+"""Delayed delivery, retries and error queues on RabbitMQ, without a plugin or a scheduler."""
 
 from __future__ import annotations
 

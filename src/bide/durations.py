@@ -1,4 +1,4 @@
-"""Delays and due times as people give them, turned into ``timedelta`` and aware ``datetime``."""
+"""Delays and due times as ``timedelta`` and aware ``datetime``."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def parse_due_time(value: DueTimeLike) -> datetime:
                 f"the due time {value!r} cannot be read: give ISO 8601 with an offset, as 2026-12-24T18:00:00+01:00"
             ) from error
     if not isinstance(value, datetime):
-        raise InvalidDueTimeError(f"the due time {value!r} is no datetime: give one with a time zone")
+        raise InvalidDueTimeError(f"the due time {value!r} is not a datetime: give one with a time zone")
     if value.tzinfo is None or value.utcoffset() is None:
         raise InvalidDueTimeError(
             f"the due time {value.isoformat()} has no time zone: give an aware datetime, such as "
@@ -149,7 +149,7 @@ def to_milliseconds(moment: datetime) -> int:
 
 
 def from_milliseconds(value: int) -> datetime | None:
-    """The moment so many milliseconds after the Unix epoch, or None beyond the year 9999."""
+    """The moment this many milliseconds after the Unix epoch, or None beyond the year 9999."""
     try:
         return EPOCH + timedelta(milliseconds=value)
     except OverflowError:

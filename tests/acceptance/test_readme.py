@@ -1,4 +1,4 @@
-"""README.md: what is in its blocks, run as it stands there, prints what they say. For Spark see tests/spark."""
+"""README.md and docs/getting-started.md: their commands and programs print what the pages show."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
 import bide
+from bide.delay.protocol import QueueTarget
 from bide.local_broker import LocalBroker
 from tests.acceptance.test_cli import Program
 from tests.patience import PATIENCE
-from tests.readme import INSTALL, README, ROOT, Shell, blocks, shape
+from tests.readme import GETTING_STARTED, INSTALL, PIPELINE, README, ROOT, Shell, blocks, commands_of, read, shape
 from tests.spark.killing import Counter, wait_until
 
 if TYPE_CHECKING:
     from tests.support import Rabbitmq, Vhost
+
+PAGES: Final = [README, "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 
 
 @pytest.fixture
@@ -30,19 +34,102 @@ def shell(tmp_path: Path, rabbitmq: Rabbitmq) -> Iterator[Shell]:
     LocalBroker(found.state / "bide" / "broker").stop()
 
 
-def test_what_it_says_of_the_installation() -> None:
-    assert f"```sh\n{INSTALL}" in README
-    targets = INSTALL.partition(" &&")[0].split()[1:]
-    subprocess.run(["make", "--dry-run", *targets], cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE)
-    extras = re.findall(r"`pip install 'bide\[(.*?)\]'`", README)
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert len(extras) == 1
-    assert set(extras[0].split(",")) <= set(known)
+def program_of(page: str, title: str, language: str = "python") -> str:
+    """The only block in a language in a section."""
+    (program,) = (text for found, text in blocks(page, title) if found == language)
+    return program
+
+
+def check_commands(shell: Shell, block: str) -> None:
+    for command, shown in commands_of(block):
+        printed = shell.paste(command)
+        assert shape(printed) == shape(shown), printed
+
+
+def test_the_readme_has_at_most_120_lines() -> None:
+    assert len(read(README).splitlines()) <= 120
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_link_to_a_file_leads_to_that_file(page: str) -> None:
+    for link in re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", read(page)):
+        assert (ROOT / page).parent.joinpath(link).exists(), link
+
+
+def test_the_index_lists_every_page() -> None:
+    listed = re.findall(r"\]\(([\w-]+\.md)", read("docs/README.md"))
+    assert {f"docs/{page}" for page in listed} == {
+        page for page in PAGES if page.startswith("docs/") and page != "docs/README.md"
+    }
+
+
+def test_the_picture_of_a_delay_has_the_queues_of_its_route() -> None:
+    picture = program_of(README, "How a delay works", "mermaid")
+    steps = bide.Clock().steps(timedelta(seconds=90), QueueTarget("orders"))
+    assert re.findall(r'\[\("(.*?)<br/>TTL (\d+) s"\)\]', picture) == [
+        (step.routed_to, str(step.delay // timedelta(seconds=1))) for step in steps if step.delay
+    ]
 
 
 @pytest.mark.slow
-def test_the_programs(vhost: Vhost) -> None:
-    (_, reminder), (_, said), (_, to_an_exchange), (_, endpoint) = blocks(None)
+def test_pip_installs_the_checkout(tmp_path: Path) -> None:
+    """Without the index and the dependencies, which tests have installed already."""
+    assert "`pip install .` in a checkout" in read(README)
+    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--quiet", "--target", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", "pip", "install", ".", *offline], cwd=ROOT, check=True, timeout=PATIENCE)
+    assert (tmp_path / "bide" / "__init__.py").is_file()
+
+
+def test_the_pipeline_page_names_extras_and_targets_that_exist() -> None:
+    assert f"```sh\n{INSTALL}" in read(PIPELINE)
+    targets = INSTALL.partition(" &&")[0].split()[1:]
+    subprocess.run(["make", "--dry-run", *targets], cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE)
+    extras = re.findall(r"`pip install '(?:bide|\.)\[(.*?)\]'`", read(PIPELINE))
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert len(extras) == 2
+    assert set(",".join(extras).split(",")) <= set(known)
+
+
+@pytest.mark.slow
+def test_the_readme_prints_what_it_shows(shell: Shell) -> None:
+    check_commands(shell, program_of(README, "Install", ""))
+
+    (_, reminder), (_, shown) = blocks(README, "Send a message later")
+    (shell.folder / "tea.py").write_text(reminder, encoding="utf-8")
+    assert shape(shell.paste("python tea.py")) == shape(shown)
+
+    (_, endpoint), (_, console) = blocks(README, "Retry what fails")
+    (shell.folder / "orders.py").write_text(endpoint, encoding="utf-8")
+    steps = commands_of(console)
+    (topology, errors) = steps[:1], steps[3:]
+    assert [command.split()[1] for command, _ in steps] == ["topology", "send", "send", "errors", "errors"]
+    for command, shown in topology:
+        assert shape(shell.paste(command)) == shape(shown)
+    with subprocess.Popen(
+        [sys.executable, "-u", "orders.py"], cwd=shell.folder, env=shell.environment, stdout=subprocess.PIPE
+    ) as serving:
+        try:
+            for command, shown in steps[1:3]:
+                assert shape(shell.paste(command)) == shape(shown)
+            assert serving.stdout is not None
+            assert serving.stdout.readline() == b"charged order 7\n"
+            parked = Counter(shell.environment["BIDE_URL"], "error")
+            wait_until(lambda: parked() == 1, "the order is parked")
+            parked.close()
+            for command, shown in errors:
+                printed = shell.paste(command)
+                assert shape(printed) == shape(shown), printed
+            serving.terminate()
+            assert serving.wait(30) == 0
+        finally:
+            serving.kill()
+
+
+@pytest.mark.slow
+def test_the_programs_of_getting_started_print_what_it_shows(vhost: Vhost) -> None:
+    (_, reminder), (_, shown) = blocks(GETTING_STARTED, "With asyncio")
+    to_an_exchange = program_of(GETTING_STARTED, "To an exchange")
+    endpoint = program_of(GETTING_STARTED, "Handlers and retries")
     environment = {**Program(vhost).environment, "PYTHONUNBUFFERED": "1"}
 
     def printed(program: str) -> str:
@@ -57,7 +144,7 @@ def test_the_programs(vhost: Vhost) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert shape(printed(reminder)) == shape(said)
+    assert shape(printed(reminder)) == shape(shown)
 
     assert printed(to_an_exchange) == ""
     waiting = Counter(vhost.url, "bide.v1.m1")
@@ -81,12 +168,9 @@ def test_the_programs(vhost: Vhost) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_line(shell: Shell) -> None:
-    (_, broker), (_, way) = blocks("The command line")
-    for block in (broker, way):
-        lines = block.splitlines(keepends=True)
-        printed = shell.paste("".join(line.removeprefix("$ ") for line in lines if line.startswith("$ ")))
-        said = "".join(line for line in lines if not line.startswith("$ "))
-        assert shape(printed) == shape(said)
-        if block is way:
-            assert printed == said
+def test_the_commands_of_getting_started_print_what_it_shows(shell: Shell) -> None:
+    (_, broker), (_, route) = blocks(GETTING_STARTED, "On the command line")
+    check_commands(shell, broker)
+    check_commands(shell, route)
+    (command, shown) = commands_of(route)[0]
+    assert shell.paste(command) == shown

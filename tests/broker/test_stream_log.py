@@ -140,7 +140,7 @@ def test_what_is_not_there_is_said(
             logs.end("classic")
         with pytest.raises(TargetNotFoundError, match="no super stream 'missing'"):
             logs.partitions("missing")
-        with pytest.raises(TargetNotFoundError, match="'unbound' is no super stream"):
+        with pytest.raises(TargetNotFoundError, match="'unbound' is not a super stream"):
             logs.partitions("unbound")
 
 

@@ -161,11 +161,11 @@ def test_resolutions(resolution: timedelta, longest: timedelta) -> None:
         ({"resolution": 100 * DAY}, "that divides the next unit"),
         (
             {"resolution": timedelta(minutes=1), "max_delay": timedelta(seconds=90)},
-            "max_delay 0:01:30 is no multiple of the resolution 0:01:00: give 0:01:00 for example",
+            "max_delay 0:01:30 is not a multiple of the resolution 0:01:00: give 0:01:00 for example",
         ),
         (
             {"resolution": SECOND, "max_delay": STEP},
-            "max_delay 0:00:00.01 is no multiple of the resolution 0:00:01: give 0:00:01 for example",
+            "max_delay 0:00:00.01 is not a multiple of the resolution 0:00:01: give 0:00:01 for example",
         ),
     ],
 )

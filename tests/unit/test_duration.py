@@ -234,7 +234,7 @@ def test_what_is_no_due_time(value: Any) -> None:
             "the due time 2026-12-24T18:00:00 has no time zone: give an aware datetime, such as 2026-12-24T18:00:00+00",
         ),
         ("soon", "the due time 'soon' cannot be read: give ISO 8601 with an offset, as 2026-12-24T18:00:00+01:00"),
-        (5, "the due time 5 is no datetime: give one with a time zone"),
+        (5, "the due time 5 is not a datetime: give one with a time zone"),
         (
             datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))),
             "the due time 9999-12-31T23:59:59.999999-01:00 lies outside the years 1 to 9999",

@@ -58,7 +58,7 @@ def test_every_step_leads_where_it_should() -> None:
 
 
 REASON = (
-    "queue 'orders.retry': its x-message-ttl sends what 'orders' rejected back for ever, and nobody counts: "
+    "queue 'orders.retry': its x-message-ttl sends what 'orders' rejected back for ever, and no worker counts: "
     "take the TTL away, and let its consumer send messages over 'orders.delay'"
 )
 

@@ -265,10 +265,10 @@ def test_direct_replies_need_no_queue() -> None:
         (lambda: broadcast.fanout_broadcast("x" * 300, queues=["q"]), "255"),
         (lambda: broadcast.fanout_broadcast("x", queues=["q"], queue_type="lazy"), "queue_type='lazy'"),
         (lambda: broadcast.layered_exchanges("x", layers={"x": "#"}, queues={"q": "x"}), "both the entry exchange"),
-        (lambda: broadcast.layered_exchanges("x", layers={"y": "#"}, queues={"q": "z"}), "'z', which is no layer"),
+        (lambda: broadcast.layered_exchanges("x", layers={"y": "#"}, queues={"q": "z"}), "'z', which is not a layer"),
         (
             lambda: broadcast.layered_exchanges("x", layers={"y": "#"}, queues={"q": "y"}, rules={"r": {"a": 1}}),
-            "'r', which is no queue",
+            "'r', which is not one of the queues",
         ),
         (lambda: broadcast.layered_exchanges("x", layers={"y": "#"}, queues={"q": "y"}, entry="fanout"), "no use"),
         (lambda: broadcast.layered_exchanges("x", layers={"y": ""}, queues={"q": "y"}, entry="headers"), "entry="),
@@ -278,7 +278,7 @@ def test_direct_replies_need_no_queue() -> None:
         (lambda: broadcast.email_routing("x", rules={"q": {"a": 1}}, others="x"), "different properties"),
         (
             lambda: conventions.private_consumer_exchanges(messages=["m"], consumers={"q": ["n"]}),
-            "'n', which is no message",
+            "'n', which is not a message",
         ),
         (
             lambda: conventions.private_consumer_exchanges(
@@ -292,7 +292,7 @@ def test_direct_replies_need_no_queue() -> None:
         ),
         (
             lambda: conventions.private_consumer_exchanges(messages=["m"], consumers={"q": ["m"]}, keys={"r": ["a"]}),
-            "'r', which is no consumer",
+            "'r', which is not a consumer",
         ),
         (lambda: conventions.hierarchical_routing(messages=["a..b"], queues={"q": ["a"]}), "empty word"),
         (lambda: conventions.hierarchical_routing(messages=["a.b"], queues={"q": ["b"]}), "nor the start of one"),

@@ -1,1 +1,1 @@
-"""Putting topologies on a broker, and looking at what is there."""
+"""Topologies on a broker: apply, delete, compare and verify."""

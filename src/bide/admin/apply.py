@@ -1,4 +1,4 @@
-"""Put a topology on a broker, and take it away again, over AMQP."""
+"""Applying and deleting a topology over AMQP."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ async def destroy(
     external: Iterable[str] = (),
     retry_for: timedelta = RETRY_FOR,
 ) -> Removed:
-    """Delete a topology's queues and exchanges; what is gone already is no error.
+    """Delete a topology's queues and exchanges; a missing one is not an error.
 
     The ways in are deleted first, and the queues are counted again after that. AMQP counts the messages that are ready,
     not those that were dead-lettered and have not been taken yet: only the management API knows of these.

@@ -1,4 +1,4 @@
-"""How often a quorum queue delivers a message before it gives that up."""
+"""The delivery limit of a quorum queue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bide.admin.snapshot import matches
 from bide.management.api import ManagementApi
 
 DEFAULT_LIMIT: Final = 20
-"""The limit of quorum queues from RabbitMQ 4.0 on, where nobody set one."""
+"""The limit of quorum queues from RabbitMQ 4.0 on, where none is set."""
 
 _SINCE: Final = (4, 0)
 
@@ -38,7 +38,7 @@ def effective_limit(given: Iterable[Any], *, release: tuple[int, ...]) -> int | 
     The smallest holds, and a negative one is none (rules of RabbitMQ).
 
     Args:
-        given: limits; what is no number was not set.
+        given: limits; a value that is not a number was not set.
     """
     limits = [value for value in given if isinstance(value, int) and not isinstance(value, bool)]
     if not limits:

@@ -1,4 +1,4 @@
-"""Put a delay infrastructure on a broker, guard it, and take it away."""
+"""Applying, guarding and deleting a delay infrastructure."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _declared(snapshot: Snapshot) -> Topology:
 
 
 def _untyped(queue: Queue) -> Queue:
-    """RabbitMQ 4.0 writes down that a queue is a classic one, whoever declared it without a word about that."""
+    """The queue without the type that RabbitMQ 4.0 adds to classic queues declared without one."""
     if queue.arguments.get("x-queue-type") != "classic":
         return queue
     return replace(queue, arguments={name: value for name, value in queue.arguments.items() if name != "x-queue-type"})

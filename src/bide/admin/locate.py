@@ -35,8 +35,8 @@ def stream_port(url: str, environment: Mapping[str, str]) -> int | None:
         None where there is neither: it is the usual one.
 
     Raises:
-        InvalidUrlError: the URL cannot be read, or the variable is no port; or it is one, and ``BIDE_URL``, which has
-            to tell whose, cannot be read.
+        InvalidUrlError: the URL cannot be read, or the variable is not a port; or it is one, and ``BIDE_URL``, whose
+            broker it belongs to, cannot be read.
     """
     broker = BrokerUrl.parse(url)
     if given := of_environment(STREAM_PORT_VARIABLE, broker, environment):
@@ -103,7 +103,7 @@ def of_environment(variable: str, url: BrokerUrl, environment: Mapping[str, str]
             hosts = BrokerUrl.parse(other).hosts
         except InvalidUrlError as error:
             raise InvalidUrlError(
-                f"{URL_VARIABLE} tells which broker {variable} is about, and cannot be read: {error}"
+                f"{URL_VARIABLE} names the broker that {variable} belongs to, and cannot be read: {error}"
             ) from error
         if hosts != url.hosts:
             return None

@@ -1,4 +1,4 @@
-"""What a verification found."""
+"""Findings of a verification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is on the broker of a delay infrastructure, and of what surrounds it, at one moment."""
+"""A snapshot of the broker's objects that concern a delay infrastructure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turn the taps of a delay infrastructure on and off, and look at them."""
+"""Switching the taps of a delay infrastructure on and off, and their status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check a delay infrastructure on a broker: what is wrong, and how to mend it."""
+"""Verification of a delay infrastructure on a broker, with a fix for each problem."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def verify(
 ) -> VerifyReport:
     """Check everything that can be checked.
 
-    What only the management API tells is reported as not checked where the API does not answer.
+    What only the management API knows is reported as not checked where the API does not answer.
 
     Args:
         connection: to the virtual host.
@@ -76,7 +76,7 @@ async def verify(
     findings = [_release(connection)]
     snapshot, finding = await _snapshot(api, vhost, infrastructure)
     findings.append(finding)
-    why = f"only the management API tells: {finding.text}"
+    why = f"only the management API knows: {finding.text}"
     findings += await _flags(connection, api if snapshot else None)
     is_growing = await _is_growing(connection, infrastructure)
     findings += await _declared(connection, infrastructure, is_growing=is_growing)
@@ -185,7 +185,7 @@ async def _declared(connection: Connection, infrastructure: DelayInfrastructure,
 
 
 async def _relays(connection: Connection, infrastructure: DelayInfrastructure) -> list[Finding]:
-    """Whether somebody consumes from the queues that a waiting hall leaves to its relay."""
+    """Whether the queues of a waiting hall that its relay reads have a consumer."""
     if not isinstance(infrastructure, WaitingHall):
         return []
     queues = [Queue(name) for name in infrastructure.relay_queues]
@@ -273,7 +273,7 @@ def _targets(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Fi
         limit = None if found is None else _refuses(snapshot, found)
         if limit is not None:
             problems.append(
-                f"the queue {name!r} refuses messages once it is full ({limit}), and then holds up everybody's "
+                f"the queue {name!r} refuses messages once it is full ({limit}), and then holds up all "
                 "messages in the delay queues: send to it with isolated=True, so that only its own messages wait"
             )
     return judged("targets", problems, f"{len(targets)} queues are bound, none refuses messages")
@@ -345,7 +345,7 @@ def _guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Find
     if bare:
         problems.append(
             f"{len(bare)} of {len(names)} exchanges have no alternate exchange ({listed(bare, limit=2)}): a message "
-            "whose target is gone stays in its delay queue, and 32 of them stop that queue for everybody: run "
+            "whose target is gone stays in its delay queue, and 32 of them stop that queue for all targets: run "
             f"'bide delay apply --guard --layout {infrastructure.name}'"
         )
     if infrastructure.undeliverable in alternates.values() and infrastructure.undeliverable not in snapshot.exchanges:
@@ -390,7 +390,7 @@ async def _stuck(
         again = (await take_snapshot(api, vhost, infrastructure)).queues
         second = {name: min(count, again[name].between) for name, count in first.items() if name in again}
     problems = [
-        f"{count} messages are stuck in {name!r}: their due time has come and their target takes none. Mend the "
+        f"{count} messages are stuck in {name!r}: their due time has come and their target takes none. Fix the "
         "target (is it bound, is it full?); the broker tries again within three minutes"
         for name, count in second.items()
         if count
@@ -408,7 +408,7 @@ async def _undeliverable(connection: Connection, infrastructure: DelayInfrastruc
     problems = []
     if answer.message_count:
         problems.append(
-            f"{answer.message_count} messages in {name!r} found no target: their header bide-to names it; mend it, and "
+            f"{answer.message_count} messages in {name!r} found no target: their header bide-to names it; fix it, and "
             f"send them on (see them with 'bide receive {name} --json')"
         )
     return judged("undeliverable messages", problems, "none")
@@ -418,7 +418,7 @@ async def _prefetch(connection: Connection) -> list[Finding]:
     how = f"rabbitmqctl eval 'application:get_env(rabbit, {_PREFETCH}).'"
     broker = private_broker(connection.url)
     if broker is None:
-        return [unchecked("dead-letter prefetch", f"no API tells it; look with {how!r} on the broker")]
+        return [unchecked("dead-letter prefetch", f"no API reports it; look with {how!r} on the broker")]
     try:
         text = await asyncio.to_thread(broker.rabbitmqctl, "eval", f"application:get_env(rabbit, {_PREFETCH}).")
     except LocalBrokerError as error:

@@ -1,4 +1,4 @@
-"""Acknowledgements of one channel, gathered for a moment and sent in as few frames as possible."""
+"""Acknowledgements of one channel, batched into as few frames as possible."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Acks:
         self._all_to = 0
         """Up to here every delivery is settled."""
         self._ends: dict[int, int] = {}
-        """Runs of settled deliveries after that: the last of each by its first. A message that somebody keeps for long
+        """Runs of settled deliveries after that: the last of each by its first. A message that stays unsettled for long
         must not cost more with every one that is settled after it."""
         self._starts: dict[int, int] = {}
         """The first of each run by its last."""
@@ -39,7 +39,7 @@ class Acks:
     def add(self, delivery_tag: int) -> None:
         """Acknowledge a delivery with the next :meth:`take`."""
         if delivery_tag <= self._all_to:
-            # The broker shall have its say about a second settlement.
+            # Send a duplicate acknowledgement at once, so that the broker rejects it.
             self._repeated.append(delivery_tag)
             return
         self._unsent.append(delivery_tag)
@@ -94,7 +94,7 @@ class AckSender:
         self._handle: asyncio.Handle | None = None
 
     def expect(self, prefetch: int) -> None:
-        """So many deliveries may be unacknowledged, 0 for no limit: a quarter of them is not held back."""
+        """Set the prefetch, 0 for no limit: acknowledgements of a quarter of it are sent at once."""
         self._at_once = max(1, (prefetch or _MOST_PREFETCH) // 4)
 
     def add(self, delivery_tag: int) -> None:

@@ -28,7 +28,7 @@ log = logger(__name__)
 _CONSUMER_TAG: Final = "bide-{}"
 _CLOSE_GRACE: Final = 5.0
 _ACKS_LATE: Final = 1.0
-"""Seconds since the last acknowledgement, after which nobody asks whether the broker has passed it on."""
+"""Seconds after the last acknowledgement from which on the broker is taken to have passed it on."""
 _ACKS_TAKEN: Final = 0.05
 """Seconds; a broker with cores to spare was seen to pass on what it held back within 10 ms."""
 _ACKS_TAKEN_FACTOR: Final = 2.0
@@ -114,7 +114,7 @@ class Channel:
         try:
             await self.settle_up()
         finally:
-            # Also where somebody does not want to wait so long.
+            # Also when the wait is cancelled.
             self.abandon()
         done, _ = await asyncio.wait({self._gone}, timeout=_CLOSE_GRACE)
         if not done:
@@ -178,7 +178,7 @@ class Channel:
         return self.call(methods.bind(binding), commands.Queue.BindOk, commands.Exchange.BindOk)
 
     def unbind(self, binding: Binding) -> asyncio.Future[Any]:
-        """Remove a binding; that it does not exist is no error."""
+        """Remove a binding; a missing binding is not an error."""
         return self.call(methods.unbind(binding), commands.Queue.UnbindOk, commands.Exchange.UnbindOk)
 
     def delete_queue(self, name: str, *, if_empty: bool = False, if_unused: bool = False) -> asyncio.Future[Any]:
@@ -230,7 +230,7 @@ class Channel:
         return message.future
 
     def post(self, frames: bytes, message: Unconfirmed) -> None:
-        """Send a message that is encoded already; it is told what becomes of it. Confirms must be on.
+        """Send an encoded message, whose ``settle`` is called with the result. Confirms must be on.
 
         Raises:
             BideError: the channel is closed; nothing was sent.
@@ -243,7 +243,7 @@ class Channel:
     # -- receiving
 
     async def qos(self, prefetch: int) -> None:
-        """At most this many unacknowledged deliveries per consumer; 0 is no limit."""
+        """At most this many unacknowledged deliveries per consumer; 0 for any number."""
         await self.call(codec.method(60, 10, codec.long(0), codec.short(prefetch), b"\x00"), commands.Basic.QosOk)
         self._acks.expect(prefetch)
 

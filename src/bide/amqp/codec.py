@@ -1,4 +1,4 @@
-"""AMQP 0-9-1 on the wire: our own encoding.
+"""Encoder of AMQP 0-9-1.
 
 Encoding is ours for three reasons: it is the hot path of publishing; pamqp refuses names that RabbitMQ takes (over
 127 characters, or with characters such as ``~``); and it writes an integer in the smallest type that holds it, where

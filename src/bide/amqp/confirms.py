@@ -1,4 +1,4 @@
-"""Which messages of a channel are not confirmed yet, and what became of the others."""
+"""Unconfirmed messages of a channel, and the result of each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Unconfirmed(ABC):
 
     @abstractmethod
     def settle(self, error: BideError | None) -> None:
-        """What became of it; called once.
+        """Report the result; called once.
 
         Args:
             error: None for a confirm, ``PublishRefusedError`` for a negative one, ``UnroutableError`` for a message
@@ -109,7 +109,7 @@ class Confirms:
 
         A return names no delivery tag, but the broker returns in the order of sending and before it confirms. So it
         belongs to the first message after the last returned one that it is equal to; of equal ones, bodies included,
-        it does not matter to anybody which was meant.
+        it does not matter which was meant.
         """
         message_id = message.values.get("message_id")
         for tag in range(max(self._looked_at + 1, self._oldest), self._sent + 1):
@@ -160,7 +160,7 @@ def _described(entry: Unconfirmed) -> str:
 
 
 def fail(future: asyncio.Future[Any], error: BideError) -> None:
-    """Let a future fail whether or not somebody waits for it."""
+    """Let a future fail whether or not it is awaited."""
     if not future.done():
         future.set_exception(error)
         # Read once, because not every caller awaits a future that fails together with hundreds of others.

@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
             try:
                 return await cls._open_one(url, host, port)
             except BrokerError as error:
-                # Also a refusal: a node that shuts down, or is no member any more, says nothing about the others.
+                # Also a refusal: a node that shuts down, or has left the cluster, says nothing about the others.
                 failures.append(error)
         raise reply_codes.of_hosts(failures)
 
@@ -421,7 +421,7 @@ class Connection(asyncio.Protocol):
         self._channels.clear()
         if not self.opened.done():
             self.opened.set_exception(error)
-            # Nobody awaits it when the time limit ended the opening.
+            # It is not awaited when the time limit ended the opening.
             self.opened.exception()
         if not self._closed.done():
             self._closed.set_result(None)

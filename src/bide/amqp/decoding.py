@@ -1,4 +1,4 @@
-"""Received messages, read from the wire: what announces them, and their properties.
+"""Decoder of received frames: methods, content headers, and message properties.
 
 The decoding of other methods is pamqp's. That of messages is ours because one odd value, of whatever sender, must cost
 no more than itself: pamqp gives up a whole header at a timestamp beyond its calendar, at text that is not UTF-8 a whole
@@ -146,7 +146,7 @@ def properties(frame: bytes) -> dict[str, Any]:
 
 
 class Properties(Mapping[str, Any]):
-    """The properties in a content header frame, decoded when somebody asks for one of them.
+    """The properties in a content header frame, decoded when one of them is first read.
 
     Where a consumer looks at the body only, the two dozen headers of a delayed message cost nothing. What some sender
     wrote wrongly must not end the connection, again and again: the log says so, and there are no properties.
@@ -345,5 +345,5 @@ def method(frame: bytes) -> Frame:
     except Exception as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     if not isinstance(found, Frame):
-        raise ValueError("a frame that is no method")
+        raise ValueError("a frame that is not a method")
     return found

@@ -1,4 +1,4 @@
-"""Messages on their way in: what announces them, and their pieces put together."""
+"""Deliveries, put together from their method, header and body frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings about passwords that others on the network can read."""
+"""Warnings about passwords that are sent without protection."""
 
 from __future__ import annotations
 

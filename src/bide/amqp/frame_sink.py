@@ -1,4 +1,4 @@
-"""What a channel needs of its connection."""
+"""The part of a connection that a channel uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said while a connection opens."""
+"""The handshake that opens a connection."""
 
 from __future__ import annotations
 

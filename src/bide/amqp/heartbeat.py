@@ -1,4 +1,4 @@
-"""Heartbeats of a connection: sent to show that we are alive, counted to notice a dead peer."""
+"""Heartbeats of a connection, sent and monitored to detect a dead peer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that are alike, encoded once: only what differs from one to the next is filled in.
+"""Pre-encoded frames of similar messages, completed with the fields that differ.
 
 Encoding a publish value by value takes more time than everything else that is done for it, and most of its bytes are
 the same for all messages of a kind.

@@ -1,4 +1,4 @@
-"""What the broker's reply codes mean, as errors of ours."""
+"""The broker's reply codes as exceptions."""
 
 from __future__ import annotations
 

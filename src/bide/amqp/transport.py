@@ -1,4 +1,4 @@
-"""What connections run over, and the time that is told there."""
+"""Transport and clock of a connection: TCP, or the in-memory broker."""
 
 from __future__ import annotations
 

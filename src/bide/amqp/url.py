@@ -1,4 +1,4 @@
-"""The address of a broker, and how to enter it."""
+"""AMQP URLs: hosts, credentials, virtual host and options."""
 
 from __future__ import annotations
 

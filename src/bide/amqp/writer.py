@@ -1,4 +1,4 @@
-"""The sending half of a connection: frames gathered into few writes, and backpressure for who sends too fast."""
+"""The sending half of a connection: batched writes, with backpressure."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Writer:
         self._update()
 
     def close(self) -> None:
-        """Hand over what is queued, take no more, and hold nobody back any longer."""
+        """Hand over what is queued, take no more, and release all waiting senders."""
         self.flush()
         self._closed = True
         self._update()

@@ -1,4 +1,4 @@
-"""The program: its commands, and what becomes of errors."""
+"""The program: its commands, and its errors as exit codes."""
 
 from __future__ import annotations
 
@@ -46,6 +46,10 @@ def cli() -> None:
 
     Delays are sums of numbers with units (250ms, 90s, 1h30m, 3d) or ISO 8601 (PT1H30M). Due times are ISO 8601 with an
     offset (2026-12-24T18:00:00+01:00).
+
+    The broker is named by --url or BIDE_URL, else it is RabbitMQ's default on this machine. Its management API is named
+    by --management-url, or for the broker of BIDE_URL by BIDE_MANAGEMENT_URL. The default has the user, password and
+    host of the broker's URL, and port 15672.
 
     Exit codes: 0 done; 1 a check or an operation failed, or the answer to a question was no; 2 bad usage, nothing was
     done; 130 interrupted.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _folder_option = click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where everything of the broker is kept. [default: bide/broker in $XDG_STATE_HOME or ~/.local/state]",
+    help="Folder of the broker. [default: $XDG_STATE_HOME/bide/broker]",
 )
 
 
@@ -35,12 +35,12 @@ def broker() -> None:
 @click.option(
     "--home",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the RabbitMQ to run, with sbin/ in it. [default: search for one]",
+    help="Folder of RabbitMQ, with sbin/. [default: search for one]",
 )
 @click.option(
     "--root",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Run the RabbitMQ that is installed in this root folder of another system (as root, on Linux).",
+    help="Root folder of another system with RabbitMQ (Linux, root).",
 )
 @json_option("the broker's URLs, release and folder")
 @verbose_option
@@ -80,7 +80,7 @@ def start(*, folder: Path | None, ephemeral: bool, home: Path | None, root: Path
 def stop(*, folder: Path | None, as_json: bool) -> None:
     """Stop the broker.
 
-    Messages stay for the next start, but those of an ephemeral broker. That none runs is no error.
+    Messages stay for the next start, but those of an ephemeral broker. A broker that does not run is not an error.
     """
     from bide.local_broker import LocalBroker, default_folder
     from bide.local_broker.state import LOCK_FILE

@@ -51,8 +51,8 @@ def delay() -> None:
 
 
 @delay.command()
-@click.option("--guard", is_flag=True, help="Set undeliverable messages aside by a policy (nservicebus, celery).")
-@click.option("--protect", is_flag=True, help="Keep other policies off the queues by a policy of higher priority.")
+@click.option("--guard", is_flag=True, help="Set a policy for undeliverables (nservicebus, celery).")
+@click.option("--protect", is_flag=True, help="Set a policy that overrides other policies on the queues.")
 @layout_options()
 @json_option("what was declared")
 @management_options
@@ -134,9 +134,9 @@ async def _policy_warnings(
 @management_options
 @pass_settings
 def verify(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: bool) -> int:
-    """Check the broker and the infrastructure on it; exit with 1 if something is wrong, and say how to mend it.
+    """Check the broker and the infrastructure on it; exit with 1 and suggest a fix if something is wrong.
 
-    Some checks need the management API. Without it they are listed as not checked, which is no failure. Neither is a
+    Some checks need the management API. Without it they are listed as not checked, which is not a failure. Neither is a
     warning, marked with an exclamation mark.
     """
     with working("looking"):
@@ -210,7 +210,7 @@ async def _destroy(settings: Settings, infrastructure: DelayInfrastructure, *, f
 @delay.command()
 @allow_option
 @layout_options()
-@json_option("what became of the messages")
+@json_option("the result for each message")
 @broker_options
 @pass_settings
 def resend(settings: Settings, *, infrastructure: DelayInfrastructure, allow: tuple[str, ...], as_json: bool) -> int:

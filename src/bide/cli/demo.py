@@ -47,11 +47,11 @@ class _Broker:
 @click.option("--longest", default="20s", show_default=True, metavar="DELAY", help="The longest delay.")
 @click.option("--seed", default=1, show_default=True, metavar="N", help="The same one plans the same messages.")
 @click.option("--report/--no-report", "reported", default=True, show_default=True,
-              help="Go on with an endpoint, the audit of everything, and a report; this needs Spark.")  # fmt: skip
+              help="Also run an endpoint, an audit and a report (needs Spark).")  # fmt: skip
 @click.option("--into", type=click.Path(path_type=Path, file_okay=False), default=Path("bide-demo"), show_default=True,
-              metavar="DIR", help="The folder of the report; what an earlier demo left in it is replaced.")  # fmt: skip
+              metavar="DIR", help="Folder of the report; an earlier demo's is replaced.")  # fmt: skip
 @click.option("--stream-port", type=click.IntRange(1, 65535), metavar="PORT",
-              help="Of your broker's stream protocol. [default: BIDE_STREAM_PORT, or 5552; 5551 with TLS]")  # fmt: skip
+              help="Stream port. [default: BIDE_STREAM_PORT, 5552, TLS: 5551]")  # fmt: skip
 @json_option("the figures")
 @management_options
 @pass_settings
@@ -84,7 +84,7 @@ def demo(
     from bide.demo.workload import make_shop
     from bide.durations import parse_delay
 
-    # On a broker of its own, nothing has to be told apart.
+    # A broker of its own needs no unique names.
     prefix = f"bide-demo-{secrets.token_hex(3)}" if settings.url else "demo"
     delay = parse_delay(longest)
     progress = Progress(plan=make_plan(prefix, messages=messages, longest=delay, seed=seed))
@@ -206,7 +206,7 @@ class _DemoCommand:
                     broker.text, self._clock, shop, place=place, port=broker.stream_port, progress=self._progress
                 )
         except (BideError, OSError) as error:
-            # The deliveries are measured: their figures are told, whatever becomes of the report.
+            # The deliveries are measured: print their figures even if the report fails.
             self.failure = " ".join(str(error).split())
 
     async def _clean(self) -> None:

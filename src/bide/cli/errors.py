@@ -1,4 +1,4 @@
-"""``bide errors``: look at failed messages, and decide what becomes of them."""
+"""``bide errors``: inspect, retry, edit, archive and discard failed messages."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 def errors() -> None:
     """Failed messages: list, understand, retry, edit, archive, discard.
 
-    They work on every error queue and dead-letter queue, whoever filled it. Commands that choose messages take ids, or
+    They work on every error queue and dead-letter queue of any program. Commands that choose messages take ids, or
     conditions that all must hold.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _How:
-    """The options of every command that decides what becomes of messages."""
+    """The options of every command that retries, archives or discards messages."""
 
     everything: bool
     dry_run: bool
@@ -79,14 +79,14 @@ _allow_option = click.option(
     "--allow",
     multiple=True,
     metavar="PATTERN",
-    help="Send only to such queues: 'orders.*'. Repeatable. [default: any]",
+    help="Allowed queue: 'orders.*'. Repeatable. [default: any]",
 )
 
 
 @errors.command("list")
 @selection_options
 @queue_option
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="No more than so many.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Number of messages at most.")
 @json_option("one line for each message")
 @management_options
 @pass_settings
@@ -171,7 +171,7 @@ def stats(settings: Settings, selection: Selection, queue: str, as_json: bool) -
 @selection_options
 @queue_option
 @click.option("--to", metavar="QUEUE", help="To this queue rather than where they failed.")
-@click.option("--over", metavar="DELAY", help="Spread them evenly over this time, while the command runs: 10m.")
+@click.option("--over", metavar="DELAY", help="Spread them evenly over this time, such as 10m.")
 @_allow_option
 @_deciding("sent back")
 @management_options

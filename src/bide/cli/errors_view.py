@@ -209,7 +209,7 @@ class Targets:
             names = ", ".join([*refused][:_MOST_NAMES]) + (", ..." if len(refused) > _MOST_NAMES else "")
             parts.append(f"{_stay(sum(refused.values()))} (not allowed: {names})")
         if nowhere:
-            parts.append(f"{_stay(nowhere)} (nothing tells where they failed)")
+            parts.append(f"{_stay(nowhere)} (the queue they failed on is unknown)")
         return ", ".join(parts) or "nothing to send"
 
     def to_dict(self, summary: Summary) -> dict[str, Any]:

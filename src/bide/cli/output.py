@@ -83,7 +83,7 @@ class LineWriter:
         """Write one line.
 
         Raises:
-            BrokenPipeError: nobody reads any more.
+            BrokenPipeError: the reader has closed the pipe.
         """
         rest = memoryview(line)
         while rest:

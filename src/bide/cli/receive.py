@@ -27,13 +27,13 @@ PREFETCH: Final = 100
 @click.command()
 @click.argument("queue")
 @click.option("--declare", is_flag=True, help="Make it, as a quorum queue, if it does not exist.")
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after so many messages.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after this many messages.")
 @click.option(
     "--timeout",
     metavar="DELAY",
-    help="End after this time (30s, 5m). With --count and fewer messages by then, exit with 1.",
+    help="End after this time; exit with 1 if short of --count.",
 )
-@json_option("one object a line: body, exchange, routing_key, message_id, headers, due, lateness_ms,")
+@json_option("one object per line")
 @broker_options
 @pass_settings
 def receive(
@@ -42,7 +42,10 @@ def receive(
     """Print the messages of QUEUE as they come, until interrupted.
 
     A message is acknowledged once its line is written: what was not printed stays in the queue, and nothing is lost
-    when this command ends, however it ends. In --json a body that is no UTF-8 is base64, and body_encoding says so.
+    when this command ends, however it ends.
+
+    --json prints body, exchange, routing_key, message_id, headers, due and lateness_ms. A body that is not UTF-8 is
+    base64, and body_encoding says so.
     """
     from bide.durations import parse_delay
 

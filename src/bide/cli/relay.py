@@ -29,7 +29,7 @@ log = logger(__name__)
     default=1000,
     show_default=True,
     metavar="N",
-    help="Messages of each of its two queues in hand at a time; with large bodies, fewer take less memory.",
+    help="Prefetch for each of its two queues.",
 )
 @click.option(
     "--declare/--no-declare",
@@ -48,11 +48,13 @@ def relay(
     """Send the messages of a waiting hall on, until Ctrl-C or SIGTERM.
 
     Without a relay, messages wait in the hall; nothing is lost. Any number may work on one hall: each message is
-    acknowledged when the broker has its successor. The first signal lets it finish what it has in hand, a second one
-    ends it at once; then another relay takes over what was left.
+    acknowledged when the broker has its successor. The first signal lets it finish the messages that it holds,
+    a second one ends it at once; then another relay takes over what was left.
 
     The relay delivers with its own permissions. So it sends messages only to the targets that --allow names and to the
     pick-up exchange; a message for another target is set aside in the undeliverable queue.
+
+    With large bodies, a lower --prefetch takes less memory.
     """
     from bide.relay import Relay
 
@@ -75,7 +77,7 @@ async def _until_a_signal(worker: Relay, started: Callable[[Connection], None]) 
     loop = asyncio.get_running_loop()
 
     def stop(number: signal.Signals) -> None:
-        log.info("%s: finishing what is in hand", number.name)
+        log.info("%s: finishing the messages in flight", number.name)
         for one in signals:
             loop.remove_signal_handler(one)
         worker.stop()

@@ -33,20 +33,22 @@ IN_FLIGHT: Final = 1_000
 @click.option("--in", "delay", metavar="DELAY", help="Deliver it so long from now: 90s, 1h30m, PT1H30M.")
 @click.option("--at", "deliver_at", metavar="TIME", help="Deliver it then: 2026-12-24T18:00:00+01:00.")
 @click.option("--file", type=click.File("rb"), help="Read the body from this file; - is standard input.")
-@click.option("--count", type=click.IntRange(min=1), default=1, metavar="N", help="Send it so many times. [default: 1]")
+@click.option(
+    "--count", type=click.IntRange(min=1), default=1, metavar="N", help="How many times to send it. [default: 1]"
+)
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header, as text; may be repeated.")
 @click.option("--message-id", metavar="ID", help="Its message id. [default: a new one]")
 @click.option("--type", "kind", metavar="NAME", help="Its message type, which endpoints choose a handler by.")
 @click.option("--content-type", metavar="TYPE", help="MIME type of the body, such as application/json.")
-@click.option("--isolated", is_flag=True, help="Reach the queue over a release queue of its own (clock; one hop more).")
+@click.option("--isolated", is_flag=True, help="Use a release queue for the target (clock; one hop more).")
 @click.option(
     "--declare/--no-declare",
     default=True,
     show_default=True,
-    help="Put the delay infrastructure on the broker where it is missing.",
+    help="Declare the delay infrastructure if it is missing.",
 )
 @layout_options()
-@json_option("one receipt a line: message_id, due, hops, attempts,")
+@json_option("one receipt per line")
 @broker_options
 @pass_settings
 def send(
@@ -72,7 +74,7 @@ def send(
     """Send BODY, now, after a delay, or at a due time; return when the broker has it.
 
     Without BODY and --file the body is read from standard input. With --in and --at the broker does the waiting: this
-    command ends at once.
+    command ends at once. --json prints message_id, due, hops and attempts.
     """
     if (to is None) == (exchange is None):
         raise click.UsageError("name where it goes: --to QUEUE, or --exchange NAME with --routing-key")

@@ -1,4 +1,4 @@
-"""What holds for every command: which broker, how much to say. And the options that set it."""
+"""Settings of all commands, such as the broker's URL and verbosity, and their options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Settings:
     """The options of the program itself; a command's own ``--url`` wins over one before the command.
 
     Attributes:
-        url: of the broker, or None where nobody named one.
+        url: of the broker, or None if none was given.
         management_url: of its management API, or None.
         verbosity: how many ``-v`` were given.
         arguments: of the program, as they were given.
@@ -41,7 +41,7 @@ class Settings:
     arguments: tuple[str, ...] = ()
 
     def broker_url(self) -> BrokerUrl:
-        """The broker's address: RabbitMQ's default on this machine where nobody named one.
+        """The broker's URL: by default that of RabbitMQ on this machine.
 
         Raises:
             InvalidUrlError: it cannot be read.
@@ -114,8 +114,7 @@ def _url(environment_variable: str | None) -> Callable[[_Decorated], _Decorated]
         show_envvar=True,
         expose_value=False,
         callback=_remember_url,
-        help="The broker: amqp[s]://user:password@host:port/vhost. "
-        + ("RabbitMQ's default on this machine if none is named." if environment_variable else "Or set BIDE_URL."),
+        help="Broker URL: amqp[s]://user:password@host:port/vhost.",
     )
 
 
@@ -126,9 +125,7 @@ def _management_url(command: _Decorated) -> _Decorated:
         metavar="URL",
         expose_value=False,
         callback=_remember_url,
-        help="The broker's management API: http[s]://user:password@host:port. "
-        "Or set BIDE_MANAGEMENT_URL, for the broker of BIDE_URL. User, password and host of the broker's URL, and port "
-        "15672, if none is named.",
+        help="Management API: http[s]://user:password@host:port.",
     )(command)
 
 
@@ -140,7 +137,7 @@ def verbose_option(command: _Decorated) -> _Decorated:
         count=True,
         expose_value=False,
         callback=_remember_verbosity,
-        help="Say what happens, and show the traceback of an internal error; -vv for every detail.",
+        help="Log progress and internal tracebacks; -vv logs details.",
     )(command)
 
 
@@ -175,7 +172,7 @@ def allow_option(command: _Decorated) -> _Decorated:
         multiple=True,
         required=True,
         metavar="PATTERN",
-        help="Targets that messages may name: 'orders.*', q:QUEUE, x:EXCHANGE, or '*' for any. Repeatable.",
+        help="Allowed target: 'orders.*', q:QUEUE, x:EXCHANGE. Repeatable.",
     )(command)
 
 
@@ -193,20 +190,16 @@ def layout_options(*, fewer_levels: bool = False) -> Callable[[_Decorated], _Dec
             type=click.Choice(LAYOUTS),
             default="clock",
             show_default=True,
-            help="The delay infrastructure: bide's own, or that of another system on the same broker.",
+            help="Delay infrastructure: bide's or another system's.",
         ),
-        click.option(
-            "--prefix", metavar="NAME", help="Start of all names (clock, waiting-hall: 'bide'; celery: none)."
-        ),
+        click.option("--prefix", metavar="NAME", help="Start of all names. [default: bide; none with celery]"),
         click.option("--max-delay", metavar="DELAY", help="Make no queues for longer delays (clock)."),
-        click.option(
-            "--resolution", metavar="DELAY", help="Round delays up to this: 10ms, 1s, 15s... (clock, waiting-hall)."
-        ),
+        click.option("--resolution", metavar="DELAY", help="Round delays up to this: 10ms, 1s (clock, waiting-hall)."),
         click.option("--lanes", type=int, metavar="N", help="Parallel queues per digit (clock)."),
         click.option(
             "--routing",
             type=click.Choice(ROUTINGS),
-            help="Routing topology of the endpoints (nservicebus). [default: conventional]",
+            help="NServiceBus routing topology. [default: conventional]",
         ),
         click.option(
             "--queue-type",
@@ -217,8 +210,9 @@ def layout_options(*, fewer_levels: bool = False) -> Callable[[_Decorated], _Dec
             "--levels",
             type=int,
             metavar="N",
-            help="Levels, of 1, 2, 4... times the resolution (waiting-hall)"
-            + ("; fewer than 28, to explain (nservicebus)." if fewer_levels else "."),
+            help="Number of levels (waiting-hall, nservicebus)."
+            if fewer_levels
+            else "Number of levels (waiting-hall).",
         ),
     ]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def topology() -> None:
     """Patterns of exchanges, queues and bindings: look at them, apply them, and ask where a message would go.
 
-    'bide topology list' names them, 'bide topology show NAME --help' tells the options of one.
+    'bide topology list' names them, 'bide topology show NAME --help' lists the options of one.
     """
 
 
@@ -87,7 +87,7 @@ def _pattern_options(pattern: Pattern) -> list[click.Option]:
             [f"--{one.name}", f"pattern_{one.parameter}"],
             multiple=True,
             metavar=one.form,
-            help=f"{one.help}{' May be repeated.' if one.repeatable else ''}{' [required]' if one.required else ''}",
+            help=f"{one.help}{' Repeatable.' if one.repeatable else ''}{' [required]' if one.required else ''}",
         )
         for one in pattern.options
     ]
@@ -241,8 +241,8 @@ for _group in (
 @click.option("--pattern", "pattern_text", metavar="TEXT", help="Ask a pattern: its name and options, as for 'show'.")
 @click.option("--definitions", "file", type=click.File("rb"), help="Ask this file of RabbitMQ definitions; - is stdin.")
 @click.option("--vhost", metavar="NAME", help="The virtual host in the file, where it holds several.")
-@click.option("--from-broker", is_flag=True, help="Ask the broker, its policies included, by the management API.")
-@click.option("--all", "every", is_flag=True, help="Name every binding that does not match, however many there are.")
+@click.option("--from-broker", is_flag=True, help="Ask the broker, its policies included.")
+@click.option("--all", "every", is_flag=True, help="Name every binding that does not match.")
 @json_option("the way")
 @management_options
 @pass_settings
@@ -343,7 +343,9 @@ def _definitions(file: BinaryIO, vhost: str | None) -> Topology:
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"{file.name} is not JSON ({error}): export the definitions anew") from error
     if not isinstance(document, Mapping):
-        raise InvalidInputError(f"{file.name} holds no object, so it is no file of definitions: export them anew")
+        raise InvalidInputError(
+            f"{file.name} does not hold an object, so it is not a file of definitions: export them anew"
+        )
     asked = from_definitions(document, vhost)
     hosts = _virtual_hosts(document)
     if vhost is None and len(hosts) > 1:

@@ -1,4 +1,4 @@
-"""Delay infrastructures by the names that the command line gives them."""
+"""Delay infrastructures by the names of the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the binary cascades of NServiceBus and of Celery share.
+"""The binary cascade that NServiceBus and Celery share.
 
 A cascade counts the delay in seconds, in binary. Level ``n`` is a topic exchange and a queue of the same name that
 holds messages for 2^n seconds; the routing key starts with one word per level, highest first, ``1`` to wait and ``0``
@@ -263,7 +263,7 @@ class Cascade:
     def guard_policy(self) -> Policy:
         """The policy that leads what matches nothing in an exchange of the cascade to the undeliverable queue.
 
-        Without it such a message stays in the queue that it came from, and 32 of them stop that level for everybody.
+        Without it such a message stays in the queue that it came from, and 32 of them stop that level for all targets.
         It has to be a policy: with an ``alternate-exchange`` argument the owner's own declare would be refused.
         A message that reaches its target exchange, and matches nothing there, is beyond its reach.
         """
@@ -311,7 +311,7 @@ class CrossDelivery:
 
 
 def foreign_suffix_bindings(bindings: Iterable[Binding], addresses: Iterable[str] = ()) -> list[CrossDelivery]:
-    """The ``#.`` bindings that deliver delayed messages to somebody they are not for.
+    """The ``#.`` bindings that deliver delayed messages to queues that they are not for.
 
     Two bindings for the very same address are taken for intended.
 

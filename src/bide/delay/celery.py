@@ -1,4 +1,4 @@
-"""``Celery``: the delay infrastructure of Celery's native delayed delivery (kombu), name for name.
+"""``Celery``: the delay infrastructure of Celery's native delayed delivery, from kombu.
 
 Workers declare the same exchanges and queues, so either side may come first. A message that bide delays enters at the
 first level that has something to do, where Celery always enters at the highest; both arrive in the same way.

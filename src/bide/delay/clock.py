@@ -1,4 +1,4 @@
-"""``Clock``: bide's own delay infrastructure, which counts time as people do.
+"""``Clock``: bide's own delay infrastructure, one level per unit of time.
 
 There is one level per unit of time and one queue per digit value, so a delay takes as many hops as it has non-zero
 digits: five minutes is one hop, ninety seconds are two, any delay at most six.
@@ -125,7 +125,7 @@ class Clock:
         if odd := self.max_delay % self.resolution:
             if self.max_delay != MAX_DELAY:
                 raise InvalidDelayError(
-                    f"max_delay {format_delay(self.max_delay)} is no multiple of the resolution "
+                    f"max_delay {format_delay(self.max_delay)} is not a multiple of the resolution "
                     f"{format_delay(self.resolution)}: give "
                     f"{format_delay(max(self.max_delay - odd, self.resolution))} for example"
                 )

@@ -1,4 +1,4 @@
-"""The units of time that ``Clock`` counts in, and a delay as their digits."""
+"""The levels of ``Clock``, and a delay as their digits."""
 
 from __future__ import annotations
 

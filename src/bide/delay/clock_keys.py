@@ -31,8 +31,8 @@ def padding_of(target: Target) -> str:
     """Words that give our keys as many words as the message's own routing key has.
 
     A topic exchange matches CC and BCC keys too. A pattern that matches a key whose words are all ours consists of
-    wildcards alone, and then it matches every key of that many words, the message's own included: nobody gets a
-    message that a direct publish would not have brought him. (The word ``~`` itself is ours: a pattern that asks for
+    wildcards alone, and then it matches every key of that many words, the message's own included: no queue gets
+    a message that a direct publish would not have brought it. (The word ``~`` itself is ours: a pattern that asks for
     it, such as ``~.#``, does get our keys.)
     """
     return "~." * target.routing_key.count(".") if isinstance(target, ExchangeTarget) else ""

@@ -1,4 +1,4 @@
-"""The way of one delayed message through an infrastructure: as a table, as data, or as a Mermaid diagram.
+"""The route of a delayed message, as a table, as data, or as a Mermaid diagram.
 
 Pure: it says what an infrastructure would do with the message, without asking a broker.
 """
@@ -182,7 +182,7 @@ class _Chart:
         elif following.exchange == step.routed_to:
             self._arrow(here, "==>", self._exchange(step.routed_to))
         else:
-            # Somebody consumes it there and sends it on.
+            # A consumer takes it there and sends it on.
             queue = self._queue(step.routed_to, step.delay)
             self._arrow(here, "==>", queue)
             self._arrow(queue, "==>", self._exchange(following.exchange))

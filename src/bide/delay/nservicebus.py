@@ -1,4 +1,4 @@
-"""``NServiceBus``: the delay infrastructure of NServiceBus.RabbitMQ, name for name.
+"""``NServiceBus``: the delay infrastructure of NServiceBus.RabbitMQ.
 
 A .NET endpoint on the same broker can receive what bide delays, and delay messages for us: exchanges, queues,
 arguments, keys and headers are those of NServiceBus.RabbitMQ (version 2 since its release 7, version 1 since 4.3).

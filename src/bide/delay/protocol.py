@@ -1,4 +1,4 @@
-"""What every delay infrastructure offers: its topology, and a route for a delay and a target.
+"""The protocol of delay infrastructures: a topology, and a route for a delay and a target.
 
 An infrastructure is pure data and arithmetic: it opens no connection. Whatever talks to a broker takes these
 values and applies them; nothing else knows the name of a queue.

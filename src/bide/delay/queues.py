@@ -1,4 +1,4 @@
-"""The quorum queues that delay infrastructures of ours consist of: what is in them is never dropped."""
+"""The quorum queues of bide's delay infrastructures, which never drop a message."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def waiting_queue(
 
 
 def final_queue(name: str) -> Queue:
-    """A queue that holds messages until somebody takes them."""
+    """A queue that holds messages until they are consumed."""
     return Queue.quorum(name, {**_REFUSING, **_BALANCED})

@@ -1,4 +1,4 @@
-"""What a received message looked like when it was sent.
+"""A received message as it was sent.
 
 Delay infrastructures leave traces on a message: transport keys, headers, a routing key with the delay in front. This
 module takes them off again, whichever of the infrastructures the message came through.
@@ -90,7 +90,7 @@ def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> SentM
     routing_key = original_key(routing_key)
     if isinstance(own_key := headers.get(HEADER_PICK_UP_KEY), str):
         routing_key = own_key
-    # A copy, of a message that was retried or that failed, tells by itself where the first one was sent to.
+    # A retried or parked copy has the target of the first message in its own headers.
     if isinstance(first_exchange := headers.get(HEADER_EXCHANGE), str):
         exchange = first_exchange
     if isinstance(first_key := headers.get(HEADER_ROUTING_KEY), str):

@@ -1,4 +1,4 @@
-"""Queues of delay infrastructures, recognised by their names, their arguments and their messages.
+"""Queues of delay infrastructures, by their names, arguments and messages.
 
 A message that is taken out of such a queue and put back, or copied, waits anew or arrives early. So whatever reads
 queues for an operator has to know them, whichever program declared them and under whichever prefix.

@@ -1,4 +1,4 @@
-"""Taps: two streams beside a delay infrastructure, which see every message when it is scheduled and when it is due.
+"""Taps: two streams that record each delayed message when it is scheduled and when due.
 
 They are bound and unbound while the system runs. No publisher, no key and no consumer changes, and no message goes
 another way for it.
@@ -118,7 +118,7 @@ class Taps:
         to_scheduled: the bindings that lead to the first; the tap is off without them.
         to_delivered: the same for the second.
         passage: what stands before the second, where the delay queues cannot reach a stream by themselves.
-        defeats: the exchange whose messages without a target are seen by the tap and by nobody else, or None.
+        defeats: the exchange whose messages without a target only the tap receives, or None.
     """
 
     scheduled: str
@@ -135,7 +135,7 @@ class Taps:
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
-        """Both, in the order to make them in: whoever is seen being scheduled is seen being delivered, too."""
+        """Both, in the order to make them in: a message recorded as scheduled is also recorded as delivered."""
         return self.to_delivered + self.to_scheduled
 
     @property

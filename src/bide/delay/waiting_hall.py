@@ -1,4 +1,4 @@
-"""``WaitingHall``: a few binary levels, and a hall in front of them where longer delays go round.
+"""``WaitingHall``: a few binary levels, and a hall in which longer delays go round.
 
 Every message checks in with its due time. A relay (``bide relay``) looks at each one and sends it on: one with more to
 wait than all levels together meditates for as long as the highest level and checks in again; any other goes through
@@ -60,8 +60,8 @@ RELAY: Final = "(relay)"
 _UNIT: Final = timedelta(seconds=1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _GIVE_UP_AFTER: Final = 1000
-"""Deliveries after which the queues of the relay set a message aside. Explicit, because RabbitMQ 4 takes 20 where
-nothing is said, and every loss of a relay's connection counts for all messages that it had in hand."""
+"""Deliveries after which the queues of the relay set a message aside. Explicit, because the
+default of RabbitMQ 4 is 20, and a lost connection of a relay counts for all messages that it held unacknowledged."""
 
 _SHOWN_ROUNDS: Final = 4
 """Of more rounds, the explanation sums up those in the middle."""
@@ -206,11 +206,11 @@ class WaitingHall:
         return ".".join(f"{units:b}")
 
     def entry_exchange(self, units: int) -> str:
-        """The exchange that a wait of so many units, one at least, enters the levels by."""
+        """The exchange by which a wait of this many units, at least one, enters the levels."""
         return self.level_name(units.bit_length() - 1)
 
     def rounds(self, units: int) -> int:
-        """How often a wait of so many units goes round before the levels can hold the rest."""
+        """How often a wait of this many units goes round before the levels can hold the rest."""
         beyond = units - ((1 << self.levels) - 1)
         return max(-(-beyond // (1 << self.levels - 1)), 0)
 
@@ -356,8 +356,8 @@ def _topology(hall: WaitingHall) -> Topology:
     alternate = {"alternate-exchange": hall.undeliverable}
     exchanges = [
         Exchange(hall.undeliverable, "fanout"),
-        # Without an alternate exchange: what nobody picks up comes back to the relay, which sets it aside with all that
-        # it needs to be sent once more.
+        # Without an alternate exchange: what matches no binding comes back to the relay, which sets it aside with all
+        # that it needs to be sent once more.
         Exchange(hall.delivery_exchange, "topic"),
         Exchange(hall.released_exchange, "fanout"),
         Exchange(hall.check_in, "fanout"),

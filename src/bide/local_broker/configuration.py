@@ -1,4 +1,4 @@
-"""What a private broker is configured with: its ports, its configuration files, its environment."""
+"""Ports, configuration files and environment of a private broker."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Ports:
         return cls(**chosen)
 
     def taken(self) -> list[int]:
-        """Return those that somebody listens on."""
+        """Return those that a program listens on."""
         return [port for port in asdict(self).values() if not is_free(port)]
 
 
@@ -119,7 +119,7 @@ def enabled_plugins(plugins: Iterable[str]) -> str:
 
 
 def inetrc() -> str:
-    """Return the file that tells Erlang where the host of :data:`NODE_NAME` is.
+    """Return the file by which Erlang resolves the host of :data:`NODE_NAME`.
 
     Not every container has an ``/etc/hosts``, and in some ``localhost`` is ``::1`` first, where nothing listens.
     """

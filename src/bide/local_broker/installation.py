@@ -1,4 +1,4 @@
-"""Find the RabbitMQ that is installed on this machine."""
+"""The RabbitMQ installation of this machine."""
 
 from __future__ import annotations
 

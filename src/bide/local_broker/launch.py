@@ -1,4 +1,4 @@
-"""Bring a broker's processes up and down."""
+"""Starting and stopping the processes of a broker."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class LocalBroker:
             ValueError: rabbitmq_management is not among *plugins*.
         """
         if MANAGEMENT_PLUGIN not in plugins:
-            raise ValueError(f"plugins has to include {MANAGEMENT_PLUGIN}: it tells when the broker is ready")
+            raise ValueError(f"plugins has to include {MANAGEMENT_PLUGIN}: the start waits for its API")
         settings = LocalBrokerSettings(
             installation=find_installation(home=home, chroot=chroot),
             ephemeral=ephemeral,

@@ -1,4 +1,4 @@
-"""What a node that did not start says about it."""
+"""The reason in a node's logs for a failed start."""
 
 from __future__ import annotations
 

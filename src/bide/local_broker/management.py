@@ -1,4 +1,4 @@
-"""The calls of the management API that a private broker needs for itself, where ``rabbitmqctl`` would take seconds."""
+"""The management API calls of a private broker, faster than ``rabbitmqctl``."""
 
 from __future__ import annotations
 

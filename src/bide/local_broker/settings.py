@@ -1,4 +1,4 @@
-"""What a caller chooses about a broker, and how that is written to its folder."""
+"""The caller's settings of a broker, and their file in its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is on disk about a private broker: its folder, its lock, and ``broker.json``."""
+"""The files of a private broker: its folder, its lock, and ``broker.json``."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _is_still(descriptor: int, path: Path) -> bool:
-    """Return whether *path* is the open file; whoever held the lock before may have removed the folder."""
+    """Return whether *path* is the open file; the previous holder of the lock may have removed the folder."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -191,7 +191,7 @@ def password_of(folder: Path) -> str:
 
 
 def default_folder() -> Path:
-    """Return where a broker lives unless told otherwise: ``bide/broker`` in $XDG_STATE_HOME or ``~/.local/state``."""
+    """Return the default folder of a broker: ``bide/broker`` in $XDG_STATE_HOME or ``~/.local/state``."""
     state_home = os.environ.get("XDG_STATE_HOME", "")
     # The XDG base directory specification says to ignore a relative path.
     base = Path(state_home) if Path(state_home).is_absolute() else Path.home() / ".local" / "state"

@@ -1,4 +1,4 @@
-"""Keep the processes of one private broker together: epmd, the node, and whoever started them.
+"""Supervisor of a private broker: epmd, the node, and the program that started them.
 
 :class:`bide.local_broker.LocalBroker` runs this file as a script, so it imports the standard library only: ``python -I
 -S supervisor.py STATE OWNER_FD REPORT_FD``. It makes itself a daemon, starts epmd and the node as its children, and
@@ -13,7 +13,7 @@ whatever comes first:
 A pipe rather than PR_SET_PDEATHSIG, because that signal comes when the *thread* that forked ends. This process has
 one thread only, so for its own children PR_SET_PDEATHSIG is right: they do not survive its ``kill -9``.
 
-The node tells that it is ready by the protocol of systemd's sd_notify(3): a datagram to the socket NOTIFY_SOCKET.
+The node reports that it is ready by the protocol of systemd's sd_notify(3): a datagram to the socket NOTIFY_SOCKET.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RabbitMQ's management HTTP API: what AMQP does not tell about a broker.
+"""Queues, bindings, policies and cluster state from RabbitMQ's management HTTP API.
 
 Works with the API of RabbitMQ 3.10 to 4.3. Lists are asked for without statistics, which 4.x discourages and which
 may be switched off; the numbers of messages in queues are counted by the broker itself in either case, every five
@@ -138,7 +138,7 @@ class ManagementApi:
         return _object(await self.call("GET", "overview"))
 
     async def feature_flags(self) -> dict[str, str]:
-        """State of each feature flag: ``enabled``, ``disabled``... 3.10 tells administrators only."""
+        """State of each feature flag: ``enabled``, ``disabled``... 3.10 shows them to administrators only."""
         return {str(one["name"]): str(one["state"]) for one in _array(await self.call("GET", "feature-flags"))}
 
     async def nodes(self) -> dict[str, bool]:
@@ -176,7 +176,7 @@ class ManagementApi:
         return [_binding(one) for one in _array(found or [])]
 
     async def bindings(self, vhost: str, *, to_queue: str = "") -> list[Binding]:
-        """All bindings of a virtual host, or of one queue, but those of the default exchange, which nobody made."""
+        """All bindings of a virtual host, or of one queue, but those of the default exchange."""
         found = await self.call("GET", *(("queues", vhost, to_queue, "bindings") if to_queue else ("bindings", vhost)))
         return [_binding(one) for one in _array(found or []) if one["source"]]
 
@@ -196,7 +196,7 @@ class ManagementApi:
         await self.call("PUT", "policies", vhost, policy.name, body=body)
 
     async def delete_policy(self, vhost: str, name: str) -> None:
-        """Delete a policy; that it does not exist is no error."""
+        """Delete a policy; a missing one is not an error."""
         await self.call("DELETE", "policies", vhost, name)
 
     async def _pages(self, kind: str, vhost: str, containing: str) -> AsyncIterator[Mapping[str, Any]]:

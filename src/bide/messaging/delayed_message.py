@@ -1,4 +1,4 @@
-"""Publish as if the delayed-message plugin were there: the ``x-delay`` header, and bide's own delays behind it.
+"""A publisher for the ``x-delay`` header of the delayed-message plugin, without the plugin.
 
 For programs that were written for the plugin rabbitmq_delayed_message_exchange and have to run where it does not. The
 exchange that they publish to is one of the plain type then: direct, topic, fanout or headers.
@@ -54,7 +54,7 @@ class DelayedMessagePublisher:
             properties: more arguments of :meth:`bide.Client.publish`, but ``delay`` and ``deliver_at``.
 
         Raises:
-            InvalidDelayError: the header is no number, or more than the infrastructure can hold.
+            InvalidDelayError: the header is not a number, or more than the infrastructure can hold.
             BideError: as :meth:`bide.Client.publish`.
         """
         for name in ("delay", "deliver_at", "to"):
@@ -75,7 +75,7 @@ def delay_of(headers: Mapping[str, Any] | None) -> timedelta | None:
     """The delay that an ``x-delay`` header asks for, rounded up to the microsecond; None for now.
 
     Raises:
-        InvalidDelayError: it is no number.
+        InvalidDelayError: it is not a number.
         InvalidInputError: the headers are no mapping.
     """
     if not isinstance(headers, Mapping | None):

@@ -1,7 +1,7 @@
-"""Delays by an exchange and a queue for each message: :func:`bide.patterns.delays.ephemeral_delay`, put to work.
+"""Delays by a temporary exchange and queue for each message.
 
-For a delay now and then on a broker where no delay infrastructure may stay. ``client.publish(..., delay=...)`` costs a
-small part of it.
+Publisher and consumer for :func:`bide.patterns.delays.ephemeral_delay`. Use them for a delay now and then on a broker
+where no delay infrastructure may stay. ``client.publish(..., delay=...)`` costs a small part of it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class EphemeralDelays:
         except PublishInDoubtError:
             raise
         except BideError:
-            # The message is not in the queue, and nobody else would ever remove that.
+            # The message is not in the queue, and no other program would ever delete the queue.
             await self._remove(topology)
             raise
 

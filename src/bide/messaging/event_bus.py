@@ -159,7 +159,7 @@ class EventBus:
         return _raw(message).get(HEADER_RETRY_FOR) in (None, self.names.queue)
 
     async def _pass_on(self, message: Message) -> None:
-        """Publish the successor until the broker has it: the message stays in hand meanwhile, so nothing is lost."""
+        """Publish the successor until the broker has it: the message stays unacknowledged meanwhile."""
         copy = self._successor(message, self._client.now())
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
@@ -193,7 +193,7 @@ class EventBus:
         Copies go straight to their queue: one that is bound to the bus with a wildcard must not get them.
         """
         departure = Departure.read(message.headers, self.names.queue)
-        # What somebody put there by hand counts too: nothing goes round uncounted.
+        # A message that was put there by hand counts too: nothing goes round uncounted.
         count = 1 if departure is None else departure.count
         sent = _as_first_sent(message, departure)
         expiration = message.expiration or (departure.expiration if departure is not None else None)
@@ -247,7 +247,7 @@ def _expired(expiration: timedelta | None) -> str:
 def _as_first_sent(message: Message, departure: Departure | None) -> SentMessage:
     """The message with the address and the ``expiration`` that dead-lettering took off it.
 
-    A copy has them in headers of ours. Otherwise ``x-death`` tells how the message first came to the queue.
+    A copy has them in headers of ours. Otherwise ``x-death`` has the first address of the message.
     """
     sent = message.as_sent()
     if departure is None or HEADER_EXCHANGE in _raw(message):
@@ -267,7 +267,7 @@ def _raw(message: Message) -> Mapping[str, Any]:
 
 @asynccontextmanager
 async def _together() -> AsyncIterator[asyncio.TaskGroup]:
-    """A task group whose first error comes out by itself, as that of a single task would; the log tells of others."""
+    """A task group whose first error comes out by itself, as that of a single task would; others are logged."""
     try:
         async with asyncio.TaskGroup() as tasks:
             yield tasks

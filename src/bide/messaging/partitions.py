@@ -1,4 +1,4 @@
-"""Consume the partitions of :func:`bide.patterns.partitions.ordered_partitions`, each in order."""
+"""Ordered consumption of the partitions of ``ordered_partitions``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def consume_partitions(
 
 
 async def _consume(client: Client, queue: str, handler: Callable[[Message], Awaitable[None]]) -> None:
-    # With more than one in hand, those behind one that goes back would be out of order.
+    # With a higher prefetch, messages behind one that is requeued would be out of order.
     async with client.consume(queue, prefetch=1) as messages:
         async for message in messages:
             await handler(message)

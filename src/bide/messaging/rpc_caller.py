@@ -1,12 +1,11 @@
-"""Requests and replies: the caller's side. The server's is :mod:`bide.messaging.rpc_server`, the topology
-:func:`bide.patterns.rpc.rpc`.
+"""The caller's side of requests and replies.
 
-::
+The server's side is :mod:`bide.messaging.rpc_server`, the topology :func:`bide.patterns.rpc.rpc`::
 
     async with Caller(client) as prices:
         reply = await prices.call("apples", to="prices", timeout="2s")
 
-A request expires with its caller's patience, so that no server works for somebody who has gone. A reply that comes
+A request expires with its caller's timeout, so that no server handles it in vain. A reply that comes
 after that is dropped and counted, and is never taken for the reply to another request. When the caller's connection
 breaks, all calls under way fail at once, since the way back is gone; the next call makes a new one. So it is where the
 broker refuses a request, as one over its size limit or to an exchange that this user may not write to: it closes the
@@ -95,7 +94,7 @@ class _ReplyChannel:
         return future
 
     def forget(self, correlation_id: str) -> None:
-        """Nobody waits for this reply any more."""
+        """Stop waiting for this reply."""
         future = self._waiting.pop(correlation_id, None)
         if future is not None:
             future.cancel()
@@ -106,7 +105,7 @@ class _ReplyChannel:
         future = self._waiting.pop(correlation_id, None) if isinstance(correlation_id, str) else None
         if future is None or future.done():
             self.late += 1
-            log.debug("a reply came that nobody waits for any more: %s", correlation_id)
+            log.debug("dropped a late reply: %s", correlation_id)
         else:
             future.set_result(delivery)
 
@@ -135,7 +134,7 @@ class Caller:
     def __init__(self, client: Client, *, replies: Replies = "direct", timeout: DelayLike = "30s") -> None:
         if replies not in ("direct", "instance", "ephemeral"):
             raise InvalidInputError(
-                f"replies={replies!r} is no way back to a caller that waits: give 'direct', 'instance' or 'ephemeral'"
+                f"replies={replies!r} is not a kind of reply queue: give 'direct', 'instance' or 'ephemeral'"
             )
         self._replies = replies
         self._timeout = _patience(timeout)
@@ -148,7 +147,7 @@ class Caller:
 
     @property
     def late(self) -> int:
-        """Replies that came when nobody waited for them any more. With ``ephemeral`` these come nowhere."""
+        """Replies that came after their call had ended. With ``ephemeral`` these come nowhere."""
         return self._late_before + (self._current.late if self._current is not None else 0)
 
     async def __aenter__(self) -> Self:
@@ -330,5 +329,5 @@ def _lose(future: asyncio.Future[Delivery], error: BideError) -> None:
         future.set_exception(
             ReplyLostError(f"the way back for the reply is gone ({error}): it is not known whether the work was done")
         )
-        # The call may have ended with an error of its own, and then nobody asks for this one.
+        # The call may have ended with an error of its own, and then this one is not retrieved.
         future.exception()

@@ -36,13 +36,13 @@ async def serve(
     A request is acknowledged when its reply is with the broker, so that another server gets it when this one dies: a
     request may be handled twice. What the handler raises goes to the caller, in a line, as ``RemoteError``. A request
     without ``reply_to`` is handled, and rejected if that fails; so is one to which no reply can be sent, because its
-    ``reply_to`` is no name, is not allowed, or this user may not write to it. A reply that the broker does not take at
-    the moment, as when its queue is full, has the request handled again a second later. A caller that has gone is no
-    error.
+    ``reply_to`` is not a name, is not allowed, or this user may not write to it. A reply that the broker does not take
+    at the moment, as when its queue is full, has the request handled again a second later. A caller that has gone is
+    not an error.
 
     Args:
         handler: see :data:`Handler`.
-        at_once: so many requests are handled at the same time, 1 to 65,535.
+        at_once: requests that are handled at the same time, 1 to 65,535.
         allow: patterns of the queues that replies may go to, such as ``prices.replies.*``. The server replies with its
             own permissions, also to a queue that the caller may not write to. Direct reply-to is always allowed.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 async def tap(client: Client, exchange: str, *, max_length: int = 10_000) -> AsyncIterator[Consumer]:
     """Copies of all messages that pass an exchange: ``async with tap(client, "app1.private") as messages``.
 
-    Nobody else gets more or less by it. The tap's queue goes with the block, or within an hour after a crash.
+    Other consumers get neither more nor less. The tap's queue goes with the block, or within an hour after a crash.
 
     Args:
         exchange: of type fanout, topic or headers.

@@ -44,7 +44,7 @@ class Metrics(Observer):
     ``bide_connection_moves_total`` counts how often connections of this process left a broken node for another one, by
     the reason: ``silent`` or ``unconfirmed``.
 
-    One of it serves all endpoints of a process, which the label ``endpoint`` tells apart. The label ``type`` is the
+    One of it serves all endpoints of a process, by the label ``endpoint``. The label ``type`` is the
     message's type, empty where it has none. Senders choose it, and an exception's class may be made on the way, so of
     each of the two labels the first 100 values are kept, and any further one is counted as ``(other)``: a stranger
     cannot fill the memory.
@@ -231,7 +231,7 @@ class _Moves(Collector):
 
 
 class _Values:
-    """The values of a label: so many, and what others come up with afterwards is one."""
+    """The first values of a label; all later ones count as one."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()

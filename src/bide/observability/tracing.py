@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of publishing and handling, linked across the delay; the extra ``bide[tracing]``.
+"""OpenTelemetry spans of publishing and handling, linked across the delay.
 
 Spans and attributes are those of OpenTelemetry's semantic conventions for messaging and for RabbitMQ; the names of
 spans leave the routing key out, of which there may be any number. The context travels in the headers ``traceparent``
@@ -9,7 +9,7 @@ Whether a handler's span belongs to the sender's trace:
 
 - A message that was sent to be handled now: its span is a child of the sender's. So are those of its retries at once.
 - One that was delayed, retried later, or sent back by an operator: its span begins a trace of its own. A trace that
-  stays open for three days is of no use to anybody, and whether the sender's was sampled should not decide whether this
+  stays open for three days is of no use, and whether the sender's was sampled should not decide whether this
   one is (rule of NServiceBus).
 - A sender may ask for the second by the header ``NServiceBus.OpenTelemetry.StartNewTrace: True``.
 
@@ -139,7 +139,7 @@ def trace_headers() -> dict[str, str]:
 
 
 class _Headers(Getter[Mapping[str, Any]]):
-    """Reads what propagators understand from the headers of AMQP, which anybody may fill with anything."""
+    """Reads what propagators understand from the headers of AMQP, which may hold anything."""
 
     def get(self, carrier: Mapping[str, Any], key: str) -> list[str] | None:
         value = carrier.get(key)
@@ -165,14 +165,14 @@ def _is_apart(message: Message) -> bool:
 
 @contextmanager
 def _ended(span: trace.Span) -> Iterator[None]:
-    """End the span at the end of the block; whatever leaves the block is told in it."""
+    """End the span at the end of the block; an exception from the block is recorded in it."""
     try:
         yield
     except BaseException as error:
         explanation = ExceptionText.of(error)
         span.set_attribute("error.type", explanation.type)
         span.set_status(trace.StatusCode.ERROR, explanation.message)
-        # A cancellation, or the end of the program, is no exception of what is traced.
+        # A cancellation, or the end of the program, is not an exception of the traced code.
         if isinstance(error, Exception):
             span.record_exception(error)
         raise

@@ -1,4 +1,4 @@
-"""Patterns 11 and 12: if, else if, else; and not. Both by alternate exchanges."""
+"""Patterns 11 and 12: if, else if, else; and not. Both use alternate exchanges."""
 
 from __future__ import annotations
 

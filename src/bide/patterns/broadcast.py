@@ -1,4 +1,4 @@
-"""Patterns 1, 2 and 3: broadcast by a fanout exchange, layers of exchanges, and routing by headers."""
+"""Patterns 1 to 3: fanout broadcast, layers of exchanges, and routing by headers."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def layered_exchanges(
     for queue, layer in queues.items():
         if layer not in layers:
             raise InvalidInputError(
-                f"the queue {queue!r} listens to {layer!r}, which is no layer ({', '.join(layers)}): add the layer, or "
-                "name one of these"
+                f"the queue {queue!r} listens to {layer!r}, which is not a layer ({', '.join(layers)}): add the layer, "
+                "or name one of these"
             )
     for queue in rules:
         if queue not in queues:
-            raise InvalidInputError(f"there is a rule for {queue!r}, which is no queue here: add it to queues")
+            raise InvalidInputError(f"there is a rule for {queue!r}, which is not one of the queues: add it to queues")
     if entry == "fanout" and any(layers.values()):
         raise InvalidInputError(
             "the entry exchange is a fanout, which has no use for the keys in layers: leave them empty"
@@ -109,8 +109,8 @@ def layered_exchanges(
 def email_routing(exchange: str, *, rules: Rules, others: str | None = None, queue_type: str = "quorum") -> Topology:
     """Pattern 3, routing of e-mail by a headers exchange: each application names the mails that it wants.
 
-    One program reads the mailbox and publishes every mail with :func:`mail_headers`; nobody polls, and nobody has to
-    remember what he has read.
+    One program reads the mailbox and publishes every mail with :func:`mail_headers`. The applications do
+    not poll, and do not have to remember which mails they have read.
 
     Caveat: headers are compared whole and by type: there are no wildcards, and 2 is not "2". So a mail to several
     people has a header for each of them.
@@ -144,7 +144,7 @@ def email_routing(exchange: str, *, rules: Rules, others: str | None = None, que
 def mail_headers(mail: Mail) -> dict[str, Any]:
     """What a headers exchange can choose a mail by: ``from``, ``subject``, and one ``to:<address>`` for each recipient.
 
-    Addresses are in lower case and without names. Recipients in Cc have ``cc:<address>``. Attachments are told by
+    Addresses are in lower case and without names. Recipients in Cc have ``cc:<address>``. Attachments are counted by
     ``attachments`` (a whole number), so that ``attachments=0`` finds mails without.
     """
     from email.utils import getaddresses

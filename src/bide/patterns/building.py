@@ -1,4 +1,4 @@
-"""What the patterns are built with: checked lists of names, queues that lose nothing, and the last look."""
+"""Building blocks of patterns: checked names, queues that lose nothing, final validation."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def milliseconds(option: str, value: DelayLike) -> int:
     """A time as whole milliseconds, rounded up, that the broker takes as TTL or expiry.
 
     Raises:
-        InvalidDelayError: it is no time, less than a millisecond, or more than 3,650 days.
+        InvalidDelayError: it is not a time, less than a millisecond, or more than 3,650 days.
     """
     wait = parse_delay(value)
     if not _MILLISECOND <= wait <= _LONGEST:

@@ -1,4 +1,4 @@
-"""All patterns by name, with what they are called by from a command line, and a sample of each.
+"""All patterns by name, with their command-line options and a sample of each.
 
 The numbers are those of the well-known list of eighteen RabbitMQ patterns; what has none is a primitive under them, or
 a topology that belongs to another chapter.

@@ -1,4 +1,4 @@
-"""Patterns 4, 5 and 8: topologies that follow from the names of messages and of those who consume them."""
+"""Patterns 4, 5 and 8: topologies that follow from the names of messages and consumers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def private_consumer_exchanges(
     other, and :func:`wire_tap` can listen to what one consumer gets.
 
     Caveat: what a consumer leaves behind for good has to be removed by hand. And both sides declare the message
-    exchanges: whoever declares one with other properties is refused.
+    exchanges: the broker refuses a declaration with other properties.
 
     Args:
         messages: the types of messages; each has a fanout exchange of this name.
@@ -52,7 +52,9 @@ def private_consumer_exchanges(
     for option, chosen in (("keys", keys), ("rules", rules)):
         for queue in chosen:
             if queue not in consumers:
-                raise InvalidInputError(f"{option} are given for {queue!r}, which is no consumer: add it to consumers")
+                raise InvalidInputError(
+                    f"{option} are given for {queue!r}, which is not a consumer: add it to consumers"
+                )
     for queue in sorted(set(keys) & set(rules)):
         raise InvalidInputError(
             f"the consumer {queue!r} has keys and a rule, but its private exchange is either a topic or a headers "
@@ -71,7 +73,7 @@ def private_consumer_exchanges(
         for name in distinct("message type", wanted, option=f"consumers[{queue!r}]"):
             if name not in messages:
                 raise InvalidInputError(
-                    f"the consumer {queue!r} wants {name!r}, which is no message: add it to messages"
+                    f"the consumer {queue!r} wants {name!r}, which is not a message: add it to messages"
                 )
         chosen_by = keys_of(keys[queue], option=f"keys[{queue!r}]") if queue in keys else ("",)
         topology |= Topology(
@@ -86,11 +88,11 @@ def private_consumer_exchanges(
 
 
 def wire_tap(exchange: str, *, queue: str, expires: DelayLike = "1h", max_length: int = 10_000) -> Topology:
-    """A wire tap, on demand: a copy of everything that passes an exchange, for whoever listens.
+    """A wire tap, on demand: a copy of everything that passes an exchange.
 
     It belongs to pattern 4, where a consumer's private exchange shows what this consumer gets before it chooses, but
-    fits every fanout, topic or headers exchange. It takes itself away when nobody listens, and never holds publishers
-    up: a full tap lets its oldest messages go.
+    fits every fanout, topic or headers exchange. It is deleted when it has no consumer, and never holds publishers
+    up: a full tap drops its oldest messages.
 
     Caveat: a tap on an exchange with an alternate exchange counts as a match, so that the alternate gets nothing more.
 
@@ -121,7 +123,7 @@ def wire_tap(exchange: str, *, queue: str, expires: DelayLike = "1h", max_length
 def point_to_point(*, queues: Sequence[str], queue_type: str = "quorum") -> Topology:
     """Pattern 5, point to point: the sender names the queue, and the default exchange takes the message there.
 
-    It is how commands are sent, which one consumer has to carry out. Events, open to anybody, go to exchanges.
+    It is how commands are sent, which one consumer has to carry out. Events go to exchanges.
 
     Caveat: a queue that does not exist takes nothing. Only a mandatory publish, as bide's are, hears of it.
 

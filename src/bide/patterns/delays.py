@@ -1,4 +1,4 @@
-"""Patterns 13 to 17: retries and deliveries that come later."""
+"""Patterns 13 to 17: delayed retries and deliveries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLUGIN_TYPE: Final = "x-delayed-message"
 """The exchange type of the delayed-message plugin."""
 
 GRACE: Final = timedelta(minutes=1)
-"""How much longer than its message an ephemeral classic queue lives, unless told otherwise.
+"""How much longer than its message an ephemeral classic queue lives by default.
 
 Longer than a publish of bide may take, so that a message that the broker confirmed is never in a queue that goes first.
 """
@@ -144,12 +144,12 @@ def ephemeral_delay(
 
     The fanout exchange takes itself away when its queue is gone. A classic queue goes by its expiry, ``grace`` after
     the delay. A quorum queue must not have one: unlike a classic queue it does not count a new declaration as use, and
-    it goes with the messages that are still in it, those that their target refuses included. So whoever receives the
+    it goes with the messages that are still in it, those that their target refuses included. So the receiver of the
     message deletes it: :mod:`bide.messaging.ephemeral` does both sides.
 
     Caveats: it costs two declarations and a deletion for each message. A classic queue loses a message that its target
-    refuses, or that comes into it so late that the queue expires first; a quorum queue stays until somebody receives
-    its message. Back to a queue (``to``) the message has that queue's name as its routing key; by way of an exchange it
+    refuses, or that comes into it so late that the queue expires first; a quorum queue stays until its message
+    is received. Back to a queue (``to``) the message has that queue's name as its routing key; by way of an exchange it
     keeps its own.
 
     Args:

@@ -31,7 +31,7 @@ class EventBusQueue:
 
     A message that the consumer rejects without requeue is dead-lettered into the retry queue. There a worker counts:
     it sends the message through the delay queue, whose TTL brings it back to the queue, or parks it for good. The retry
-    queue has no TTL of its own, because then the broker would bring messages back without anybody counting, for ever.
+    queue has no TTL of its own, because then the broker would bring messages back for ever, uncounted.
 
     Args:
         exchange: the exchange that events are published to.

@@ -1,7 +1,7 @@
 """The options of a pattern, read from its function, and their values, read from text.
 
-A function's signature says what the options are and which of them are needed, and its docstring what they mean: there
-is no other place where they are written down.
+A function's signature says what the options are and which of them are needed, and its docstring what they mean:
+they are not written down anywhere else.
 """
 
 from __future__ import annotations

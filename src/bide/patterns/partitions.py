@@ -41,7 +41,7 @@ def ordered_partitions(
     """Pattern 6, ordered processing: messages that belong together go to the same partition, and are handled in order.
 
     Each partition is a queue with a single active consumer: any number of processes may consume from all of them, the
-    broker lets one at a time have each, and another takes over when that one goes. So nobody has to match consumers to
+    broker lets one at a time have each, and another takes over when that one goes. So consumers need not be assigned to
     queues. Order holds for a consumer with a prefetch of 1, or one that handles what it gets one by one; see
     :mod:`bide.messaging.partitions`.
 
@@ -89,8 +89,8 @@ def data_locality(exchange: str, *, queue: str, partitions: int, header: str, qu
     It is pattern 6 with the header that names the thing.
 
     Caveat: with one partition more, or one less, some things move: about one in ``partitions + 1`` goes to the new
-    partition, and its old consumer is not told, it just hears no more of it. Have the consumers write down what they
-    keep and stop, change the topology while no message is under way, and start them again.
+    partition, and its old consumer gets no notice, only no more of its messages. Have the consumers write down what
+    they keep and stop, change the topology while no message is under way, and start them again.
 
     Args:
         exchange: the consistent-hash exchange; it needs the plugin rabbitmq_consistent_hash_exchange.

@@ -1,4 +1,4 @@
-"""What the patterns are made of, each by itself: copies by CC, expiry, limits, dead letters, alternates."""
+"""Primitives of the patterns: copies by CC, expiry, limits, dead letters, alternates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def carbon_copies(exchange: str, *, queues: Sequence[str], queue_type: str = "qu
 
 
 def ephemeral(exchange: str, *, queue: str, expires: DelayLike) -> Topology:
-    """Expiry and auto-delete: a queue that goes when nobody has used it for a time, and an exchange that goes with it.
+    """Expiry and auto-delete: a queue that is deleted when it is unused for a time, and its exchange with it.
 
     Use is a consumer, a get, or another declaration, but not a publish: the queue goes with the messages in it. The
     exchange goes when its last binding does.
@@ -135,7 +135,7 @@ def central_dead_letters(
     """A central dead-letter exchange: whatever is rejected or expires anywhere comes to one place.
 
     Each queue dead-letters with its own name as the routing key, so that the topic exchange can be bound by it; the
-    header x-death tells the rest.
+    header x-death has the rest.
 
     Args:
         exchange: the topic exchange of the dead letters.

@@ -39,7 +39,7 @@ def priority_queue(
         queue: the queue.
         priorities: of a classic queue, 1 to 10: the highest priority; 10 if not given.
         max_length: how many messages it holds.
-        overflow: what a full queue does: drop-head (what RabbitMQ does if not told) or reject-publish.
+        overflow: what a full queue does: drop-head (RabbitMQ's default) or reject-publish.
         queue_type: classic, or quorum (RabbitMQ 4.0 or later).
 
     Raises:
@@ -80,7 +80,7 @@ def classes_of_service(
     Each class has consumers of its own, as many as it deserves, and neither waits for the other: no starvation, and a
     full queue drops or refuses messages of its own class only.
 
-    Caveat: a routing key whose last word is no class matches nothing. Say with ``otherwise`` which class takes these.
+    Caveat: a routing key whose last word is not a class matches nothing. ``otherwise`` names the class for these.
 
     Args:
         exchange: the topic exchange.

@@ -1,1 +1,1 @@
-"""What becomes of a message whose handler failed: pure decisions, and the headers that tell of them."""
+"""Recovery from failed handlers: retry decisions, and the headers that record failures."""

@@ -1,6 +1,6 @@
-"""Copies of a received message: the one that is tried again later, and the one that is parked.
+"""Copies of a received message: the one that is retried later, and the one that is parked.
 
-What a copy must not do is told here once: wake the broker's cycle detection by an old ``x-death``, reach others by an
+What a copy must not do is prevented here: wake the broker's cycle detection by an old ``x-death``, reach others by an
 old ``CC``, be refused for another user's ``user_id``, or expire in an error queue.
 """
 
@@ -50,7 +50,7 @@ def later(
 
     Args:
         history: without this retry.
-        places: room for so many times of attempts.
+        places: room for this many times of attempts.
         nservicebus: count under the names of NServiceBus too, so that it goes on counting where we end.
     """
     retried = replace(history, retries=history.retries + 1, first_due=senders_due(sent, history))
@@ -74,7 +74,7 @@ def parked(
     """The copy for an error queue.
 
     Args:
-        headers: what tells of the failure.
+        headers: those about the failure.
     """
     return copy_of(sent, body, queue=queue, headers=headers, sent_by=sent_by)
 

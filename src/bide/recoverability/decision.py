@@ -22,7 +22,7 @@ class RetryLater:
         delay: at least this long from now.
 
     Raises:
-        InvalidDelayError: it is no delay.
+        InvalidDelayError: it is not a delay.
     """
 
     delay: timedelta
@@ -51,10 +51,10 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Away with it: acknowledged, and told in the log and to the observers alone.
+    """Drop it: acknowledge it, and report it to the log and the observers only.
 
     Attributes:
-        reason: why nobody will miss it.
+        reason: why it is not needed.
     """
 
     reason: str

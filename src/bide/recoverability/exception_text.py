@@ -53,7 +53,7 @@ def name_of(kind: type) -> str:
 
 
 def cut(text: str, size: int, *, keep_end: bool = False) -> str:
-    """The text, or the part of it that fits into so many bytes of UTF-8, with a sign of what was left out."""
+    """The text, or the part of it that fits into *size* bytes of UTF-8, with a sign of what was left out."""
     raw = text.encode(errors="backslashreplace")
     if len(raw) <= size:
         return raw.decode()
@@ -69,19 +69,19 @@ def _file(path: str) -> str:
 def _inner(error: BaseException) -> BaseException | None:
     try:
         return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    except Exception:  # noqa: BLE001 (somebody else's attributes)
+    except Exception:  # noqa: BLE001 (user code's attributes)
         return None
 
 
 def _stack(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001 (somebody else's attributes, which a stack trace shows too)
+    except Exception:  # noqa: BLE001 (user code's attributes, which a stack trace shows too)
         return f"{''.join(traceback.format_tb(error.__traceback__))}{name_of(type(error))}: {_text(error)}\n"
 
 
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as broken:  # noqa: BLE001 (somebody else's __str__)
+    except Exception as broken:  # noqa: BLE001 (user code's __str__)
         return f"(an exception that cannot be printed: {type(broken).__name__})"

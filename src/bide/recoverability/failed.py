@@ -1,4 +1,4 @@
-"""A message in an error or dead-letter queue, whoever put it there."""
+"""A message in an error or dead-letter queue."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class FailedMessage:
     """One message of an error or dead-letter queue.
 
     Attributes:
-        id: names it among the messages of its queue: the same whoever reads it, and however often.
+        id: names it among the messages of its queue: the same for each reader, however often it is read.
         message_id: its sender's id, or None.
         message_type: its sender's name for this kind of message, or None.
-        queue: the queue that it failed on, or None where nothing tells.
+        queue: the queue that it failed on, or None if unknown.
         reason: ``failed`` for a handler's failure; ``rejected``, ``expired``, ``maxlen`` or ``delivery_limit`` as the
-            broker tells it; ``undeliverable`` for a delayed message without a target; ``unknown``.
+            broker reports it; ``undeliverable`` for a delayed message without a target; ``unknown``.
         endpoint: the endpoint that failed on it, or None.
         failed_at: when, or None.
         exception: the type of the exception, or None.
@@ -49,7 +49,7 @@ class FailedMessage:
         exchange: the exchange that it was first sent to; empty for a queue.
         routing_key: the routing key that it was first sent with.
         history: the attempts behind it.
-        deaths: what the broker's ``x-death`` tells, newest first.
+        deaths: the entries of the broker's ``x-death``, newest first.
         headers: its sender's headers.
         values: all its properties as they are in the queue.
     """

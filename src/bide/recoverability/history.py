@@ -1,4 +1,4 @@
-"""What a message's headers tell of the attempts behind it, and how the next copy of it says so."""
+"""The history of a message's attempts, in its headers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class History:
 
     @classmethod
     def read(cls, headers: Mapping[str, Any]) -> Self:
-        """The history in these headers, of which anybody may have written anything."""
+        """The history in these headers, which may hold anything."""
         times = headers.get(HEADER_ATTEMPT_TIMES)
         return cls(
             retries=_count(headers.get(HEADER_RETRIES, headers.get(NSERVICEBUS_RETRIES))),
@@ -127,7 +127,7 @@ class History:
         """The headers of a copy that will be tried again. Their size does not depend on how often that was.
 
         Args:
-            places: for so many times of attempts there is room: those of the oldest attempts give way.
+            places: room for this many times of attempts: those of the oldest attempts give way.
         """
         places = min(places, MOST_TIMES)
         times = [to_milliseconds(one) for one in self.times[-places:]] if places else []
@@ -175,8 +175,8 @@ def nservicebus_due(headers: Mapping[str, Any]) -> datetime | None:
     Args:
         headers: as the broker sent them.
     """
-    if told := read_nservicebus_time(headers.get(NSERVICEBUS_DUE)):
-        return told
+    if due := read_nservicebus_time(headers.get(NSERVICEBUS_DUE)):
+        return due
     if not 0 < (delay := _count(headers.get(HEADER_DELAY))) <= _LONGEST_DELAY:
         return None
     sent = read_nservicebus_time(headers.get(NSERVICEBUS_SENT))

@@ -22,7 +22,7 @@ RetryPolicy = Callable[[Failure], Decision]
 
 _LEAST_POISON_LIMIT: Final = 10
 _CRASHES: Final = 5
-"""So many deaths of a process are forgiven a message that uses all its immediate retries."""
+"""Process deaths that a message may survive in addition to all its immediate retries."""
 
 _WHOLE: Final = 1 << 64
 

@@ -1,4 +1,4 @@
-"""Copies of failed messages: back to where they failed, into an archive and out of it, and the same again."""
+"""Copies of failed messages: back to their queue, into an archive, and out of it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LOCKED: Final = frozenset({"CC", "BCC", "x-death"})
 
 
 def back(message: FailedMessage, *, to: str | None = None, run: str | None = None) -> PreparedMessage:
-    """The copy that an operator sends back: what tells of the failure is taken off, the history of attempts stays.
+    """The copy that an operator sends back: the headers about the failure are removed, the history of attempts stays.
 
     So does the due time that the sender gave. The endpoint's retry policy begins anew. The
     sender's ``expiration`` is dropped: an operator's decision stands above it.
@@ -47,7 +47,7 @@ def back(message: FailedMessage, *, to: str | None = None, run: str | None = Non
         run: names the operation.
 
     Raises:
-        InvalidInputError: nothing tells where it failed, and no queue is named.
+        InvalidInputError: its queue is unknown, and none is named.
     """
     queue = to or message.queue
     if queue is None:
@@ -82,7 +82,7 @@ def edited(
 
     Raises:
         ReservedHeaderError: a header is not the sender's to set.
-        InvalidInputError: nothing changes, or nothing tells where it failed.
+        InvalidInputError: nothing changes, or its queue is unknown.
     """
     for name in (*headers, *without):
         if name.startswith(OWN_PREFIX) or name in LOCKED:
@@ -131,7 +131,7 @@ def same(message: FailedMessage, *, queue: str) -> PreparedMessage:
 def _as_it_is(message: FailedMessage) -> dict[str, Any]:
     values = dict(message.values)
     headers = {name: value for name, value in _raw(message).items() if name not in _NOT_COPIED}
-    # A publish of ours would hide where it was first sent to, which only the delivery tells where x-death does not.
+    # A publish of ours would hide where it was first sent to, which only the delivery has where x-death does not.
     if not message.deaths:
         headers.setdefault(HEADER_EXCHANGE, message.exchange)
         headers.setdefault(HEADER_ROUTING_KEY, message.routing_key)

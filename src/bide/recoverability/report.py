@@ -66,7 +66,7 @@ class FailureReport:
             nservicebus: under the names that ServiceControl reads; what has no such name stays under ours.
         """
         history = self.history.headers(places=len(self.history.times))
-        # Attempts that nobody knows the time of have no place in a message that is not tried again.
+        # Attempts without a known time have no place in a message that is not tried again.
         history[HEADER_ATTEMPT_TIMES] = [to_milliseconds(one) for one in self.history.times]
         what = self.explanation
         headers: dict[str, Any] = {
@@ -106,7 +106,7 @@ class FailureReport:
 
 
 def without_failure(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Headers without what tells of a failure."""
+    """Headers without those about a failure."""
     return {
         name: value
         for name, value in headers.items()

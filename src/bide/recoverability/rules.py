@@ -25,7 +25,7 @@ class ExceptionRules:
         """Rules from tuples of exception classes, by the name of the rule.
 
         Raises:
-            InvalidInputError: something is no exception class, or has two rules.
+            InvalidInputError: a value is not an exception class, or has two rules.
         """
         rules: dict[type[BaseException], Rule] = {}
         for name, kinds in given.items():

@@ -18,8 +18,8 @@ def delays_of(values: Iterable[DelayLike]) -> tuple[timedelta, ...]:
     """Delays as a schedule.
 
     Raises:
-        InvalidInputError: there are more than :data:`MAX_RETRIES`, or they are no list.
-        InvalidDelayError: one of them is no delay.
+        InvalidInputError: there are more than :data:`MAX_RETRIES`, or they are not a list.
+        InvalidDelayError: one of them is not a delay.
     """
     if isinstance(values, str | timedelta) or not isinstance(values, Iterable):
         raise InvalidInputError(f"delays={values!r}: give a list of delays, such as ['5s', '30s', '5m']")
@@ -54,7 +54,7 @@ def exponential(
     Args:
         first: the first delay.
         times: how many retries, 1 to 1,000.
-        factor: each is so many times the one before; at least 1.
+        factor: the ratio of each delay to the one before; at least 1.
         longest: none is longer.
 
     Raises:

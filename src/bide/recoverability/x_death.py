@@ -1,4 +1,4 @@
-"""How a message left a queue for the queue's dead-letter exchange, as the broker's ``x-death`` header tells it."""
+"""Dead-lettering of a message, as the broker's ``x-death`` header records it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Departure:
         reason: of the last time: ``rejected``, ``expired``, ``maxlen`` or ``delivery_limit``.
         count: how often it left the queue.
         exchange: the exchange that it came from the first time.
-        routing_key: the routing key that it came with the first time, or None where nothing tells.
+        routing_key: the routing key that it came with the first time, or None if unknown.
         expiration: the sender's ``expiration``, which the broker takes off when it dead-letters, or None.
     """
 

@@ -1,4 +1,4 @@
-"""Two reasons for ``CancelledError``: somebody stops us, or other people's code waited for what somebody cancelled."""
+"""Cancellation of this task, or a ``CancelledError`` that user code let escape."""
 
 from __future__ import annotations
 

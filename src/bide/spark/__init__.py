@@ -1,4 +1,4 @@
-"""RabbitMQ as a data source of Spark: ``spark.read.format("rabbitmq")``, and the same for streaming and writing.
+"""RabbitMQ as the Spark data source ``rabbitmq``, for reading, streaming and writing.
 
 It needs ``bide[spark]``. Spark finds the data source by itself where bide is installed, through the package
 ``pyspark_bide``; :func:`register` does it explicitly, for a session that looked for data sources before that, and
@@ -23,7 +23,7 @@ def register(spark: SparkSession) -> None:
 
     On a classic session, reads and writes take ``BIDE_URL`` and ``BIDE_STREAM_PORT`` as they are now. Spark starts the
     processes that plan them, with the environment that the driver had when the session was started. They keep it where
-    both variables are unset, and were never told of here.
+    both variables are unset, and were never passed here.
     """
     from pyspark.errors import AnalysisException
 

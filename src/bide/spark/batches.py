@@ -221,7 +221,7 @@ def _body(cut: Sections) -> bytes:
 
 
 def microseconds(value: Any) -> int | None:
-    """Microseconds from the milliseconds in a header, or None where that is no time."""
+    """Microseconds from the milliseconds in a header, or None where that is not a time."""
     return value * 1000 if type(value) is int and 0 <= value < _LATEST else None
 
 

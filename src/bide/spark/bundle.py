@@ -57,7 +57,7 @@ def write_bundle(path: str | os.PathLike[str]) -> Path:
 def own_bundle() -> Path:
     """The file, written once, to be deleted when the process ends.
 
-    Spark takes no two files of one name in the same session: the name tells what is in it.
+    Spark takes no two files of one name in the same session: the name depends on its contents.
     """
     contents = _bundle()
     place = Path(_folder().name, f"bide-{sha256(contents).hexdigest()[:12]}.zip")

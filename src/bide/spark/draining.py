@@ -86,11 +86,11 @@ def drain(
         write: writes a DataFrame with the columns of a queue. It must have written it when it returns, and be ready
             to be given messages that it was given before, by a drain that did not come to its end.
         url: the broker; by default ``BIDE_URL``, or RabbitMQ's default on this machine.
-        batch: at most so many messages at once, 1 to 65,535.
-        limit: end after so many messages; None for all.
+        batch: messages at once at most, 1 to 65,535.
+        limit: end after this many messages; None for all.
         quiet: the queue counts as empty when no message comes for so long.
         include_headers: with the column ``headers``.
-        management_url: of the broker's management API, which tells the queue's delivery limit; see
+        management_url: of the broker's management API, which has the queue's delivery limit; see
             :class:`bide.Endpoint`. Where it does not answer, RabbitMQ's default limit is assumed.
 
     Raises:
@@ -172,7 +172,7 @@ class _Holder:
             await self._connection.close()
 
     def take(self, most: int, quiet: float) -> list[BrowsedMessage]:
-        """Up to so many messages; fewer when none comes for *quiet* seconds.
+        """Up to *most* messages; fewer when none comes for *quiet* seconds.
 
         Raises:
             BideError: the connection broke, or the queue was deleted.
@@ -181,7 +181,7 @@ class _Holder:
 
     async def _take(self, most: int, quiet: float) -> list[BrowsedMessage]:
         while came := await self._come(most, quiet):
-            # Before they are written, and not only where that fails: whoever is killed in between gives nothing back
+            # Before they are written, and not only where that fails: a killed process gives nothing back
             # in order, and may be started again and again.
             renewed = await self._renew([one for one in came if not self._renewal.is_copy(one)])
             if held := [one for one in came if one.tag not in renewed]:
@@ -232,7 +232,7 @@ class _Holder:
         """Take them out of the queue, and wait until the broker has done it.
 
         Raises:
-            DeliveryLostError: it cannot be told any more.
+            DeliveryLostError: it is not known any more.
         """
         try:
             self._client.wait_for(self._acknowledge(held[-1].tag))

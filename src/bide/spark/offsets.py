@@ -1,4 +1,4 @@
-"""Positions in streams as Spark keeps them in a checkpoint, and how offsets are shared out to batches and tasks.
+"""Stream positions in a Spark checkpoint, and how offsets are split into batches and tasks.
 
 A document of version 1: ``{"v": 1, "streams": {"orders": 23}}`` has the next offset of each stream, in the order
 of their names (Spark compares the texts). More keys make a query's first batch, and the first one with a new

@@ -1,4 +1,4 @@
-"""Rows that were due too long before they are sent, and what becomes of them."""
+"""Rows that were due too long before they are sent."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class QueueReader(DataSourceReader):
 
 
 async def some(messages: AsyncIterator[Any], most: int) -> list[Any]:
-    """The next ones, up to so many; none at the end."""
+    """The next ones, up to *most*; none at the end."""
     found: list[Any] = []
     async for one in messages:
         found.append(one)

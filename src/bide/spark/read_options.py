@@ -56,10 +56,10 @@ class ReadOptions:
         super_stream: its name.
         start: where a batch, or a new query, begins.
         end: where a batch ends; not of a query.
-        max_offsets: at most so many offsets in a micro-batch.
-        min_partitions: split what is read into so many tasks at least, where it is long enough.
+        max_offsets: offsets in a micro-batch at most.
+        min_partitions: split what is read into at least this many tasks, where it is long enough.
         fail_on_data_loss: fail when messages are not there any more, rather than to leave them out.
-        raw: give what is no message of AMQP 1.0 as it is, rather than to fail.
+        raw: give what is not a message of AMQP 1.0 as it is, rather than to fail.
     """
 
     url: str = field(repr=False)
@@ -79,7 +79,7 @@ class ReadOptions:
 
         Raises:
             InvalidOptionError: one is unknown, has a bad value, or contradicts another.
-            InvalidUrlError: the URL cannot be read, or ``BIDE_STREAM_PORT`` is no port.
+            InvalidUrlError: the URL cannot be read, or ``BIDE_STREAM_PORT`` is not a port.
         """
         given.refuse_unknown(_OF_STREAMS, purpose="reading streams")
         if sum(name in given for name in ("stream", "superStream")) != 1:
@@ -125,7 +125,7 @@ class QueueOptions:
     Attributes:
         url: the broker's address, with the password.
         queue: its name.
-        limit: at most so many messages.
+        limit: messages at most.
     """
 
     url: str = field(repr=False)

@@ -50,7 +50,7 @@ class Rows:
         columns: those to read, by their names in :data:`bide.spark.sink_columns.COLUMNS`.
         constants: what all messages have in common, by the names of :class:`bide.OutgoingMessage`.
         infrastructure: what delays them.
-        required: columns in which null is no value.
+        required: columns that may not be null.
     """
 
     columns: tuple[str, ...]
@@ -119,7 +119,7 @@ class Rows:
         except InvalidDelayError as error:
             if due is None:
                 raise
-            # What is too long is called the delay there, which is no column of this table.
+            # The error names the delay, which is not a column of this table.
             raise InvalidRowError(f"the column deliver_at: {error}") from error
         for name, value in message.headers.items():
             try:
@@ -340,7 +340,7 @@ def _is_header(name: str | None) -> bool:
 
 
 def _digest(seed: bytes, values: list[Any], body_at: int) -> str:
-    """Tells rows with different contents apart, should they ever have the same place."""
+    """A digest of the contents, for rows that ever get the same place."""
     body = values[body_at]
     if len(values) > 1:
         seed += repr(values[:body_at] + values[body_at + 1 :]).encode("utf-8", errors="backslashreplace")

@@ -37,7 +37,7 @@ from bide.spark.spool import Spool
 log = logger(__name__)
 
 CHUNK: Final = 50_000
-"""Messages after which a task waits until all are confirmed: it fails no later, and keeps no more rows at hand."""
+"""Messages after which a task waits until all are confirmed: it fails no later, and keeps no more rows in memory."""
 
 CHUNK_BYTES: Final = 64 << 20
 """And bytes of them: rows may be large."""
@@ -73,7 +73,7 @@ class SinkPlace:
     def of_task(cls, settings: SinkSettings, write_id: str) -> SinkPlace:
         """The place of the task that calls it.
 
-        Spark tells tasks of a streaming query its id, which outlives restarts, and the number of the micro-batch.
+        Spark passes to tasks of a streaming query its id, which outlives restarts, and the number of the micro-batch.
 
         Args:
             write_id: of this write, where the settings have no prefix and there is no streaming query.
@@ -93,7 +93,7 @@ class SinkPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent(WriterCommitMessage):
-    """What became of the rows of one task.
+    """The results of the rows of one task.
 
     Attributes:
         confirmed: how many the broker has.
@@ -295,7 +295,7 @@ class Sink:
         return send(batches, rows, settings, place, file=file, begun=self._begun)
 
     def _say_overdue(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Warn of rows that were overdue, with what became of them."""
+        """Warn of rows that were overdue, with what was done with them."""
         sent = [one for one in messages if isinstance(one, Sent) and one.first is not None and one.last is not None]
         if sent:
             log.warning(

@@ -1,4 +1,4 @@
-"""The columns that are written: which there may be, of which types, and what becomes of them."""
+"""The columns that the sink writes, with their types and use."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class SinkSettings:
         timeout: time without any confirm after which a task gives up.
         id_prefix: of the message ids that the sink makes, or None.
         rejects: the folder for rows that cannot be sent or are not taken; None fails the task.
-        past: what becomes of rows that were due more than :data:`bide.spark.overdue.GRACE` before the write began;
+        past: what to do with rows that were due more than :data:`bide.spark.overdue.GRACE` before the write began;
             None fails the task.
     """
 

@@ -1,4 +1,4 @@
-"""Record batches that are put aside: in memory as long as they are few, in a file of the worker's own beyond that."""
+"""Record batches put aside, in memory or in a file of the worker."""
 
 from __future__ import annotations
 

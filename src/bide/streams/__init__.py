@@ -1,4 +1,6 @@
-"""Reading RabbitMQ streams by the stream protocol, which tells when a message was stored; AMQP 0-9-1 does not.
+"""Reader of RabbitMQ streams over the stream protocol.
+
+Unlike AMQP 0-9-1, this protocol has the time at which a message was stored.
 
 ``frames``, ``chunk`` and ``amqp10`` are the codec and do no input or output; ``connection`` speaks with one broker,
 ``log`` asks for positions and reads ranges of offsets.

@@ -1,7 +1,7 @@
-"""Messages in the encoding of AMQP 1.0, which is what a stream stores.
+"""Messages in the AMQP 1.0 encoding, which streams store.
 
 Reading is the hot path of the source: a message is first cut into its sections, which costs a few steps each,
-and what is in a section is read only when somebody wants to know it.
+and a section is decoded only when it is used.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def identity(properties: bytes) -> tuple[Any, Any, Any]:
     """Message id, correlation id and content type, from an encoded list of properties; None for what is not set.
 
     Raises:
-        UndecodableMessageError: it is no list, or ends too early.
+        UndecodableMessageError: it is not a list, or ends too early.
     """
     try:
         match properties[0]:
@@ -230,7 +230,7 @@ def lookup(application: bytes, *names: bytes) -> list[Any]:
     Quicker than to read all of it.
 
     Raises:
-        UndecodableMessageError: it is no map, or ends too early.
+        UndecodableMessageError: it is not a map, or ends too early.
     """
     found: list[Any] = [None] * len(names)
     reader: _Reader | None = None

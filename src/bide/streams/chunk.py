@@ -1,4 +1,4 @@
-"""Chunks: what a stream stores and sends at once, a few or some thousand messages with one time stamp."""
+"""Chunks: the batches of messages that a stream stores and sends, with one timestamp each."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _unpacked(unpack: Unpack, compression: int, packed: bytes, length: int, left
 
 
 def _check_count(batch: bytes, records: int) -> None:
-    """Check that a batch consists of exactly so many messages.
+    """Check that a batch consists of exactly this many messages.
 
     Raises:
         UndecodableMessageError: it does not.

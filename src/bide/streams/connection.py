@@ -41,11 +41,11 @@ _RECEIVE: Final = 1 << 18
 
 
 class StreamConnection:
-    """One connection. It is not reopened; whoever reads goes on with another from the offset that he has reached.
+    """One connection. It is not reopened: a reader goes on with another one from the offset that it has reached.
 
     Attributes:
         address: host and port.
-        advertised: those under which the broker's node tells others to find it.
+        advertised: those that the broker's node advertises.
         release: RabbitMQ's release, such as ``(4, 3, 6)``.
         timeout: seconds that the broker has for an answer.
     """
@@ -77,7 +77,7 @@ class StreamConnection:
         except OSError as error:
             raise BrokerUnreachableError(
                 f"no broker answers the stream protocol at {self._place} ({error.strerror or error}): is the plugin "
-                "rabbitmq_stream enabled, and its port this one? 'bide tap status --json' tells its port: give it by "
+                "rabbitmq_stream enabled, and its port this one? 'bide tap status --json' prints its port: give it by "
                 "--stream-port or BIDE_STREAM_PORT, and to Spark by the option streamPort"
             ) from error
         try:
@@ -191,7 +191,7 @@ class StreamConnection:
         self._chunks = deque(one for one in self._chunks if one[0] != subscription)
 
     def credit(self, subscription: int, chunks: int) -> None:
-        """Let the broker send so many more chunks."""
+        """Let the broker send this many more chunks."""
         self._send(frames.credit(subscription, chunks))
 
     def barrier(self) -> None:
@@ -211,7 +211,7 @@ class StreamConnection:
         return None
 
     def next_chunk(self, subscription: int, seconds: float) -> Chunk | None:
-        """The next chunk; None if none comes within so many seconds.
+        """The next chunk; None if none comes within this many seconds.
 
         Raises:
             ConnectionLostError: the connection broke, or the stream is not here any more.
@@ -327,7 +327,7 @@ class StreamConnection:
         return key, fields
 
     def _fill(self, wanted: int, deadline: float) -> None:
-        """Receive until so many bytes are there."""
+        """Receive until this many bytes are there."""
         while (have := len(self._buffer)) < wanted:
             left = deadline - time.monotonic()
             if left <= 0:

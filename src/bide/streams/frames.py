@@ -1,4 +1,4 @@
-"""Frames of the RabbitMQ stream protocol: those that a reader sends, and those that it gets."""
+"""Frames of the RabbitMQ stream protocol that a reader sends and receives."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def strings(texts: Sequence[str]) -> bytes:
 
 
 def credit(subscription: int, chunks: int) -> bytes:
-    """Leave to send so many more chunks."""
+    """Permission to send this many more chunks."""
     return frame(CREDIT, struct.pack(">BH", subscription, chunks))
 
 
@@ -136,7 +136,7 @@ class Fields:
         return self._data, self._at
 
     def skip(self, size: int) -> None:
-        """Leave so many bytes out."""
+        """Skip this many bytes."""
         self._at += size
 
     def _take(self, form: str) -> int:

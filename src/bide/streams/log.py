@@ -1,4 +1,4 @@
-"""Streams as logs: where they begin and end, and what is between two offsets.
+"""Streams as logs: first and last offset, and the messages between two offsets.
 
 All is asked of the leader of a stream: a replica may be behind it, and drops old messages at another time.
 """
@@ -117,7 +117,7 @@ class StreamLogs:
         """
         names = self._trying(lambda: self._any().partitions(super_stream))
         if not names:
-            raise TargetNotFoundError(f"the exchange {super_stream!r} is no super stream: no stream is bound to it")
+            raise TargetNotFoundError(f"the exchange {super_stream!r} is not a super stream: no stream is bound to it")
         return names
 
     def first(self, stream: str) -> int:
@@ -178,7 +178,8 @@ class StreamLogs:
         place = asked.whereabouts([stream])[stream]
         if place.code == frames.NO_SUCH_STREAM:
             raise TargetNotFoundError(
-                f"there is no stream {stream!r} on the virtual host {self._address.url.vhost!r}, or it is no stream"
+                f"there is no stream {stream!r} on the virtual host {self._address.url.vhost!r}, "
+                "or the queue of that name is not a stream"
             )
         if place.code != frames.OK or place.leader is None:
             reason = frames.CODES.get(place.code, str(place.code)) if place.code != frames.OK else "it has no leader"

@@ -1,4 +1,4 @@
-"""Exchanges, queues and bindings as values, and what can be said about them without asking a broker.
+"""Exchanges, queues and bindings as values: check, draw and route without a broker.
 
 The values themselves are here; :mod:`~bide.topology.validation` finds what RabbitMQ would refuse,
 :mod:`~bide.topology.routing` where a message goes, :mod:`~bide.topology.rendering` draws.

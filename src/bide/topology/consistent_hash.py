@@ -1,4 +1,4 @@
-"""Which bucket of a consistent hash exchange takes a routing key: the arithmetic of RabbitMQ's plugin, to the bit.
+"""The buckets of a consistent hash exchange, exactly as RabbitMQ's plugin computes them.
 
 The plugin hashes the key with Erlang's ``phash2``, seeds Erlang's generator ``exs1024`` with the result, and jumps from
 bucket to bucket with the numbers that it gives (the jump consistent hash of Lamping and Veach). So both are done here

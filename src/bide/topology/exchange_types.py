@@ -28,7 +28,7 @@ class RoutedMessage:
 
     Attributes:
         keys: the routing key, then the keys of CC and BCC; each once. All count alike at every exchange.
-        headers: without BCC, which nobody after the publisher sees.
+        headers: without BCC, which receivers do not see.
     """
 
     __slots__ = ("_values", "_words", "headers", "keys")

@@ -1,4 +1,4 @@
-"""Where a message would go, exchange by exchange, and why not elsewhere: :mod:`bide.topology.routing` in words.
+"""Explanation of a message's route: each exchange, and why other bindings do not match.
 
 Whether a binding matches is decided by the very rules that the model routes by; here it only says why.
 """
@@ -65,7 +65,7 @@ class Itinerary:
         stops: the exchanges, in the order in which the message comes to them.
         queues: those that get it for sure.
         possible: those that may get it, by the choice of an exchange.
-        later: what becomes of it after that, for queues that pass it on: one sentence each.
+        later: where it goes after that, for queues that pass it on: one sentence each.
     """
 
     stops: tuple[Stop, ...]
@@ -333,7 +333,7 @@ def _later(
     try:
         arrivals = Model(topology).travel(exchange, routing_key, headers)
     except (InvalidTopologyError, UnsupportedTargetError) as error:
-        yield f"what becomes of it after its wait cannot be told: {error}"
+        yield f"its route after the wait is unknown: {error}"
         return
     for one in arrivals:
         if not one.hops:

@@ -1,4 +1,4 @@
-"""A topology as a picture (Mermaid, Graphviz), and as RabbitMQ's definitions JSON and back.
+"""Topologies as Mermaid, Graphviz and RabbitMQ definitions, and definitions as topologies.
 
 In the pictures exchanges are rounded and queues are cylinders; bindings are solid lines with their key, dead-lettering
 is dashed, and alternate exchanges are dotted. Queues that stand side by side, such as the 59 of one level of a delay
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bide.topology import Argument, DestinationType
 
 COLLAPSE_FROM: Final = 4
-"""So many queues side by side, or more, are drawn as one."""
+"""From this number on, similar queues side by side are drawn as one."""
 
 _MAX_KEYS_SHOWN: Final = 3
 
@@ -207,7 +207,7 @@ def from_definitions(document: Mapping[str, Any], vhost: str | None = None) -> T
                 if vhost is None or entry.get("vhost", vhost) == vhost:
                     found.append(build(entry))
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                problems.append(f"{kind}[{number}] is no definition of RabbitMQ ({error!r}): export the file anew")
+                problems.append(f"{kind}[{number}] is not a definition of RabbitMQ ({error!r}): export the file anew")
         return found
 
     exchanges = read("exchanges", _exchange)
@@ -250,7 +250,7 @@ def _binding(entry: Mapping[str, Any]) -> Binding:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not text")
     return value
 
 
@@ -335,7 +335,7 @@ def _side_by_side(topology: Topology) -> list[list[Queue]]:
         rest = tuple((name, value) for name, value in queue.arguments.items() if name != "x-message-ttl")
         dead_letters = "x-dead-letter-exchange" in queue.arguments
         fed = frozenset(sources[queue.name])
-        # Queues that keep their messages are somebody's: each is drawn by itself.
+        # Queues that keep their messages have consumers: each is drawn by itself.
         alike[(rest, fed) if dead_letters and fed else queue].append(queue)
     return [
         part

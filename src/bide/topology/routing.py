@@ -33,7 +33,7 @@ PREDECLARED: Final = (
 """Exchanges of every virtual host, beside the default exchange."""
 
 Fate = Literal["arrived", "unroutable", "stuck", "lost"]
-"""What became of a copy of a message; see :attr:`Arrival.fate`."""
+"""The fate of a copy of a message; see :attr:`Arrival.fate`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

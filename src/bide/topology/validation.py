@@ -1,4 +1,4 @@
-"""Find what is wrong with a topology before a broker does, and what a broker would accept in silence.
+"""Problems of a topology that a broker would refuse, or accept without a warning.
 
 Each problem is one sentence that names the thing, the value, the limit and the way out.
 """

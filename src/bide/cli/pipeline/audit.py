@@ -33,18 +33,18 @@ _AS_BEFORE: Final = "by --layout, --prefix and --events as before"
 @click.option("--every", metavar="DELAY", default="1m", show_default=True,
               help="Begin a round this long after the one before began.")  # fmt: skip
 @click.option("--layout", "layouts", multiple=True, type=click.Choice(_LAYOUTS),
-              help="Whose taps to read; may be repeated. [default: all that are there]")  # fmt: skip
-@click.option("--prefix", metavar="NAME", help="Start of all names, of clock and celery. [default: bide; none]")
+              help="Taps to read. Repeatable. [default: all that exist]")  # fmt: skip
+@click.option("--prefix", metavar="NAME", help="Start of all names. [default: bide; none with celery]")
 @click.option("--events", multiple=True, metavar="STREAM",
-              help="An events stream to read; may be repeated. [default: bide.events]")  # fmt: skip
+              help="Events stream to read. Repeatable. [default: bide.events]")  # fmt: skip
 @click.option("--stream-port", type=click.IntRange(1, 65535), metavar="PORT",
-              help="Of the broker's stream protocol. [default: BIDE_STREAM_PORT, or 5552; 5551 with TLS]")  # fmt: skip
+              help="Stream port. [default: BIDE_STREAM_PORT, 5552, TLS: 5551]")  # fmt: skip
 @click.option("--batch-rows", type=click.IntRange(1), default=1_000_000, show_default=True, metavar="N",
               help="Messages that are read and written together, at most.")  # fmt: skip
 @click.option(
     "--allow-gaps",
     is_flag=True,
-    help="Go on where messages were dropped from a stream before they were read, or a stream is not read any more.",
+    help="Continue after messages dropped unread, or a lost stream.",
 )
 @spark_options
 @json_option("what was done, in a line for each round")
@@ -147,11 +147,11 @@ def own_words(error: OffsetsLostError | InvalidOptionError) -> OffsetsLostError 
 def _tell(done: Round, place: str, *, once: bool, as_json: bool) -> None:
     if as_json:
         seconds = {name: round(getattr(done, name), 3) for name in ("read_seconds", "seconds")}
-        told = {**asdict(done), **seconds, "into": place}
+        result = {**asdict(done), **seconds, "into": place}
         if once:
-            print_json(told)
+            print_json(result)
         else:
-            click.echo(json_line(told), nl=False)
+            click.echo(json_line(result), nl=False)
         return
     counts = ", ".join(f"{count:,} {table}" for table, count in done.rows.items())
     overdue = f" ({done.overdue:,} overdue)" if done.overdue else ""

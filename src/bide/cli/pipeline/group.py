@@ -78,7 +78,7 @@ def spark_options(command: _Decorated) -> _Decorated:
     for option in (
         click.option("--time-zone", metavar="ZONE", default="UTC", show_default=True, help="Of times that name none."),
         click.option("--spark-conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; may be repeated."),
-        click.option("--master", metavar="URL", help="Where Spark runs. [default: spark-submit's, or all cores here]"),
+        click.option("--master", metavar="URL", help="Spark master. [default: spark-submit's, or all cores here]"),
     ):
         wrapped = option(wrapped)
     return wrapped  # type: ignore[no-any-return]
@@ -86,17 +86,15 @@ def spark_options(command: _Decorated) -> _Decorated:
 
 @pipeline.command()
 @click.argument("source")
-@click.option("--format", type=click.Choice(FORMATS), help="What SOURCE is. [default: what its suffix tells]")
+@click.option("--format", type=click.Choice(FORMATS), help="Format of SOURCE. [default: by its suffix]")
 @click.option("--read-option", "read_options", multiple=True, metavar="KEY=VALUE", help="For Spark's reader of it.")
 @click.option("--to", metavar="QUEUE", help="The queue that the messages go to.")
 @click.option("--exchange", metavar="NAME", help="Instead of a queue: the exchange that they go to.")
 @click.option("--routing-key", metavar="KEY", help="Their routing key, for --exchange.")
 @click.option("--at-column", metavar="COLUMN", help="When a message is due: a time, or text of one.")
 @click.option("--delay-column", metavar="COLUMN",
-              help="Instead, in what time: an interval, milliseconds, or text such as 5m.")  # fmt: skip
-@click.option(
-    "--body-columns", metavar="A,B,C", help="Make a JSON body of these. [default: of all but times and headers]"
-)
+              help="Delay: an interval, milliseconds, or text such as 5m.")  # fmt: skip
+@click.option("--body-columns", metavar="A,B,C", help="Columns of the JSON body. [default: all but times, headers]")
 @click.option("--body-column", metavar="COLUMN", help="Take the body from this column, as it is.")
 @click.option("--header-columns", metavar="A,B,C", help="Send these as headers.")
 @click.option("--id-column", metavar="COLUMN", help="Message ids. [default: made of what is in the row]")
@@ -104,15 +102,13 @@ def spark_options(command: _Decorated) -> _Decorated:
 @click.option("--name", default="", metavar="TEXT", help="Tell apart schedules with equal rows that are both meant.")
 @click.option("--ledger", metavar="DIR", help="Where it is written down what was sent; see below.")
 @click.option("--part-rows", type=click.IntRange(1), default=10_000, show_default=True, metavar="N",
-              help="Rows that are sent, and written down as sent, together; more where these would make over 10,000 "
-                   "parts.")  # fmt: skip
-@click.option("--rejects", metavar="DIR", help="Put rows that cannot be sent into Parquet files here, and go on.")
+              help="Rows per part of the ledger; more if over 10,000 parts.")  # fmt: skip
+@click.option("--rejects", metavar="DIR", help="Folder for rows that cannot be sent, as Parquet files.")
 @click.option("--past", type=click.Choice(("send", "drop", "reject")),
-              help="Rows due over 5 min before the first run: send at once, drop, or put into --rejects. "
-                   "[default: stop]")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Send nothing: count, check, and show when messages would be due.")
+              help="Rows due over 5 min before the first run. [default: stop]")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only count, check, and show when messages would be due.")
 @click.option("--declare/--no-declare", default=True, show_default=True,
-              help="Put the delay infrastructure on the broker where it is missing.")  # fmt: skip
+              help="Declare the delay infrastructure if it is missing.")  # fmt: skip
 @layout_options()
 @spark_options
 @json_option("what was found and done")
@@ -311,7 +307,7 @@ def _bad(found: Survey, plan: SchedulePlan) -> InvalidRowError:
     )
     said = ", ".join(f"{count:,} with {what}" for count, what in reasons if count)
     return InvalidRowError(
-        f"{found.bad:,} of {found.rows:,} rows cannot be sent ({said}), and nothing was: mend them, or name a folder "
+        f"{found.bad:,} of {found.rows:,} rows cannot be sent ({said}), and nothing was: fix them, or name a folder "
         "for them by --rejects"
     )
 

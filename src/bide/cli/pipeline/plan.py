@@ -33,7 +33,7 @@ _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 @click.command()
 @click.argument("source", required=False)
-@click.option("--format", type=click.Choice(FORMATS), help="What SOURCE is. [default: what its suffix tells]")
+@click.option("--format", type=click.Choice(FORMATS), help="Format of SOURCE. [default: by its suffix]")
 @click.option("--read-option", "read_options", multiple=True, metavar="KEY=VALUE", help="For Spark's reader of it.")
 @click.option("--at-column", metavar="COLUMN", default="at", show_default=True, help="When a message is sent.")
 @click.option("--delay-column", metavar="COLUMN", help="Its delay: an interval, or milliseconds.")
@@ -41,12 +41,12 @@ _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 @click.option("--size-column", metavar="COLUMN", help="Bytes of its body. [default: --size for all]")
 @click.option("--count-column", metavar="COLUMN", help="Messages that a row stands for. [default: one]")
 @click.option("--grain", metavar="DELAY", default="10ms", show_default=True,
-              help="Round times of sending down to this: the coarser, the quicker.")  # fmt: skip
-@click.option("--rate", metavar="RATE", help="Instead of SOURCE: messages per time, as 5000/s or 1e9/d; with --delay.")
+              help="Round sending times down to this; coarser is quicker.")  # fmt: skip
+@click.option("--rate", metavar="RATE", help="Instead of SOURCE: 5000/s or 1e9/d; with --delay.")
 @click.option("--delay", "delays", multiple=True, metavar="DELAY[=WEIGHT]",
-              help="For --rate: a delay (5m), or all between two (1h..2h); may be repeated.")  # fmt: skip
+              help="For --rate: a delay, 5m or 1h..2h. Repeatable.")  # fmt: skip
 @click.option("--flows", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="Instead of SOURCE: several rates, as TOML or JSON; see the documentation.")  # fmt: skip
+              help="Instead of SOURCE: a file of rates, as TOML or JSON.")  # fmt: skip
 @click.option("--for", "length", metavar="DELAY", default="1d", show_default=True, help="How long a rate goes on.")
 @click.option("--size", type=click.IntRange(0), default=200, show_default=True, metavar="BYTES", help="Of a body.")
 @click.option("--layout", "layouts", type=click.Choice(["clock", "nservicebus"]), multiple=True,
@@ -65,7 +65,7 @@ _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 @click.option("--release", type=click.FloatRange(0, min_open=True), help="Messages per second that leave one queue.")
 @click.option("--disk", metavar="SIZE", help="Disk that there is for messages: 200G. Likewise --memory.")
 @click.option("--memory", metavar="SIZE", help="Memory that there is for messages: 8G.")
-@click.option("--out", metavar="DIR", help="Write the figures there as Parquet: levels and queues, by layout.")
+@click.option("--out", metavar="DIR", help="Folder for the figures by layout, as Parquet files.")
 @json_option("all figures")
 @spark_options
 @verbose_option
@@ -91,9 +91,9 @@ def plan(
     reads_here: bool,
     **rest: Any,
 ) -> None:
-    """Tell what a workload will do to a broker: messages held, bytes, hops and releases, level by level.
+    """Estimate a workload's load on a broker: messages held, bytes, hops and releases, level by level.
 
-    The workload is SOURCE, a table with a row for each message (or --count-column of them), or is told by --rate and
+    The workload is SOURCE, a table with a row for each message (or --count-column of them), or is given by --rate and
     --delay, or by --flows. Nothing is sent, and no broker is asked: its capacity is what was measured on one machine
     with four cores, or what you give.
     """
@@ -155,7 +155,7 @@ def _flows(
     length: str,
     size: int,
 ) -> list[Flow] | None:
-    """The flows that are told instead of a table."""
+    """The flows that are given instead of a table."""
     from bide.pipelines.plan.flows import flows_of
 
     if sum(one is not None for one in (source, rate, flows)) != 1:
@@ -164,9 +164,9 @@ def _flows(
         raise click.UsageError("--rate and --delay go together")
     if source is not None:
         return None
-    told = _read_flows(flows) if flows is not None else [{"rate": rate, "delay": _weighted(delays)}]
+    given = _read_flows(flows) if flows is not None else [{"rate": rate, "delay": _weighted(delays)}]
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    return flows_of(told, start=midnight, length=duration_of("--for", length), size=size)
+    return flows_of(given, start=midnight, length=duration_of("--for", length), size=size)
 
 
 def _prepared(
@@ -194,11 +194,11 @@ def _prepared(
     step = duration_of("--grain", grain)
     check_grain(step)
     options = pairs_of("--read-option", read_options)
-    told = _flows(source=source, size=size, **rest)
-    if told is not None:
+    given = _flows(source=source, size=size, **rest)
+    if given is not None:
         for ladder in ladders:
-            check_delays(max(one.longest for one in told), ladder)
-        return lambda spark: of_flows(spark, told, tick=tick)
+            check_delays(max(one.longest for one in given), ladder)
+        return lambda spark: of_flows(spark, given, tick=tick)
     assert source is not None
     if (delay_column is None) == (due_column is None):
         raise click.UsageError("say how long messages wait: by --delay-column, or by --due-column, and not by both")
@@ -235,7 +235,7 @@ def _weighted(delays: tuple[str, ...]) -> Mapping[str, float]:
         try:
             found[text] = found.get(text, 0.0) + (float(weight) if equals else 1.0)
         except ValueError as error:
-            raise click.UsageError(f"--delay {one!r} has a weight that is no number") from error
+            raise click.UsageError(f"--delay {one!r} has a weight that is not a number") from error
     return found
 
 
@@ -260,7 +260,7 @@ def size_of(option: str, text: str | None) -> int | None:
     try:
         found = float(plain.removesuffix(unit)) * _UNITS[unit]
     except (KeyError, ValueError) as error:
-        raise click.UsageError(f"{option} {text!r} is no size: give one such as 200G") from error
+        raise click.UsageError(f"{option} {text!r} is not a size: give one such as 200G") from error
     if not 0 < found < 1e21:
-        raise click.UsageError(f"{option} {text!r} is no size that there is")
+        raise click.UsageError(f"{option} {text!r} is not a possible size")
     return int(found)

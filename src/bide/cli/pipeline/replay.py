@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--queue", metavar="NAME", help="The error queue, or any dead-letter queue, that the messages leave.")
+@click.option("--queue", metavar="NAME", help="Error queue or dead-letter queue to replay.")
 @click.option("--audit", "audited", metavar="DIR", help="Instead: the audit that knows them; taps have the messages.")
 @click.option("--where", metavar="SQL", help="Only those that this holds for; see below. [default: all]")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N of those.")
 @click.option("--over", metavar="DELAY",
-              help="Spread them evenly over this time, while the command runs: 2h. [default: all at once]")  # fmt: skip
+              help="Spread them over this time, such as 2h. [default: at once]")  # fmt: skip
 @click.option("--to", metavar="QUEUE", help="To this queue rather than where they failed.")
 @click.option("--allow", multiple=True, metavar="PATTERN",
               help="Send nothing unless all queues match: 'orders.*'. [default: any]")  # fmt: skip
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @click.option("--skip-missing", is_flag=True, help="Leave out those whose bodies no tap has any more (--audit).")
 @click.option("--ledger", metavar="DIR", help="Where it is written down what was sent (--audit); see below.")
 @click.option("--part-rows", type=click.IntRange(1), default=2_000, show_default=True, metavar="N",
-              help="Messages that are sent, and written down as sent, together (--audit).")  # fmt: skip
+              help="Messages per part of the ledger (--audit).")  # fmt: skip
 @spark_options
 @json_option("what was found and done")
 @management_options
@@ -239,8 +239,8 @@ def _send(
     gone = sum(row["messages"] for row in found if row["outcome"] == "gone")
     number = sum(sent.values())
     if as_json:
-        told = {"messages": total, "sent": number, "queues": sent, "kept": kept, "gone": gone}
-        print_json({**told, "seconds": round(seconds, 3)})
+        result = {"messages": total, "sent": number, "queues": sent, "kept": kept, "gone": gone}
+        print_json({**result, "seconds": round(seconds, 3)})
     else:
         where = ", ".join(f"{count:,} to {visible(name)}" for name, count in sent.items())
         rate = f" in {seconds:.1f} s: {where}" if number else ""

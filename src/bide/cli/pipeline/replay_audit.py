@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bide.pipelines.ledger import Ledger
     from bide.pipelines.replay.from_audit import Choices, Found
 
-# Nobody can see on a copy what it has lost.
+# A copy does not show what it has lost.
 _LISTS: Final = (
     "bide: streams drop headers that hold lists or tables (since RabbitMQ 4.0 not those named x-...): messages that "
     "had some go back without them"
@@ -61,7 +61,7 @@ class OfAudit:
 
     @property
     def plan(self) -> str:
-        """Tells replays apart that choose or send otherwise."""
+        """Identifies replays that choose and send alike."""
         from bide.pipelines.ledger import digest_of
 
         options = {name: getattr(self, name) for name in ("where", "limit", "over", "to", "parked")}
@@ -207,8 +207,8 @@ def _send(
     seconds = time.monotonic() - started
     place = None if ledger is None else ledger.folder
     if as_json:
-        told = {"sent": sent, "sent_before": before, **counts, "gone": rejected, "seconds": round(seconds, 3)}
-        print_json({**told, "ledger": place})
+        result = {"sent": sent, "sent_before": before, **counts, "gone": rejected, "seconds": round(seconds, 3)}
+        print_json({**result, "ledger": place})
         return
     click.echo(f"replayed {counted(sent)}{f' in {seconds:.1f} s' if sent else ''}")
     if before:

@@ -28,7 +28,7 @@ class Preview:
         source: what the messages are of.
         queues: messages by the queue that they go to.
         missing: those of the queues that do not exist.
-        unknown: messages of which nothing tells where they failed.
+        unknown: messages without the queue that they failed on.
         times: how many are due in each span of time, by its beginning.
         every: how long a span is.
         first: when the first is due, None where there is none.
@@ -141,7 +141,7 @@ def show(found: Preview, *, as_json: bool) -> None:
     for name, count in found.queues.items():
         click.echo(f"{count:>9,} to {visible(name)}{'  (does not exist)' if name in found.missing else ''}")
     if found.unknown:
-        click.echo(f"{found.unknown:>9,} of which nothing tells where they failed")
+        click.echo(f"{found.unknown:>9,} without the queue that they failed on")
     for line in histogram(found.times, found.every):
         click.echo(line)
 

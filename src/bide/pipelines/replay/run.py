@@ -177,7 +177,7 @@ def totals(messages: DataFrame) -> DataFrame:
 def check_allowed(messages: DataFrame, to: str | None, allow: Iterable[str]) -> None:
     """Refuse to send messages to queues that no pattern allows.
 
-    Anybody who may write to an error queue can write the headers that tell where a message failed.
+    Every client that may write to an error queue can write the headers that name where a message failed.
 
     Args:
         messages: with the column ``queue``.

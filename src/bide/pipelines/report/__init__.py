@@ -1,3 +1,3 @@
-"""A page with plots of what the audit found: read and counted by Spark, drawn by :mod:`bide.pipelines.charts`."""
+"""The report of an audit: a page with plots, counted by Spark."""
 
 from __future__ import annotations
