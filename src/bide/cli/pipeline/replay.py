@@ -36,7 +36,7 @@ if TYPE_CHECKING:
               help="Spread them over this time, such as 2h. [default: at once]")  # fmt: skip
 @click.option("--to", metavar="QUEUE", help="To this queue rather than where they failed.")
 @click.option("--allow", multiple=True, metavar="PATTERN",
-              help="Send nothing unless all queues match: 'orders.*'. [default: any]")  # fmt: skip
+              help="Send nothing unless all queues match. [default: any]")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Send nothing: count, and show when they would be due.")
 @click.option("--no-audit", is_flag=True, help="Leave no record in the stream bide.audit (--queue).")
 @click.option("--parked", is_flag=True, help="Those of an error queue, too, where they stay (--audit).")

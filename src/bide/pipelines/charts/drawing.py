@@ -1,4 +1,4 @@
-"""Drawings as plain data: a few kinds of marks, which :mod:`~bide.pipelines.charts.svg` writes."""
+"""Drawings as plain data: marks, which :mod:`~bide.pipelines.charts.svg` writes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Bar:
     """A rectangle.
 
     Attributes:
-        tip: what a pointer that rests on it is told.
+        tip: shown while a pointer rests on it.
     """
 
     x: float

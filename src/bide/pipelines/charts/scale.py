@@ -52,7 +52,7 @@ class Linear:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, about: int, *, least: float = 1.0) -> list[float]:
-        """Round numbers, about so many.
+        """Round numbers, about as many as asked for.
 
         Args:
             least: the shortest step between two, 1 for whole numbers.
@@ -78,7 +78,7 @@ class Logarithmic:
         return self.start + share * (self.end - self.start)
 
     def ticks(self, apart: float) -> list[float]:
-        """Durations in ms that people count in, at least so many pixels apart."""
+        """Durations in ms that people count in, at least this many pixels apart."""
         found: list[float] = []
         for value in _DURATIONS:
             far = not found or abs(self.place(value) - self.place(found[-1])) >= apart
@@ -117,7 +117,7 @@ class Times:
 
 
 def span_for(whole: timedelta, parts: int) -> timedelta:
-    """The shortest usual span of which a whole has no more than so many parts."""
+    """The shortest usual span that divides a whole into no more than this many parts."""
     return next((span for span in SPANS if whole / span <= parts), SPANS[-1])
 
 
