@@ -27,9 +27,8 @@ check: lint ## lint, type-check, and run the unit tests (about a minute)
 
 test: lint rabbitmq java browser ## lint, type-check, and run the tests on the installed RabbitMQ (a quarter of an hour)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m "not long"
-	@$(TIMING)
 
-test-timing: setup rabbitmq ## measure how late delayed messages are, alone on the machine (a minute; part of `test`)
+test-timing: setup rabbitmq ## measure how late delayed messages are, alone on the machine (a minute or two)
 	@$(TIMING)
 
 test-long: setup rabbitmq java browser iproute2 ## the tests that `test` leaves out: a night, whole clusters, more kills (seven minutes)
@@ -40,7 +39,6 @@ test-brokers: setup java browser iproute2 ## run the broker tests on RabbitMQ 4.
 		root=$$(scripts/broker-root.sh $$suite) || exit 1; \
 		echo "== the RabbitMQ of $$suite"; \
 		BIDE_TEST_BROKER_ROOT=$$root $(PYTHON_BIN) -m pytest $(PARALLEL) $(BROKER_TESTS) || failed="$$failed $$suite"; \
-		BIDE_TEST_BROKER_ROOT=$$root $(TIMING) || failed="$$failed $$suite"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
 
