@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from bide.demo.figures import Sold
-from bide.demo.workload import RETRY, DemoOrder, Shop
+from bide.demo.workload import RETRY, Order, Shop
 from bide.endpoint import Endpoint, EventStream, Observer
 from bide.runtime.logs import logger
 
@@ -73,9 +73,9 @@ async def _publish_orders(client: Client, shop: Shop) -> None:
             tasks.create_task(_publish_order(client, shop, order))
 
 
-async def _publish_order(client: Client, shop: Shop, order: DemoOrder) -> None:
+async def _publish_order(client: Client, shop: Shop, order: Order) -> None:
     await client.publish(
-        json={"order": order.number}, to=shop.queue, delay=order.delay, message_id=order.message_id, type="DemoOrder"
+        json={"order": order.number}, to=shop.queue, delay=order.delay, message_id=order.message_id, type="Order"
     )
 
 

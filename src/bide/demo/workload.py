@@ -58,7 +58,7 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOrder:
+class Order:
     """One message to the endpoint.
 
     Attributes:
@@ -106,7 +106,7 @@ class Shop:
     queue: str
     error_queue: str
     events: str
-    orders: tuple[DemoOrder, ...] = field(repr=False)
+    orders: tuple[Order, ...] = field(repr=False)
     pending: tuple[Pending, ...] = field(repr=False)
 
     @property
@@ -141,9 +141,9 @@ def make_shop(prefix: str, *, messages: int, longest: timedelta, seed: int) -> S
     )
 
 
-def _orders(count: int, span: timedelta, generator: random.Random) -> Iterator[DemoOrder]:
+def _orders(count: int, span: timedelta, generator: random.Random) -> Iterator[Order]:
     for number in range(count):
-        yield DemoOrder(
+        yield Order(
             number=number,
             after=number * span / count,
             delay=max(SHORTEST * round(span * generator.random() / SHORTEST), SHORTEST),
