@@ -376,7 +376,7 @@ async def test_a_server_without_its_queue(client: bide.Client, connection: Conne
 
 
 async def test_what_cannot_be(client: bide.Client) -> None:
-    with pytest.raises(InvalidInputError, match="replies='fixed' is no way back"):
+    with pytest.raises(InvalidInputError, match="replies='fixed' is not a kind of reply queue"):
         Caller(client, replies="fixed")  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="timeout is zero"):
         Caller(client, timeout="0s")
