@@ -174,7 +174,8 @@ async def test_an_infrastructure_that_is_taken_away_is_put_back(vhost: Vhost) ->
         for number in (1, 100):
             await destroy(connection, CLOCK.topology())
             receipts = await asyncio.gather(*(client.publish(b"", to=queue, delay="1s") for _ in range(number)))
-            assert {one.attempts for one in receipts} == {2}
+            # One attempt is enough if the client has just looked for the infrastructure by itself, as every 30 s.
+            assert {one.attempts for one in receipts} <= {1, 2}
             received = await receive(client, queue, number)
             assert {one.message_id for one in received} == {one.message_id for one in receipts}
     await connection.close()
@@ -350,11 +351,11 @@ async def test_a_broker_that_stays_away_ends_the_publish_in_time(vhost: Vhost, p
 
 async def test_an_infrastructure_that_takes_too_long(vhost: Vhost, proxy: Proxy) -> None:
     queue = fresh("q")
-    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="500ms") as client:
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="3s") as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         proxy.on_method[QUEUE_BIND] = "deaf"
         with pytest.raises(
-            PublishError, match=r"not sent within 0\.5 s: what it needs on its way was not there yet"
+            PublishError, match=r"not sent within 3 s: what it needs on its way was not there yet"
         ) as caught:
             await client.publish(b"", to=queue, delay="1s")
         assert not isinstance(caught.value, PublishInDoubtError)
