@@ -15,7 +15,7 @@ from bide.client.broker_state import BrokerState, too_large
 from bide.client.bulk.in_flight import InFlightMessage, unsendable
 from bide.client.bulk.input import NOTHING, BulkInput, source_of
 from bide.client.bulk.preparing import Preparing, is_verdict
-from bide.client.bulk.unreachable import OutOfReachError, Unreachable
+from bide.client.bulk.unreachable import Unreachable
 from bide.client.publish_result import denied, in_doubt, not_sent, with_unsent
 from bide.client.publisher import OnLost, Publisher
 from bide.errors import (
@@ -45,8 +45,14 @@ _TURN: Final = 256
 _TURN_SECONDS: Final = 0.01
 """A turn ends after this time: an input that is slow to give messages holds up neither those before nor others."""
 
-
 _UNPREPARED: Final = "what they need on their way was not there yet"
+
+
+class _OutOfReachError(Exception):
+    """No connection can be had, for a reason that another try would not change."""
+
+    def __init__(self, reason: BideError) -> None:
+        self.reason = reason
 
 
 class BulkSender:
@@ -167,12 +173,13 @@ class BulkSender:
                 raise PublishError(f"the broker was not reached within {self._timeout:g} s: is it up?") from error
         except BulkInDoubtError:
             raise
-        except OutOfReachError as error:
+        except _OutOfReachError as error:
             if self._is_waiting():
                 raise self._in_doubt(str(error)) from error.reason
             raise error.reason from error.reason.__cause__
         except BideError as error:
-            if self._session is not None and not self._session.connection.is_open and not _is_final(error):
+            is_final = isinstance(error, ClosedError) or not isinstance(error, BrokerError)
+            if self._session is not None and not self._session.connection.is_open and not is_final:
                 self._trouble = self._session.connection.trouble
                 log.debug("publishing goes on over another connection after: %s", error)
             elif self._is_waiting():
@@ -231,7 +238,7 @@ class BulkSender:
         try:
             return await self._publisher.session()
         except BideError as error:
-            raise OutOfReachError(error) from error
+            raise _OutOfReachError(error) from error
 
     def _is_waiting(self) -> bool:
         """Whether there are messages whose fate is not known."""
@@ -439,7 +446,3 @@ class BulkSender:
             in_doubt=tuple(one.outcome() for one in waiting if one.attempts),
             unsent=tuple(one.outcome() for one in waiting if not one.attempts),
         )
-
-
-def _is_final(error: BideError) -> bool:
-    return isinstance(error, ClosedError) or not isinstance(error, BrokerError)

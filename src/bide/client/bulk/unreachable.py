@@ -13,14 +13,6 @@ _SECONDS: Final = 1.0
 """For this time a target is not asked for again."""
 
 
-class OutOfReachError(Exception):
-    """No connection can be had, for a reason that another try would not change."""
-
-    def __init__(self, reason: BideError) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
-
-
 class Unreachable:
     """The errors of kinds of messages whose target could not be reached, for a second each."""
 
