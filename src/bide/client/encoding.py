@@ -174,8 +174,7 @@ class _Delayed:
         self._after = route.after
         self._names = route.names
         self._routing_key = route.routing_key
-        self._starts: dict[str, tuple[bytes, bytes]] = {}
-        self._heads: dict[str, bytes] = {}
+        self._heads: dict[str, tuple[bytes, bytes]] = {}
         self._carried = codec.table_items({name: value for name, value in carried.items() if value is not None})
 
     def encode(self, message: PreparedMessage, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
@@ -195,6 +194,11 @@ class _Delayed:
         own = values.get("headers")
         if own and not self._names.isdisjoint(own):
             return None
+        heads = self._heads.get(exchange) or self._remember(exchange)
+        if self._routing_key is None:
+            start = b"".join((heads[mandatory], codec.short_string(routing_key), _FLAGS[mandatory]))
+        else:
+            start = heads[mandatory]
         first = _first_headers(now, own)
         if self._expected is not None:
             expected = self._expected.encode(message.message_id, now, due, values)
@@ -203,7 +207,7 @@ class _Delayed:
             first = expected + first
         frames = self._template.frames(
             channel,
-            self._start(exchange, routing_key, mandatory),
+            start,
             headers=b"".join((first, added, _DUE, _TIME.pack(milliseconds), self._carried)),
             message_id=message.message_id,
             body=message.body,
@@ -212,17 +216,12 @@ class _Delayed:
         )
         return Encoded(frames, exchange, routing_key, hops)
 
-    def _start(self, exchange: str, routing_key: str, mandatory: bool) -> bytes:
-        """The method frame's payload."""
-        if self._routing_key is None:
-            head = self._heads.get(exchange)
-            if head is None:
-                head = self._heads[exchange] = codec.publish_to(exchange)
-            return b"".join((head, codec.short_string(routing_key), _FLAGS[mandatory]))
-        starts = self._starts.get(exchange)
-        if starts is None:
-            starts = self._starts[exchange] = _starts(exchange, self._routing_key)
-        return starts[mandatory]
+    def _remember(self, exchange: str) -> tuple[bytes, bytes]:
+        """The start of the method frames' payloads: all of it, or up to a routing key that differs."""
+        key = self._routing_key
+        heads = (codec.publish_to(exchange),) * 2 if key is None else _starts(exchange, key)
+        self._heads[exchange] = heads
+        return heads
 
 
 def _first_headers(now: datetime, own: Mapping[str, Any] | None) -> bytes:
