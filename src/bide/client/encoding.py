@@ -192,7 +192,7 @@ class _Delayed:
         exchange, routing_key, added, hops = found
         values = message.values
         own = values.get("headers")
-        if own and not self._names.isdisjoint(own):
+        if own and self._names and not self._names.isdisjoint(own):
             return None
         heads = self._heads.get(exchange) or self._remember(exchange)
         if self._routing_key is None:

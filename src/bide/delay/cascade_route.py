@@ -20,7 +20,7 @@ class CascadeRoute:
         level_names: the exchanges of the levels, lowest first.
         address: ends the routing key.
         target_hops: queues behind the levels.
-        headers: those that are the same after every delay.
+        headers: those that are the same after every delay, which only bide sets.
         delay_header: the header with the delay in seconds, before the others; None for none.
     """
 
@@ -36,7 +36,7 @@ class CascadeRoute:
         headers: Mapping[str, str],
         delay_header: str | None = None,
     ) -> None:
-        self.names = frozenset({*headers, *([delay_header] if delay_header else [])})
+        self.names = frozenset([delay_header] if delay_header else [])
         self._level_names = level_names
         self._digits = f"0{len(level_names)}b"
         self._address = f".{address}"

@@ -49,7 +49,7 @@ class ClockRoute:
         target_hops: int,
     ) -> None:
         self.routing_key = routing_key
-        self.names = frozenset({carrier, to[0]})
+        self.names = frozenset[str]()
         # For every lane; the lists in the tables change as digits become ready.
         self._lanes = [tuple(zip(_UNITS, entries, table, strict=True)) for table in tables]
         self._resolution = resolution // _MICROSECOND

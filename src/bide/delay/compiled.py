@@ -36,7 +36,7 @@ class CompiledRoute(Protocol):
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of the headers that :meth:`after` adds."""
+        """Of the headers that :meth:`after` adds, the names that a sender may use too: bide's own are refused."""
 
     def after(self, wait: int, message_id: str) -> tuple[str, str, bytes, int] | None:
         """How to publish a message that is due after a wait.

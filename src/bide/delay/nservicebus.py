@@ -385,6 +385,6 @@ def format_timestamp(moment: datetime) -> str:
     """
     if moment.utcoffset() is None:
         raise InvalidDueTimeError(f"{moment.isoformat()} has no time zone: give one, UTC for example")
-    # As strftime("%Y-%m-%d %H:%M:%S:%f Z"), which takes four times as long.
+    # As strftime("%Y-%m-%d %H:%M:%S:%f Z"), which takes longer.
     text = moment.astimezone(UTC).isoformat(" ", "microseconds")
     return f"{text[:19]}:{text[20:26]} Z"
