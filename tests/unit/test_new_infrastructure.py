@@ -230,6 +230,8 @@ def asked_for(tree: ast.AST) -> Iterator[str]:
                 yield from CONCRETE & named(kind)
             case ast.Compare(left=ast.Call(func=ast.Name(id="type")), comparators=kinds):
                 yield from CONCRETE & {name for kind in kinds for name in named(kind)}
+            case _:
+                continue
 
 
 def named(node: ast.AST) -> set[str]:

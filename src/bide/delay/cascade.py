@@ -32,7 +32,6 @@ from bide.delay.protocol import (
     existing,
 )
 from bide.delay.release import release_queue, release_word, released_key
-from bide.delay.taps import DELIVERED, SCHEDULED, Taps, passage_to
 from bide.errors import InvalidNameError
 from bide.topology import Argument, Arguments, Binding, Exchange, Queue, Topology
 
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from bide.delay.compiled import WireFormat
+    from bide.delay.taps import Taps
 
 LEVELS: Final = 28
 """Levels of a cascade that lives with NServiceBus or Celery: delays of up to 2^28 - 1 seconds."""
@@ -363,6 +363,8 @@ def _topology(cascade: Cascade) -> Topology:
 
 @lru_cache(maxsize=32)
 def _taps(cascade: Cascade) -> Taps:
+    from bide.delay.taps import DELIVERED, SCHEDULED, Taps, passage_to
+
     scheduled, delivered = cascade.tap_stream(SCHEDULED), cascade.tap_stream(DELIVERED)
     passage = Topology() if cascade.queue_arguments.get(_STRATEGY) == _AT_LEAST_ONCE else passage_to(delivered)
     first = passage.queues[0].name if passage.queues else delivered

@@ -31,7 +31,6 @@ from bide.delay.clock_digits import LEVELS, MAX_DELAY, RESOLUTION, Digit, Level,
 from bide.delay.clock_keys import digit_key, hashed, is_transport_key, padding_of, target_key
 from bide.delay.clock_names import ClockNames
 from bide.delay.clock_route import ClockRoute, all_keys
-from bide.delay.levels import DelayLevel, DelayLevels
 from bide.delay.protocol import (
     HEADER_TO,
     MAX_NAME_BYTES,
@@ -50,13 +49,14 @@ from bide.delay.protocol import (
 )
 from bide.delay.queues import final_queue, waiting_queue
 from bide.delay.release import release_key, release_queue
-from bide.delay.taps import DELIVERED, SCHEDULED, Taps
 from bide.errors import InvalidNameError, InvalidTopologyError
 from bide.topology import Binding, Exchange, Queue, Topology
 
 if TYPE_CHECKING:
     from bide.delay.compiled import WireFormat
     from bide.delay.growing import ReadyDigits
+    from bide.delay.levels import DelayLevels
+    from bide.delay.taps import Taps
 
 Carrier = Literal["CC", "BCC"]
 
@@ -247,6 +247,8 @@ class Clock(ClockNames, DelayInfrastructure):
 
     def delay_levels(self) -> DelayLevels:
         """The units of time, each with a queue for every digit."""
+        from bide.delay.levels import DelayLevel, DelayLevels
+
         levels = (
             DelayLevel(
                 name=level.letter,
@@ -261,6 +263,8 @@ class Clock(ClockNames, DelayInfrastructure):
 
     def taps(self) -> Taps:
         """The exchanges that publishers enter the levels by, and the one that messages leave them by."""
+        from bide.delay.taps import DELIVERED, SCHEDULED, Taps
+
         scheduled, delivered = (f"{self.base}.tap.{which}" for which in (SCHEDULED, DELIVERED))
         return Taps(
             scheduled=scheduled,

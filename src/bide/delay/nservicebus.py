@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bide.delay.cascade import LEVELS, RESOLUTION, BoundTarget, Cascade, Policy, check_address
-from bide.delay.levels import DelayLevel, DelayLevels
 from bide.delay.protocol import (
     HEADER_TO,
     DelayInfrastructure,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from bide.delay.cascade_route import CascadeRoute
     from bide.delay.compiled import WireFormat
     from bide.delay.growing import ReadyDigits
+    from bide.delay.levels import DelayLevels
     from bide.delay.taps import Taps
 
 Routing = Literal["conventional", "direct"]
@@ -182,6 +182,8 @@ class NServiceBus(DelayInfrastructure):
 
     def delay_levels(self) -> DelayLevels:
         """The powers of two, each with one queue."""
+        from bide.delay.levels import DelayLevel, DelayLevels
+
         levels = (
             DelayLevel(name=f"{level:02}", unit=1000 << level, highest=1, queue=name, has_queue_per_digit=False)
             for level, name in enumerate(self.cascade.level_names)
