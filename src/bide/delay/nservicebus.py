@@ -196,7 +196,7 @@ class NServiceBus(DelayInfrastructure):
 
     @property
     def writes_nservicebus_headers(self) -> bool:
-        """Yes."""
+        """They do, so that .NET and its tools read them."""
         return True
 
     @property
