@@ -15,7 +15,9 @@ import random
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Final, TypeVar
@@ -28,7 +30,9 @@ from benchmarks.suite.setup import TARGET, prepare, random_minutes
 from bide.amqp import codec, decoding
 from bide.client.client import Client, connect
 from bide.client.encoding import Encoder
+from bide.delay.celery import Celery
 from bide.delay.clock import Clock
+from bide.delay.nservicebus import NServiceBus
 from bide.delay.received import restore
 from bide.local_broker import LocalBroker
 from bide.messages.checker import MessageChecker
@@ -98,6 +102,21 @@ def ways(now: datetime) -> dict[str, tuple[Sequence[PreparedMessage], Callable[[
         "the route of a delayed message, and our codec": (single, whole),
         "both by a template": (alike, whole),
     }
+
+
+def layouts(now: datetime) -> dict[str, tuple[Sequence[PreparedMessage], Callable[[PreparedMessage], object]]]:
+    """The same messages for each layout, by its routes and by a template."""
+    check = MessageChecker()
+    alike = [
+        check.check(OutgoingMessage(bytes(_BODY), to=TARGET, delay=delay)).starting(now) for delay in random_minutes()
+    ]
+    single = [replace(one, kind=None) for one in alike]
+    found: dict[str, tuple[Sequence[PreparedMessage], Callable[[PreparedMessage], object]]] = {}
+    for infrastructure in (_CLOCK, NServiceBus(), Celery()):
+        encode = partial(Encoder(infrastructure, frame_max=FRAME_MAX).encode, now=now, channel=1, mandatory=True)
+        found[f"{infrastructure.name}, by its routes"] = single, encode
+        found[f"{infrastructure.name}, by a template"] = alike, encode
+    return found
 
 
 def received(now: datetime) -> bytes:
@@ -211,6 +230,9 @@ def main() -> None:
     now = datetime.now(UTC)
     print("| sending | µs |\n|---|---|")
     for name, (messages, encode) in ways(now).items():
+        print(f"| {name} | {microseconds(messages, encode):.1f} |")
+    print("\n| layouts | µs |\n|---|---|")
+    for name, (messages, encode) in layouts(now).items():
         print(f"| {name} | {microseconds(messages, encode):.1f} |")
     print("\n| receiving | µs |\n|---|---|")
     for name, read in readings(now).items():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from bide.delay.cascade import RESOLUTION, BoundTarget, Cascade
-from bide.delay.protocol import HEADER_TO, DelayRoute, QueueTarget, Step, Target, round_up
+from bide.delay.protocol import HEADER_TO, DelayInfrastructure, DelayRoute, QueueTarget, Step, Target, round_up
 from bide.errors import UnsupportedTargetError
 from bide.topology import Argument, Binding, Queue, Topology
 
@@ -17,7 +16,7 @@ _TIMES_FINER: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FineCascade:
+class FineCascade(DelayInfrastructure):
     """Delays of 0 to 2^levels - 1 units of 10 ms, to queues.
 
     Its levels are quorum queues that dead-letter at least once, as those of NServiceBus.RabbitMQ are in version 2.
@@ -69,12 +68,6 @@ class FineCascade:
         units = round_up(delay, self.resolution, maximum=self.max_delay)
         route = self._cascade.route(units, self._bound(target), headers={HEADER_TO: str(target)})
         return replace(route, delay=units * self.resolution)
-
-    def sender_headers(
-        self, *, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
-        """None: nobody but us receives."""
-        return {}
 
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
         """Every exchange on the way of a message, in order."""

@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import bide
-from bide.amqp.connection import Connection
+from bide.amqp import codec
 from bide.client.encoding import Encoded, Encoder
-from bide.client.growth import Growth
 from bide.delay.clock import Clock
+from bide.delay.growing import ReadyDigits
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import DelayLike, parse_delay
 from bide.errors import InvalidInputError
 from bide.messages.checker import MessageChecker
 from bide.messages.outgoing import OutgoingMessage
 from bide.messages.prepared import PreparedMessage, check_message
-from bide.runtime.shared_tasks import SharedTasks
 
 NOW = datetime(2026, 7, 1, 12, 0, 0, 123456, tzinfo=UTC)
 FRAME_MAX = 600
@@ -33,7 +32,11 @@ CLOCKS = (
     bide.Clock(prefix="other", resolution=timedelta(seconds=15)),
     bide.Clock(carrier="CC", hides_keys=True),
     bide.NServiceBus(),
+    bide.NServiceBus(version=1, routing="direct"),
+    bide.NServiceBus(levels=5),
     bide.Celery(),
+    bide.Celery(prefix="é", queue_type="classic"),
+    bide.WaitingHall(),
 )
 
 words = st.text(alphabet="ab.é", max_size=12)
@@ -228,8 +231,8 @@ def test_every_digit_of_every_level() -> None:
 @pytest.mark.parametrize("alike", [True, False])
 def test_a_message_is_not_encoded_before_its_digits_are_ready(routing_key: str, *, alike: bool) -> None:
     clock = Clock(lanes=2)
-    growth = Growth(cast("Connection", None), clock, SharedTasks(), declare=True)
-    encoder = Encoder(clock, frame_max=FRAME_MAX, growth=growth)
+    ready = ReadyDigits(clock, codec.field_value)
+    encoder = Encoder(clock, frame_max=FRAME_MAX, ready=ready)
     letter = OutgoingMessage(b"x", exchange="shop", routing_key=routing_key, delay="1h1s", message_id="m")
     checked = MessageChecker().check(letter).starting(NOW)
     message = checked if alike else replace(checked, kind=None)
@@ -237,9 +240,9 @@ def test_a_message_is_not_encoded_before_its_digits_are_ready(routing_key: str, 
     digits = clock.route(message.due - NOW, message.target, message_id="m").digits
     for digit in digits:
         assert encoder.encode(message, NOW, channel=7, mandatory=True) is None
-        growth._add(digit)
+        ready.add(digit)
     complete = Encoder(clock, frame_max=FRAME_MAX)
     expected = complete.encode(message, NOW, channel=7, mandatory=True)
     assert encoder.encode(message, NOW, channel=7, mandatory=True) == expected
-    growth.doubt()
+    ready.doubt()
     assert encoder.encode(message, NOW, channel=7, mandatory=True) is None

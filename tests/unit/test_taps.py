@@ -17,7 +17,7 @@ from bide.delay.clock import Clock
 from bide.delay.clock_digits import LEVELS, MAX_DELAY
 from bide.delay.nservicebus import NServiceBus
 from bide.delay.protocol import ExchangeTarget, QueueTarget, Target
-from bide.delay.taps import Retention, Taps, find_taps, taps_of
+from bide.delay.taps import Retention, Taps, taps_of
 from bide.delay.waiting_hall import WaitingHall
 from bide.errors import InvalidInputError
 from bide.topology import Binding, Exchange, Queue, Topology
@@ -75,7 +75,7 @@ def targets_of(infrastructure: Tapped) -> tuple[Target, ...]:
 
 
 def tapped(infrastructure: Tapped) -> Taps:
-    taps = find_taps(infrastructure)
+    taps = infrastructure.taps()
     assert taps is not None
     return taps
 
@@ -253,7 +253,7 @@ def test_whoever_is_seen_being_scheduled_is_seen_being_delivered() -> None:
 
 
 def test_a_waiting_hall_has_none() -> None:
-    assert find_taps(WaitingHall()) is None
+    assert WaitingHall().taps() is None
     with pytest.raises(InvalidInputError, match="'waiting-hall' has no taps"):
         taps_of(WaitingHall())
 

@@ -12,7 +12,6 @@ from bide.admin.snapshot import find_owned
 from bide.admin.taps import find_tap_bindings
 from bide.amqp.connection import Connection
 from bide.delay.cascade import Policy
-from bide.delay.clock import Clock
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import InvalidInputError, ManagementApiError, NotEmptyError
 from bide.management.api import ManagementApi
@@ -47,7 +46,7 @@ class RemovedInfrastructure:
 async def install(connection: Connection, infrastructure: DelayInfrastructure) -> Applied:
     """Declare the infrastructure, after checking that the broker is up to it.
 
-    ``Clock`` gets its mark last, by which clients that may not declare know that everything is there.
+    One that grows gets its mark last, by which clients that may not declare know that everything is there.
 
     Raises:
         UnsupportedBrokerError: it is too old, or streams are off.
@@ -57,8 +56,8 @@ async def install(connection: Connection, infrastructure: DelayInfrastructure) -
     await check_streams(connection)
     applied = await apply(connection, infrastructure.topology())
     await settle(connection, prefix=infrastructure.delivery_exchange)
-    if isinstance(infrastructure, Clock):
-        await apply(connection, Topology([infrastructure.complete_mark]))
+    if len(mark := _mark(infrastructure)):
+        await apply(connection, mark)
     return applied
 
 
@@ -153,7 +152,7 @@ async def remove(
     topology |= Topology(bindings=[one for group in taps.values() for one in group if one.source in ways_in])
     arguments = ("x-dead-letter-exchange", "x-dead-letter-routing-key")
     external = {str(one.arguments.get(name, "")) for one in topology.queues for name in arguments} | set(taps)
-    mark = Topology([infrastructure.complete_mark] if isinstance(infrastructure, Clock) else ())
+    mark = _mark(infrastructure)
     is_marked = await exists(connection, mark)
     async with await connection.channel() as channel:
         for one in mark.exchanges:
@@ -171,6 +170,11 @@ async def remove(
         if isinstance(infrastructure, Guarded):
             await api.delete_policy(vhost, infrastructure.guard_policy().name)
     return RemovedInfrastructure(removed=removed, complete=complete, kept=tuple(taps))
+
+
+def _mark(infrastructure: DelayInfrastructure) -> Topology:
+    growing = infrastructure.growing()
+    return Topology([growing.complete_mark] if growing is not None else ())
 
 
 def _beyond(topology: Topology, extra: Topology) -> Topology:

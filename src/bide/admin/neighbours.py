@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from bide.admin.apply import exists
 from bide.amqp.connection import Connection
-from bide.delay.nservicebus import NServiceBus
+from bide.delay.nservicebus import DELIVERY_EXCHANGES
 from bide.topology import Exchange, Topology
-
-DELIVERY_EXCHANGES: Final = (NServiceBus().delivery_exchange, NServiceBus(version=1).delivery_exchange)
-"""Every endpoint declares one of these when it starts, unless its delayed delivery is switched off."""
 
 
 async def uses_nservicebus(connection: Connection) -> bool:

@@ -1,11 +1,10 @@
-"""Check for NServiceBus endpoints that receive messages with the CC header of ``Clock``."""
+"""Check for NServiceBus endpoints that receive messages which they cannot copy, with the CC header of ``Clock``."""
 
 from __future__ import annotations
 
-from bide.admin.neighbours import DELIVERY_EXCHANGES
 from bide.admin.report import Finding, judged
 from bide.admin.snapshot import Snapshot, release_exchange
-from bide.delay.clock import Clock, carrier_for
+from bide.delay.nservicebus import DELIVERY_EXCHANGES
 from bide.delay.protocol import DelayInfrastructure
 from bide.management.api import ManagementApi
 
@@ -17,14 +16,15 @@ async def nservicebus_targets(
     infrastructure: DelayInfrastructure,
     release: tuple[int, ...],
 ) -> list[Finding]:
-    """Name the targets of ``Clock`` whose messages .NET cannot copy, on a broker where it uses the CC header.
+    """Name the targets whose messages .NET cannot copy, where the infrastructure has another form beside NServiceBus.
 
     No finding where NServiceBus does not use the virtual host, and none where the header does not get to receivers.
 
     Raises:
         ManagementApiError: the API does not answer as it should.
     """
-    if not isinstance(infrastructure, Clock) or carrier_for(release) != "CC":
+    used = infrastructure.for_release(release)
+    if used.beside_nservicebus(release) == used:
         return []
     endpoints = await _queues_behind(api, vhost, *DELIVERY_EXCHANGES)
     if not endpoints:

@@ -12,7 +12,6 @@ from bide.admin.report import Finding, judged, listed, unchecked
 from bide.admin.snapshot import Snapshot, is_readable, take_snapshot
 from bide.delay.cascade import Policy
 from bide.delay.protocol import DelayInfrastructure
-from bide.delay.taps import find_taps
 from bide.management.api import FoundQueue, ManagementApi
 from bide.topology import Argument
 
@@ -44,7 +43,7 @@ _SECONDS: Final = {"Y": 31_536_000, "M": 2_592_000, "D": 86_400, "h": 3_600, "m"
 
 def owned_queues(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> dict[str, FoundQueue]:
     """The queues that belong to an infrastructure, the streams of its taps among them, by name."""
-    taps = find_taps(infrastructure)
+    taps = infrastructure.taps()
     return {
         name: one
         for name, one in snapshot.queues.items()

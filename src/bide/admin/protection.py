@@ -13,10 +13,7 @@ from bide.admin.policies import changed_keys, owned_queues
 from bide.admin.report import Finding, judged, listed
 from bide.admin.snapshot import Snapshot, applying, take_snapshot
 from bide.delay.cascade import Policy
-from bide.delay.clock import Clock
 from bide.delay.protocol import DelayInfrastructure
-from bide.delay.taps import find_taps
-from bide.delay.waiting_hall import WaitingHall
 from bide.management.api import FoundQueue, ManagementApi
 from bide.topology import Argument
 
@@ -51,31 +48,22 @@ class Protection:
 
 def protection_name(infrastructure: DelayInfrastructure) -> str:
     """The name of the policy that protects an infrastructure."""
-    base = _base(infrastructure)
-    if base:
-        return f"bide.protect.{base.removesuffix('.')}"
+    if infrastructure.base:
+        return f"bide.protect.{infrastructure.base}"
     return infrastructure.undeliverable.replace("undeliverable", "protect", 1)
 
 
 def queue_pattern(infrastructure: DelayInfrastructure) -> str:
     """The regular expression for the names of the queues that belong to an infrastructure, now and later."""
-    base = _base(infrastructure)
-    if base:
-        return f"^{re.escape(base)}"
+    if infrastructure.base:
+        return f"^{re.escape(f'{infrastructure.base}.')}"
     # The names of a cascade are its owner's, and those of the guard and of the taps are bide's.
     levels = os.path.commonprefix([one.name for one in infrastructure.topology().queues])  # noqa: RUF071 (of names)
     names = [rf"{re.escape(levels)}\d*", re.escape(infrastructure.undeliverable)]
-    taps = find_taps(infrastructure)
+    taps = infrastructure.taps()
     if taps is not None:
         names += [re.escape(one) for one in (*taps.names, *(queue.name for queue in taps.passage.queues))]
     return f"^({'|'.join(names)})$"
-
-
-def _base(infrastructure: DelayInfrastructure) -> str:
-    """What all names of a layout of bide's own start with; empty for those that have other owners."""
-    if isinstance(infrastructure, Clock | WaitingHall):
-        return infrastructure.undeliverable.removesuffix("undeliverable")
-    return ""
 
 
 async def protect(

@@ -12,10 +12,7 @@ from typing import Any, Final, TypeVar
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.delay.cascade import Policy
-from bide.delay.celery import Celery
-from bide.delay.nservicebus import NServiceBus
 from bide.delay.protocol import DelayInfrastructure
-from bide.delay.taps import find_taps
 from bide.errors import BrokerError
 from bide.management.api import FoundExchange, FoundQueue, ManagementApi
 from bide.topology import Argument, Binding, DestinationType
@@ -174,7 +171,7 @@ async def take_snapshot(api: ManagementApi, vhost: str, infrastructure: DelayInf
     waiting = {release_target(one) for one in queues.values()}
     follow: set[tuple[DestinationType, str]] = {(one.destination_type, one.destination) for one in snapshot.bindings}
     follow |= {("queue", name) for name in waiting if name}
-    taps = find_taps(infrastructure)
+    taps = infrastructure.taps()
     # A tap that is off leaves its streams, and nothing leads there.
     follow |= {("queue", name) for name in (taps.names if taps else ())}
 
@@ -211,8 +208,8 @@ async def find_owned(
     topology = infrastructure.topology()
     names = [*(one.name for one in topology.exchanges), *(one.name for one in topology.queues)]
     fragments = {os.path.commonprefix(names), infrastructure.undeliverable}  # noqa: RUF071 (of names, not of paths)
-    if isinstance(infrastructure, NServiceBus | Celery):
-        fragments.add(infrastructure.cascade.release_prefix)
+    if infrastructure.release_prefix:
+        fragments.add(infrastructure.release_prefix)
     fragments = {one for one in fragments if not any(other != one and other in one for other in fragments)}
     exchanges: dict[str, FoundExchange] = {}
     queues: dict[str, FoundQueue] = {}

@@ -13,7 +13,7 @@ from bide.admin.snapshot import Snapshot
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.delay.protocol import DelayInfrastructure
-from bide.delay.taps import Retention, Taps, find_taps, taps_of
+from bide.delay.taps import Retention, Taps, taps_of
 from bide.errors import (
     DeclarationMismatchError,
     ManagementApiError,
@@ -237,7 +237,7 @@ async def look(connection: Connection, infrastructure: DelayInfrastructure, api:
 
 def tap_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
     """What ``bide delay verify`` says of the taps; nothing where there are none."""
-    taps = find_taps(infrastructure)
+    taps = infrastructure.taps()
     if taps is None:
         return []
     there = [name for name in taps.names if name in snapshot.queues]
@@ -256,7 +256,7 @@ def tap_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> lis
 
 async def unseen_taps(connection: Connection, infrastructure: DelayInfrastructure, why: str) -> list[Finding]:
     """What it says of them without the management API, which alone knows whether the streams are bound."""
-    taps = find_taps(infrastructure)
+    taps = infrastructure.taps()
     there = [] if taps is None else list(await _existing(connection, taps))
     return [unchecked("taps", f"{listed(there)} exist; {why}")] if there else []
 
@@ -271,7 +271,7 @@ async def find_tap_bindings(
     connection: Connection, infrastructure: DelayInfrastructure, api: ManagementApi | None
 ) -> dict[str, list[Binding]]:
     """The streams of the taps that exist, each with its bindings; without the API these are not known."""
-    taps = find_taps(infrastructure)
+    taps = infrastructure.taps()
     if taps is None:
         return {}
     vhost = connection.url.vhost

@@ -1,4 +1,4 @@
-"""Queues of a ``Clock`` that exist without a binding."""
+"""Queues of a delay infrastructure that exist without a binding."""
 
 from __future__ import annotations
 
@@ -7,33 +7,35 @@ from typing import Final
 
 from bide.admin.report import listed
 from bide.admin.snapshot import Snapshot, take_snapshot
-from bide.delay.clock import Clock
+from bide.delay.protocol import DelayInfrastructure
 from bide.management.api import ManagementApi
 
 _BINDING_TAKES: Final = 3.0
 """Seconds between two looks: a client that declares a queue binds it a moment later."""
 
 
-async def unbound_problem(snapshot: Snapshot, api: ManagementApi, vhost: str, clock: Clock) -> str | None:
+async def unbound_problem(
+    snapshot: Snapshot, api: ManagementApi, vhost: str, infrastructure: DelayInfrastructure
+) -> str | None:
     """What is wrong with digit queues that have no binding; None if every digit queue has one.
 
     Raises:
         ManagementApiError: the API does not answer as it should.
     """
-    unbound = _unbound(snapshot, clock)
+    unbound = _unbound(snapshot, infrastructure)
     if unbound:
         await asyncio.sleep(_BINDING_TAKES)
-        unbound &= _unbound(await take_snapshot(api, vhost, clock), clock)
+        unbound &= _unbound(await take_snapshot(api, vhost, infrastructure), infrastructure)
     if not unbound:
         return None
     return (
         f"{len(unbound)} of the queues have no binding, {listed(sorted(unbound))}: messages that should wait in them "
-        f"go to {clock.undeliverable!r} until their clients bind them again: run 'bide delay apply' with the same "
-        "options"
+        f"go to {infrastructure.undeliverable!r} until their clients bind them again: run 'bide delay apply' with the "
+        "same options"
     )
 
 
-def _unbound(snapshot: Snapshot, clock: Clock) -> set[str]:
-    names = {one.name for one in clock.topology().queues if one.name in snapshot.queues}
+def _unbound(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> set[str]:
+    names = {one.name for one in infrastructure.topology().queues if one.name in snapshot.queues}
     bound = {one.destination for one in snapshot.bindings if one.destination_type == "queue"}
-    return names - bound - {clock.undeliverable}
+    return names - bound - {infrastructure.undeliverable}

@@ -22,10 +22,8 @@ from bide.admin.taps import bound_taps, tap_findings, unseen_taps
 from bide.admin.unbound import unbound_problem
 from bide.amqp.connection import Connection
 from bide.delay.cascade import foreign_suffix_bindings
-from bide.delay.clock import Clock
+from bide.delay.growing import Growing
 from bide.delay.protocol import DelayInfrastructure
-from bide.delay.taps import find_taps
-from bide.delay.waiting_hall import WaitingHall
 from bide.errors import (
     BrokerError,
     DeclarationMismatchError,
@@ -78,8 +76,8 @@ async def verify(
     findings.append(finding)
     why = f"only the management API knows: {finding.text}"
     findings += await _flags(connection, api if snapshot else None)
-    is_growing = await _is_growing(connection, infrastructure)
-    findings += await _declared(connection, infrastructure, is_growing=is_growing)
+    growing = await _still_growing(connection, infrastructure)
+    findings += await _declared(connection, infrastructure, growing)
     findings += await _relays(connection, infrastructure)
     if snapshot is None:
         findings += [unchecked(check, why) for check in _REST]
@@ -87,7 +85,7 @@ async def verify(
         findings += await _undeliverable(connection, infrastructure)
     else:
         assert api is not None
-        findings += await _bindings(snapshot, api, vhost, infrastructure, is_growing=is_growing)
+        findings += await _bindings(snapshot, api, vhost, infrastructure, growing)
         findings += policy_findings(snapshot, infrastructure, connection.release)
         findings += protection_findings(snapshot, infrastructure)
         findings += _targets(snapshot, infrastructure)
@@ -158,12 +156,17 @@ async def _flags(connection: Connection, api: ManagementApi | None) -> list[Find
     return [Finding(check="feature flags", status="ok", text="stream_queue is on")]
 
 
-async def _is_growing(connection: Connection, infrastructure: DelayInfrastructure) -> bool:
-    """Whether it is a ``Clock`` of which clients declare each queue at its first use, not all of it declared ahead."""
-    return isinstance(infrastructure, Clock) and not await exists(connection, Topology([infrastructure.complete_mark]))
+async def _still_growing(connection: Connection, infrastructure: DelayInfrastructure) -> Growing | None:
+    """The infrastructure, if clients declare each of its queues at its first use, and not all was declared ahead."""
+    growing = infrastructure.growing()
+    if growing is None or await exists(connection, Topology([growing.complete_mark])):
+        return None
+    return growing
 
 
-async def _declared(connection: Connection, infrastructure: DelayInfrastructure, *, is_growing: bool) -> list[Finding]:
+async def _declared(
+    connection: Connection, infrastructure: DelayInfrastructure, growing: Growing | None
+) -> list[Finding]:
     """Over AMQP: whether a thing exists, and for what exists whether declaring it as it should be is accepted."""
     topology = infrastructure.topology()
     findings: list[Finding] = []
@@ -176,17 +179,17 @@ async def _declared(connection: Connection, infrastructure: DelayInfrastructure,
     queues = await ask_each(connection, topology.queues, lambda channel, one: channel.declare_queue(one, passive=True))
     found = [one for one, answer in zip(topology.queues, queues, strict=True) if not _is_missing(answer)]
     answers = await ask_each(connection, found, lambda channel, one: channel.declare_queue(one))
-    if not is_growing:
+    if growing is None:
         return [*findings, *_compared("queues", topology.queues, found, answers)]
-    assert isinstance(infrastructure, Clock)
-    needed = [one for one in topology.queues if one in found or one in infrastructure.core_topology().queues]
+    core = growing.core_topology().queues
+    needed = [one for one in topology.queues if one in found or one in core]
     fine = f"{len(found)} as they should be; the others of {len(topology.queues)} are declared when they are first used"
     return [*findings, *_compared("queues", needed, found, answers, fine=fine)]
 
 
 async def _relays(connection: Connection, infrastructure: DelayInfrastructure) -> list[Finding]:
-    """Whether the queues of a waiting hall that its relay reads have a consumer."""
-    if not isinstance(infrastructure, WaitingHall):
+    """Whether the queues that the infrastructure leaves to a relay have a consumer."""
+    if not infrastructure.relay_queues:
         return []
     queues = [Queue(name) for name in infrastructure.relay_queues]
     answers = await ask_each(connection, queues, lambda channel, one: channel.declare_queue(one, passive=True))
@@ -242,15 +245,14 @@ def _compared(
 
 
 async def _bindings(
-    snapshot: Snapshot, api: ManagementApi, vhost: str, infrastructure: DelayInfrastructure, *, is_growing: bool
+    snapshot: Snapshot, api: ManagementApi, vhost: str, infrastructure: DelayInfrastructure, growing: Growing | None
 ) -> list[Finding]:
     wanted: Sequence[Binding] = infrastructure.topology().bindings
     there = set(snapshot.bindings)
     unbound = None
-    if is_growing:
-        assert isinstance(infrastructure, Clock)
+    if growing is not None:
         # Clients bind a queue for the words of the routing keys that they use, before the first message comes.
-        wanted = [*infrastructure.core_topology().bindings, *(one for one in wanted if one in there)]
+        wanted = [*growing.core_topology().bindings, *(one for one in wanted if one in there)]
         wanted = list(dict.fromkeys(wanted))
         unbound = await unbound_problem(snapshot, api, vhost, infrastructure)
     missing = [_shown(one) for one in wanted if one not in there]
@@ -263,7 +265,7 @@ def _shown(binding: Binding) -> str:
 
 
 def _targets(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
-    if isinstance(infrastructure, WaitingHall):
+    if infrastructure.relay_queues:
         # The relay lets a message wait that its target refuses, and goes on with the others.
         return []
     problems = []
@@ -304,7 +306,7 @@ def _delivery_limits(
 def _delivered_to(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[str]:
     """The queues of others that the delivery exchange leads to, over however many exchanges."""
     queues: dict[str, None] = {}
-    taps = find_taps(infrastructure)
+    taps = infrastructure.taps()
     follow, seen = [infrastructure.delivery_exchange], set[str]()
     while follow:
         source = follow.pop()
@@ -361,7 +363,7 @@ def _guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Find
             f"no queue is bound there. Set {infrastructure.undeliverable!r} in the policy that names it"
         )
     fine = f"what has no target goes to {infrastructure.undeliverable}"
-    taps = find_taps(infrastructure)
+    taps = infrastructure.taps()
     if taps is not None and taps.defeats in {one.source for one in bound_taps(snapshot, taps)}:
         fine += f", but not while a tap is bound to {taps.defeats}: run 'bide tap off' to have it set aside again"
     return judged("guard", problems, fine)

@@ -34,6 +34,7 @@ _METHOD: Final = struct.Struct(">HH")
 _SHORT: Final = struct.Struct(">H")
 _LONG: Final = struct.Struct(">I")
 _LONGLONG: Final = struct.Struct(">Q")
+_ARRAY: Final = struct.Struct(">cI")
 _INT32: Final = struct.Struct(">ci")
 _INT64: Final = struct.Struct(">cq")
 _DOUBLE: Final = struct.Struct(">cd")
@@ -84,6 +85,11 @@ def _utf8(text: str, name: str = "") -> bytes:
 def long_string(value: bytes) -> bytes:
     """A long string: bytes with a four-byte length."""
     return _LONG.pack(len(value)) + value
+
+
+def array(items: bytes) -> bytes:
+    """A list as a value of a table, from its encoded items."""
+    return _ARRAY.pack(b"A", len(items)) + items
 
 
 def table(items: Mapping[str, Any] | None) -> bytes:
@@ -145,7 +151,7 @@ def field_value(value: Any, name: str = "") -> bytes:
         case Mapping():
             return b"F" + table(value)
         case list() | tuple():
-            return b"A" + long_string(b"".join(field_value(one, name) for one in value))
+            return array(b"".join(field_value(one, name) for one in value))
         case Decimal():
             return _decimal(value, name)
         case _:
@@ -262,7 +268,16 @@ def start_of_publish(*, exchange: str, routing_key: str, mandatory: bool) -> byt
     Raises:
         InvalidInputError: a name is too long.
     """
-    return method(BASIC_CLASS, 40, b"\x00\x00", short_string(exchange), short_string(routing_key), bits(mandatory))
+    return publish_to(exchange) + short_string(routing_key) + bits(mandatory)
+
+
+def publish_to(exchange: str) -> bytes:
+    """The payload of the method frame of a message up to the routing key, after which only the flags follow.
+
+    Raises:
+        InvalidInputError: the name is too long.
+    """
+    return method(BASIC_CLASS, 40, b"\x00\x00", short_string(exchange))
 
 
 def check_header_size(size: int, room: int) -> None:

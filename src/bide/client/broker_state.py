@@ -16,7 +16,6 @@ from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.client.encoding import Encoded, Encoder
 from bide.client.growth import Growth
-from bide.delay.clock import Clock
 from bide.delay.protocol import DelayInfrastructure, DelayRoute, ExchangeTarget, Target
 from bide.durations import sending_time
 from bide.errors import (
@@ -37,7 +36,7 @@ log = logger(__name__)
 REBIND_AFTER: Final = timedelta(seconds=30)
 """How often bindings in use are declared again: a queue that is deleted and declared again has lost them.
 
-The digit queues of ``Clock`` are checked as often.
+The queues of an infrastructure that grows are checked as often.
 """
 
 _ASKING: Final = 100
@@ -82,7 +81,7 @@ class BrokerState:
 
     Attributes:
         encoder: of the messages that go through this connection.
-        is_outdated: NServiceBus uses the virtual host now, and another session has to hide the keys of ``Clock``.
+        is_outdated: NServiceBus uses the virtual host now, and another session has to use the infrastructure beside it.
         suspects: held while a message is sent on a channel of its own, see :meth:`Publisher.publish`.
     """
 
@@ -97,10 +96,10 @@ class BrokerState:
     ) -> None:
         self.connection = connection
         self.infrastructure = infrastructure
-        self._growth = (
-            Growth(connection, infrastructure, tasks, declare=declare) if isinstance(infrastructure, Clock) else None
-        )
-        self.encoder = Encoder(infrastructure, frame_max=connection.frame_max, growth=self._growth)
+        growing = infrastructure.growing()
+        self._growth = Growth(connection, growing, tasks, declare=declare) if growing is not None else None
+        ready = self._growth.ready if self._growth is not None else None
+        self.encoder = Encoder(infrastructure, frame_max=connection.frame_max, ready=ready)
         self.suspects = asyncio.Lock()
         self._declare = declare
         self._spares_neighbours = spares_neighbours
@@ -379,7 +378,7 @@ class BrokerState:
 
     def _doubt(self, now: float) -> None:
         if self._growth is not None:
-            self._growth.doubt()
+            self._growth.ready.doubt()
             self._applied = False
         self._doubt_at = now + REBIND_AFTER.total_seconds()
 

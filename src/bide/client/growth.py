@@ -1,29 +1,22 @@
-"""The digit queues of a ``Clock`` that grows with use, as one connection knows them."""
+"""The queues of a delay infrastructure that grows with use, as one connection knows them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from bide.admin.apply import apply, exists, names_in
 from bide.admin.settling import settle
 from bide.amqp import codec
 from bide.amqp.connection import Connection
-from bide.delay.clock import Clock
-from bide.delay.clock_digits import LEVELS, Digit
-from bide.delay.clock_keys import digit_key
+from bide.delay.clock_digits import Digit
+from bide.delay.growing import Growing, ReadyDigits
 from bide.errors import AccessRefusedError, BideError, BrokerError, NotAppliedError
 from bide.runtime.logs import logger
 from bide.runtime.shared_tasks import SharedTasks
 from bide.topology import Topology
 
 log = logger(__name__)
-
-Keys = list[list[bytes | None]]
-"""The encoded key by level and digit; None until the queue and the binding of the digit are known to exist."""
-
-_LEVEL_INDEX: Final = {level.letter: index for index, level in enumerate(LEVELS)}
 
 
 class Growth:
@@ -32,21 +25,22 @@ class Growth:
     Digits that are needed while a declaration runs are declared together after it.
 
     Args:
-        clock: with the settings that this broker's release needs.
+        growing: with the settings that this broker's release needs.
         tasks: declare for all callers that wait.
         declare: whether to declare what is missing, rather than raise.
 
     Attributes:
+        ready: the digits whose queues and bindings are there.
         is_complete: whether the broker has the mark of ``bide delay apply``. Then every queue that exists is bound, and
             keeps its messages when its node is killed.
     """
 
-    def __init__(self, connection: Connection, clock: Clock, tasks: SharedTasks, *, declare: bool) -> None:
+    def __init__(self, connection: Connection, growing: Growing, tasks: SharedTasks, *, declare: bool) -> None:
         self.is_complete = False
         self._connection = connection
-        self._clock = clock
+        self._growing = growing
+        self.ready = ReadyDigits(growing, codec.field_value)
         self._declare = declare
-        self._keys: dict[tuple[str, int], Keys] = {}
         self._safe: set[Digit] = set()
         self._wanted: set[Digit] = set()
         self._tasks = tasks
@@ -54,32 +48,13 @@ class Growth:
     @property
     def core(self) -> Topology:
         """What is declared before any digit."""
-        return self._clock.core_topology()
-
-    def keys(self, padding: str, lane: int) -> Keys:
-        """The keys of the digits that are ready. The lists change when digits become ready, and by :meth:`doubt`."""
-        keys = self._keys.get((padding, lane))
-        if keys is None:
-            keys = self._keys[padding, lane] = [[None] * (level.highest + 1) for level in LEVELS]
-            self._add_zeros(padding, keys)
-        return keys
-
-    def has(self, digits: Iterable[Digit]) -> bool:
-        """Whether everything that these digits need is there."""
-        return all(self._key(one) is not None for one in digits)
-
-    def doubt(self) -> None:
-        """Look for the queues again before their next use, in case one was deleted."""
-        for (padding, _), keys in self._keys.items():
-            for level in keys:
-                level[:] = [None] * len(level)
-            self._add_zeros(padding, keys)
+        return self._growing.core_topology()
 
     def forget(self) -> None:
         """Declare everything again before its next use."""
         self.is_complete = False
         self._safe.clear()
-        self.doubt()
+        self.ready.doubt()
 
     async def ensure(self, digits: Iterable[Digit]) -> None:
         """Wait until everything that these digits need is there.
@@ -88,31 +63,14 @@ class Growth:
             NotAppliedError: a queue is missing and may not be declared.
             BrokerError: the broker refuses, or the connection broke.
         """
-        missing = [one for one in digits if self._key(one) is None]
+        missing = self.ready.missing(digits)
         while missing:
             self._wanted.update(missing)
             failed = await self._tasks.run(self, self._declare_wanted)
             for one in missing:
                 if one in failed:
                     raise failed[one]
-            missing = [one for one in missing if self._key(one) is None]
-
-    def _key(self, digit: Digit) -> bytes | None:
-        return self.keys(digit.padding, digit.lane)[_LEVEL_INDEX[digit.level.letter]][digit.value]
-
-    def _add(self, digit: Digit) -> None:
-        keys = self.keys(digit.padding, digit.lane)
-        if not digit.value:
-            # The digit 0 has no queue, so its key is the same in all lanes.
-            for (padding, lane), others in self._keys.items():
-                if padding == digit.padding and lane != digit.lane:
-                    others[_LEVEL_INDEX[digit.level.letter]][0] = _encoded(digit)
-        keys[_LEVEL_INDEX[digit.level.letter]][digit.value] = _encoded(digit)
-
-    def _add_zeros(self, padding: str, keys: Keys) -> None:
-        if self._clock.has_core_bindings(padding):
-            for level, place in zip(LEVELS, keys, strict=True):
-                place[0] = _encoded(Digit(level, 0, padding=padding))
+            missing = self.ready.missing(missing)
 
     async def _declare_wanted(self) -> Mapping[Digit, BideError]:
         """Declare what is wanted by now, and return the errors of the digits that this fails for."""
@@ -132,23 +90,23 @@ class Growth:
                 except BideError as single:
                     failed[one] = single
         for one in digits.difference(failed):
-            self._add(one)
+            self.ready.add(one)
         return failed
 
     async def _prepare(self, digits: set[Digit]) -> None:
         known = digits if self.is_complete else digits & self._safe
-        if known and not await exists(self._connection, _queues(self._clock, known)):
+        if known and not await exists(self._connection, _queues(self._growing, known)):
             # It is not known which queue is missing, so all are declared. Declaring an existing queue changes nothing.
             known = set()
         # The mark does not cover the bindings for routing keys of more words than the core topology binds.
-        known = {one for one in known if one in self._safe or self._clock.has_core_bindings(one.padding)}
+        known = {one for one in known if one in self._safe or self._growing.has_core_bindings(one.padding)}
         rest = digits - known
         if rest:
             if not self._declare and not self.is_complete:
                 raise self.not_applied()
             await self._declare_queues(rest)
         # Another client may have declared a known queue again, with bindings for keys of another number of words only.
-        wanted = self._clock.digit_topology(digits if self._declare else rest)
+        wanted = self._growing.digit_topology(digits if self._declare else rest)
         bindings = Topology(bindings=wanted.bindings)
         try:
             if len(bindings):
@@ -158,18 +116,18 @@ class Growth:
                 raise
         self._safe |= rest
         if rest:
-            log.debug("the delay queues %s are ready", _listed(_queues(self._clock, rest)))
+            log.debug("the delay queues %s are ready", _listed(_queues(self._growing, rest)))
 
     async def _declare_queues(self, digits: set[Digit]) -> None:
         """Declare the queues of digits and make them safe: they are bound after that, and get no message before."""
-        queues = _queues(self._clock, digits)
+        queues = _queues(self._growing, digits)
         if not self._declare:
             if not await exists(self._connection, queues):
                 raise self.not_applied(f"queues that a delay needs are missing, among {_listed(queues)}")
         elif queues.queues:
             try:
                 await apply(self._connection, queues, external=names_in(queues), can_move=False)
-                await settle(self._connection, prefix=self._clock.delivery_exchange, can_move=False)
+                await settle(self._connection, prefix=self._growing.delivery_exchange, can_move=False)
             except AccessRefusedError as error:
                 if not (self.is_complete and await exists(self._connection, queues)):
                     raise self.not_applied(str(error)) from error
@@ -177,19 +135,15 @@ class Growth:
     def not_applied(self, reason: str = "") -> NotAppliedError:
         """The error for a client that may not declare what is missing."""
         return NotAppliedError(
-            f"the delay infrastructure {self._clock.name!r} is not complete on the virtual host "
+            f"the delay infrastructure {self._growing.name!r} is not complete on the virtual host "
             f"{self._connection.url.vhost!r} of {self._connection.address}{reason and f' ({reason})'}: run 'bide delay "
             "apply' with the same options as a user who may declare it, or connect with declare=True (on the command "
             "line, without --no-declare) as such a user"
         )
 
 
-def _encoded(digit: Digit) -> bytes:
-    return codec.field_value(digit.padding + digit_key(digit.level, digit.value, digit.lane if digit.value else 0))
-
-
-def _queues(clock: Clock, digits: Iterable[Digit]) -> Topology:
-    return Topology(queues=clock.digit_topology(digits).queues)
+def _queues(growing: Growing, digits: Iterable[Digit]) -> Topology:
+    return Topology(queues=growing.digit_topology(digits).queues)
 
 
 def _listed(queues: Topology) -> str:

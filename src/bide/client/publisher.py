@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -18,7 +18,6 @@ from bide.client.broker_state import BrokerState, Preparation, too_large
 from bide.client.publish_result import denied, in_doubt
 from bide.client.reconnecting import ReconnectingConnection
 from bide.client.trials import Trials
-from bide.delay.clock import Clock, carrier_for
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import (
     BideError,
@@ -398,17 +397,11 @@ class Publisher:
             replacing: the session that was used before. Where it found NServiceBus, this one spares NServiceBus.
         """
         check_release(connection)
-        infrastructure = self._infrastructure
-        spares_neighbours = False
-        if isinstance(infrastructure, Clock) and infrastructure.carrier is None:
-            infrastructure = replace(infrastructure, carrier=carrier_for(connection.release))
-        if isinstance(infrastructure, Clock) and infrastructure.carrier == "CC" and not infrastructure.hides_keys:
-            if replacing is None or not replacing.is_outdated:
-                spares_neighbours = True
-            elif carrier_for(connection.release) == "CC":
-                infrastructure = replace(infrastructure, hides_keys=True)
-            else:
-                infrastructure = replace(infrastructure, carrier="BCC")
+        infrastructure = self._infrastructure.for_release(connection.release)
+        beside = infrastructure.beside_nservicebus(connection.release)
+        spares_neighbours = beside != infrastructure and (replacing is None or not replacing.is_outdated)
+        if not spares_neighbours:
+            infrastructure = beside
         return BrokerState(
             connection,
             infrastructure,

@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from bide.delay.cascade_keys import LEVELS
+from bide.delay.cascade_route import CascadeRoute
 from bide.delay.protocol import (
     MAX_NAME_BYTES,
     DelayRoute,
@@ -38,8 +39,13 @@ from bide.topology import Argument, Arguments, Binding, Exchange, Queue, Topolog
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from bide.delay.compiled import WireFormat
+    from bide.delay.taps import Taps
+
 RESOLUTION: Final = timedelta(seconds=1)
 
+_STRATEGY: Final = "x-dead-letter-strategy"
+_AT_LEAST_ONCE: Final = "at-least-once"
 _WILDCARDS: Final = frozenset({"*", "#"})
 
 
@@ -210,6 +216,28 @@ class Cascade:
             expects=bound.expects,
         )
 
+    def compile(
+        self, bound: BoundTarget, wire: WireFormat, *, headers: Mapping[str, str], delay_header: str | None = None
+    ) -> CascadeRoute:
+        """:meth:`route` for many messages.
+
+        Args:
+            headers: those that are the same after every delay.
+            delay_header: one with the delay in seconds, before them.
+        """
+        return CascadeRoute(
+            wire,
+            level_names=self.level_names,
+            address=bound.address,
+            target_hops=int(bound.onward is not None),
+            headers=headers,
+            delay_header=delay_header,
+        )
+
+    def taps(self) -> Taps:
+        """See :mod:`bide.delay.taps`."""
+        return _taps(self)
+
     def steps(self, seconds: int, bound: BoundTarget, target: Target) -> Iterator[Step]:
         """Every exchange on the way, from the entry to the target."""
         key = self.key(seconds, bound.address)
@@ -288,6 +316,30 @@ def _topology(cascade: Cascade) -> Topology:
         bindings.append(Binding(name, name, f"{wildcards}1.#"))
         bindings.append(Binding(name, below, f"{wildcards}0.#", "exchange"))
     return Topology(exchanges, queues, bindings)
+
+
+@lru_cache(maxsize=32)
+def _taps(cascade: Cascade) -> Taps:
+    from bide.delay.taps import DELIVERED, SCHEDULED, Taps, passage_to
+
+    scheduled, delivered = cascade.tap_stream(SCHEDULED), cascade.tap_stream(DELIVERED)
+    passage = Topology() if cascade.queue_arguments.get(_STRATEGY) == _AT_LEAST_ONCE else passage_to(delivered)
+    first = passage.queues[0].name if passage.queues else delivered
+    return Taps(
+        scheduled=scheduled,
+        delivered=delivered,
+        to_scheduled=tuple(_entries(cascade, scheduled)),
+        to_delivered=(Binding(cascade.delivery, first, "#"),),
+        passage=passage,
+        defeats=cascade.delivery,
+    )
+
+
+def _entries(cascade: Cascade, stream: str) -> Iterator[Binding]:
+    """One binding per level, for the keys whose highest ``1`` is its own, and one for the keys without any."""
+    for level, name in enumerate(cascade.level_names):
+        yield Binding(name, stream, "0." * (cascade.levels - 1 - level) + "1.#")
+    yield Binding(cascade.level_names[0], stream, "0." * cascade.levels + "#")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ routing key. No binding that a worker makes (``#.order.created``) matches such a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -25,6 +25,7 @@ from bide.delay.cascade_keys import LEVELS, queue_word
 from bide.delay.protocol import (
     HEADER_TO,
     MAX_NAME_BYTES,
+    DelayInfrastructure,
     DelayRoute,
     ExchangeTarget,
     QueueTarget,
@@ -41,6 +42,11 @@ from bide.topology import Argument, Binding, Topology
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from bide.delay.cascade_route import CascadeRoute
+    from bide.delay.compiled import WireFormat
+    from bide.delay.growing import ReadyDigits
+    from bide.delay.taps import Taps
+
 _QUEUE_ARGUMENTS: Final[dict[str, dict[str, Argument]]] = {
     "quorum": {"x-queue-type": "quorum", "x-overflow": "reject-publish", "x-dead-letter-strategy": "at-least-once"},
     "classic": {"x-queue-type": "classic", "x-overflow": "reject-publish"},
@@ -50,7 +56,7 @@ _ROOM: Final = MAX_NAME_BYTES - 2 * LEVELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Celery:
+class Celery(DelayInfrastructure):
     """Delays in whole seconds, of up to 3106 d 21:24:15, through the levels that Celery's workers declare.
 
     Which target to choose:
@@ -142,11 +148,21 @@ class Celery:
             return DelayRoute(exchange=exchange, routing_key=key, delay=timedelta(0), hops=0, requires=Topology())
         return self.cascade.route(seconds, bound, headers={HEADER_TO: str(target)})
 
-    def sender_headers(
-        self, *, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+    def compile(self, target: Target, wire: WireFormat, ready: ReadyDigits | None = None) -> CascadeRoute:
+        """See :meth:`DelayInfrastructure.compile`."""
+        return self.cascade.compile(_bound(self, target), wire, headers={HEADER_TO: str(target)})
+
+    def compile_headers(self, values: Mapping[str, Any], wire: WireFormat) -> None:
         """None: what a worker needs of a task, Celery's own message protocol says."""
-        return {}
+
+    def taps(self) -> Taps:
+        """Bound to the levels and to the delivery exchange."""
+        return self.cascade.taps()
+
+    @property
+    def release_prefix(self) -> str:
+        """What the names of the release queues start with."""
+        return self.cascade.release_prefix
 
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
         """Every exchange on the way of a message, in order."""

@@ -22,16 +22,19 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from bide.delay.clock_digits import LEVELS, MAX_DELAY, RESOLUTION, Digit, Level, digits_of
-from bide.delay.clock_keys import digit_key, digit_name, hashed, is_transport_key, padding_of, target_key
+from bide.delay.clock_digits import LEVELS, MAX_DELAY, RESOLUTION, Digit, Level, digits_of, longest_delay
+from bide.delay.clock_keys import digit_key, hashed, is_transport_key, padding_of, target_key
+from bide.delay.clock_names import ClockNames
+from bide.delay.clock_route import ClockRoute, all_keys
 from bide.delay.protocol import (
     HEADER_TO,
     MAX_NAME_BYTES,
+    DelayInfrastructure,
     DelayRoute,
     ExchangeTarget,
     QueueTarget,
@@ -46,14 +49,19 @@ from bide.delay.protocol import (
 )
 from bide.delay.queues import final_queue, waiting_queue
 from bide.delay.release import release_key, release_queue
-from bide.durations import format_delay
-from bide.errors import InvalidDelayError, InvalidNameError, InvalidTopologyError
+from bide.errors import InvalidNameError, InvalidTopologyError
 from bide.topology import Binding, Exchange, Queue, Topology
+
+if TYPE_CHECKING:
+    from bide.delay.compiled import WireFormat
+    from bide.delay.growing import ReadyDigits
+    from bide.delay.levels import DelayLevels
+    from bide.delay.taps import Taps
 
 Carrier = Literal["CC", "BCC"]
 
-LAYOUT_VERSION: Final = "v1"
 MAX_LANES: Final = 64
+_MILLISECOND: Final = timedelta(milliseconds=1)
 WORDS_AT_APPLY: Final = 4
 """``bide delay apply`` binds the digit queues for routing keys of up to this many words."""
 
@@ -71,7 +79,7 @@ def carrier_for(release: tuple[int, ...]) -> Carrier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class Clock(ClockNames, DelayInfrastructure):
     """Delays by units of time: 10 ms to 3199 days, each non-zero digit one hop.
 
     Clients with different settings share a prefix without harm: the levels, keys and queue names are the same for
@@ -109,27 +117,7 @@ class Clock:
             raise InvalidNameError(f"the prefix {self.prefix!r} starts with 'amq.', which RabbitMQ keeps for itself")
         for what, value in (("max_delay", self.max_delay), ("resolution", self.resolution)):
             check_span(what, value)
-        if not RESOLUTION <= self.max_delay <= MAX_DELAY:
-            raise InvalidDelayError(
-                f"max_delay {format_delay(self.max_delay)} must be from {format_delay(RESOLUTION)} "
-                f"to {format_delay(MAX_DELAY)}"
-            )
-        if not any(
-            level.unit <= self.resolution < above and not self.resolution % level.unit and not above % self.resolution
-            for level, above in zip(LEVELS, (MAX_DELAY, *(level.unit for level in LEVELS)), strict=False)
-        ):
-            raise InvalidDelayError(
-                f"the resolution {format_delay(self.resolution)} must be a multiple of a unit (10 ms, 1 s, 1 min, 1 h, "
-                "1 d) that divides the next unit: 50 ms, 1 s or 15 s for example"
-            )
-        if odd := self.max_delay % self.resolution:
-            if self.max_delay != MAX_DELAY:
-                raise InvalidDelayError(
-                    f"max_delay {format_delay(self.max_delay)} is not a multiple of the resolution "
-                    f"{format_delay(self.resolution)}: give "
-                    f"{format_delay(max(self.max_delay - odd, self.resolution))} for example"
-                )
-            object.__setattr__(self, "max_delay", self.max_delay - odd)
+        object.__setattr__(self, "max_delay", longest_delay(self.max_delay, self.resolution))
         if self.lanes.__class__ is not int or not 1 <= self.lanes <= MAX_LANES:
             raise InvalidTopologyError([f"{self.lanes} lanes: give 1 to {MAX_LANES}"])
 
@@ -137,41 +125,6 @@ class Clock:
     def name(self) -> str:
         """The layout's name on the command line."""
         return "clock"
-
-    @property
-    def _base(self) -> str:
-        return f"{self.prefix}.{LAYOUT_VERSION}"
-
-    @property
-    def delivery_exchange(self) -> str:
-        """The exchange that targets are bound to."""
-        return f"{self._base}.delivery"
-
-    @property
-    def released_exchange(self) -> str:
-        """The fanout exchange that every message passes at its due time."""
-        return f"{self._base}.released"
-
-    @property
-    def undeliverable(self) -> str:
-        """The exchange, and its queue, for messages that nothing takes."""
-        return f"{self._base}.undeliverable"
-
-    def owns(self, name: str) -> bool:
-        """Whether an exchange or queue of this name belongs to this infrastructure."""
-        return name.startswith(f"{self._base}.")
-
-    def level_exchange(self, level: Level) -> str:
-        """The direct exchange of a level."""
-        return f"{self._base}.{level.letter}"
-
-    def entry_exchange(self, level: Level) -> str:
-        """The fanout exchange that publishers enter a level by."""
-        return f"{self._base}.in.{level.letter}"
-
-    def digit_queue(self, level: Level, digit: int, lane: int = 0) -> str:
-        """The queue that holds a message back for one digit."""
-        return f"{self._base}.{digit_name(level, digit, lane)}"
 
     def used_digits(self, level: Level) -> tuple[int, ...]:
         """The non-zero digits of a level that have queues, given the settings."""
@@ -182,12 +135,13 @@ class Clock:
         )
 
     @property
-    def complete_mark(self) -> Exchange:
-        """The exchange that ``bide delay apply`` declares last: where it exists, the whole topology was declared.
+    def digit_levels(self) -> tuple[Level, ...]:
+        """The levels, highest first."""
+        return LEVELS
 
-        It is not in :meth:`topology`, because it is declared only after the queues are bound.
-        """
-        return Exchange(f"{self._base}.complete", "fanout")
+    def digit_key(self, digit: Digit) -> str:
+        """The key that leads to the queue of a digit, padding included."""
+        return digit.padding + digit_key(digit.level, digit.value, digit.lane if digit.value else 0)
 
     def topology(self) -> Topology:
         """All exchanges, queues and bindings of the infrastructure, without targets."""
@@ -267,11 +221,71 @@ class Clock:
         """Whether the core topology has the bindings for zeros of keys with this padding."""
         return len(padding) // 2 < WORDS_AT_APPLY
 
-    def sender_headers(
-        self, *, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+    def compile(self, target: Target, wire: WireFormat, ready: ReadyDigits | None = None) -> ClockRoute:
+        """See :meth:`DelayInfrastructure.compile`."""
+        # What is wrong with the target is found here. A wait of one resolution has one digit.
+        shortest = self.route(self.resolution, target)
+        padding = self.padding(target)
+        return ClockRoute(
+            wire,
+            routing_key=shortest.routing_key,
+            entries=[self.entry_exchange(level) for level in LEVELS],
+            tables=[
+                all_keys(padding, lane, wire.field_value) if ready is None else ready.keys(padding, lane)
+                for lane in range(self.lanes)
+            ],
+            resolution=self.resolution,
+            max_delay=self.max_delay,
+            carrier=self.carrier or "CC",
+            target_key=self.target_key(target),
+            to=(HEADER_TO, str(target)),
+            target_hops=shortest.hops - 1,
+        )
+
+    def compile_headers(self, values: Mapping[str, Any], wire: WireFormat) -> None:
         """None: receivers need nothing of ours."""
-        return {}
+
+    def delay_levels(self) -> DelayLevels:
+        """The units of time, each with a queue for every digit."""
+        from bide.delay.levels import DelayLevel, DelayLevels
+
+        levels = (
+            DelayLevel(
+                name=level.letter,
+                unit=level.unit // _MILLISECOND,
+                highest=level.highest,
+                queue=self.digit_queue(level, 1).removesuffix("1"),
+                has_queue_per_digit=True,
+            )
+            for level in LEVELS
+        )
+        return DelayLevels(levels=tuple(levels), lanes=self.lanes)
+
+    def taps(self) -> Taps:
+        """The exchanges that publishers enter the levels by, and the one that messages leave them by."""
+        from bide.delay.taps import DELIVERED, SCHEDULED, Taps
+
+        scheduled, delivered = (f"{self.base}.tap.{which}" for which in (SCHEDULED, DELIVERED))
+        return Taps(
+            scheduled=scheduled,
+            delivered=delivered,
+            to_scheduled=tuple(Binding(self.entry_exchange(level), scheduled) for level in LEVELS),
+            to_delivered=(Binding(self.released_exchange, delivered),),
+        )
+
+    def growing(self) -> Self:
+        """Itself: clients declare the queues of a digit when they first use it."""
+        return self
+
+    def for_release(self, release: tuple[int, ...]) -> Self:
+        """With a carrier; see :func:`carrier_for`."""
+        return replace(self, carrier=carrier_for(release)) if self.carrier is None else self
+
+    def beside_nservicebus(self, release: tuple[int, ...]) -> Self:
+        """Without the CC header at receivers, which .NET cannot copy."""
+        if self.carrier != "CC" or self.hides_keys:
+            return self
+        return replace(self, hides_keys=True) if carrier_for(release) == "CC" else replace(self, carrier="BCC")
 
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
         """Every exchange on the way of a message, in order."""
@@ -334,9 +348,9 @@ class Clock:
     def release_queue(self, target: Target) -> str:
         """The queue that stands between the delivery exchange and a target that may refuse messages."""
         if self.hides_keys and isinstance(target, ExchangeTarget):
-            return release_queue(f"{self._base}.release.k:", *_address(target)).name
-        name = f"{self._base}.release.{target}"
-        return name if len(name.encode()) <= MAX_NAME_BYTES else f"{self._base}.release.{str(target)[0]}#{hashed(name)}"
+            return release_queue(f"{self.base}.release.k:", *_address(target)).name
+        name = f"{self.base}.release.{target}"
+        return name if len(name.encode()) <= MAX_NAME_BYTES else f"{self.base}.release.{str(target)[0]}#{hashed(name)}"
 
     def _is_isolated(self, target: Target) -> bool:
         return isinstance(target, ExchangeTarget) or target.isolated or self.hides_keys
@@ -350,11 +364,6 @@ class Clock:
         fixed = routing_key if self.hides_keys or isinstance(target, QueueTarget) else None
         queue = waiting_queue(self.release_queue(target), timedelta(0), exchange, dead_letter_key=fixed)
         return Topology(queues=[queue], bindings=[Binding(self.delivery_exchange, queue.name, key)])
-
-    def exchange_below(self, level: Level) -> str:
-        """The exchange that a message goes to after a level."""
-        index = LEVELS.index(level) + 1
-        return self.level_exchange(LEVELS[index]) if index < len(LEVELS) else self.released_exchange
 
 
 def _address(target: Target) -> tuple[str, str]:

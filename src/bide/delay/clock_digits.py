@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from bide.durations import format_delay
+from bide.errors import InvalidDelayError
+
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -60,3 +63,30 @@ def digits_of(wait: timedelta) -> list[tuple[Level, int]]:
         if digit or digits:
             digits.append((level, digit))
     return digits
+
+
+def longest_delay(max_delay: timedelta, resolution: timedelta) -> timedelta:
+    """The longest delay of a ``Clock``: what is asked for, or a multiple of the resolution if that is the longest.
+
+    Raises:
+        InvalidDelayError: one of them cannot be had.
+    """
+    if not RESOLUTION <= max_delay <= MAX_DELAY:
+        raise InvalidDelayError(
+            f"max_delay {format_delay(max_delay)} must be from {format_delay(RESOLUTION)} to {format_delay(MAX_DELAY)}"
+        )
+    if not any(
+        level.unit <= resolution < above and not resolution % level.unit and not above % resolution
+        for level, above in zip(LEVELS, (MAX_DELAY, *(level.unit for level in LEVELS)), strict=False)
+    ):
+        raise InvalidDelayError(
+            f"the resolution {format_delay(resolution)} must be a multiple of a unit (10 ms, 1 s, 1 min, 1 h, "
+            "1 d) that divides the next unit: 50 ms, 1 s or 15 s for example"
+        )
+    odd = max_delay % resolution
+    if odd and max_delay != MAX_DELAY:
+        raise InvalidDelayError(
+            f"max_delay {format_delay(max_delay)} is not a multiple of the resolution {format_delay(resolution)}: give "
+            f"{format_delay(max(max_delay - odd, resolution))} for example"
+        )
+    return max_delay - odd

@@ -17,6 +17,7 @@ from bide.delay.cascade import RESOLUTION, BoundTarget, Cascade, Policy, check_a
 from bide.delay.cascade_keys import HEADER_DELAY, LEVELS
 from bide.delay.protocol import (
     HEADER_TO,
+    DelayInfrastructure,
     DelayRoute,
     ExchangeTarget,
     Step,
@@ -30,10 +31,24 @@ from bide.topology import Argument, Binding, DestinationType, Exchange, Topology
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from bide.delay.cascade_route import CascadeRoute
+    from bide.delay.compiled import WireFormat
+    from bide.delay.growing import ReadyDigits
+    from bide.delay.levels import DelayLevels
+    from bide.delay.taps import Taps
+
 Routing = Literal["conventional", "direct"]
 
 NATIVE_MESSAGE_ID: Final = "NServiceBus.MessageId"
 """Header with the message id, which every NServiceBus message has."""
+
+_CORRELATION_ID: Final = "NServiceBus.CorrelationId"
+_CONVERSATION_ID: Final = "NServiceBus.ConversationId"
+_INTENT: Final = {"NServiceBus.MessageIntent": "Send"}
+_TIME_SENT: Final = "NServiceBus.TimeSent"
+_CONTENT_TYPE: Final = "NServiceBus.ContentType"
+_DELIVER_AT: Final = "NServiceBus.DeliverAt"
+_REPLY_TO: Final = "NServiceBus.ReplyToAddress"
 
 _QUEUE_ARGUMENTS: Final[dict[int, dict[str, Argument]]] = {
     1: {"x-queue-mode": "lazy"},
@@ -42,7 +57,7 @@ _QUEUE_ARGUMENTS: Final[dict[int, dict[str, Argument]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NServiceBus:
+class NServiceBus(DelayInfrastructure):
     """Delays in whole seconds, of up to 3106 d 21:24:15, through the levels of NServiceBus.RabbitMQ.
 
     The queue of an endpoint is reached as .NET reaches it. The endpoint must exist: binding ``route(...).requires``
@@ -154,6 +169,39 @@ class NServiceBus:
             deliver_at=due,
         )
 
+    def compile(self, target: Target, wire: WireFormat, ready: ReadyDigits | None = None) -> CascadeRoute:
+        """See :meth:`DelayInfrastructure.compile`."""
+        headers = {HEADER_TO: str(target)}
+        return self.cascade.compile(_bound(self, target), wire, headers=headers, delay_header=HEADER_DELAY)
+
+    def compile_headers(self, values: Mapping[str, Any], wire: WireFormat) -> CompiledNServiceBusHeaders:
+        """See :func:`nservicebus_headers`."""
+        return CompiledNServiceBusHeaders(values, wire)
+
+    def delay_levels(self) -> DelayLevels:
+        """The powers of two, each with one queue."""
+        from bide.delay.levels import DelayLevel, DelayLevels
+
+        levels = (
+            DelayLevel(name=f"{level:02}", unit=1000 << level, highest=1, queue=name, has_queue_per_digit=False)
+            for level, name in enumerate(self.cascade.level_names)
+        )
+        return DelayLevels(levels=tuple(levels)[::-1])
+
+    def taps(self) -> Taps:
+        """Bound to the levels and to the delivery exchange."""
+        return self.cascade.taps()
+
+    @property
+    def writes_nservicebus_headers(self) -> bool:
+        """They do, so that .NET and its tools read them."""
+        return True
+
+    @property
+    def release_prefix(self) -> str:
+        """What the names of the release queues start with."""
+        return self.cascade.release_prefix
+
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
         """Every exchange on the way of a message, in order."""
         seconds = round_up(delay, RESOLUTION, maximum=self.max_delay)
@@ -221,6 +269,10 @@ def _cascade(version: int, levels: int) -> Cascade:
     )
 
 
+DELIVERY_EXCHANGES: Final = (NServiceBus().delivery_exchange, NServiceBus(version=1).delivery_exchange)
+"""Every endpoint declares one of these when it starts, unless its delayed delivery is switched off."""
+
+
 @lru_cache(maxsize=4096)
 def _bound(infrastructure: NServiceBus, target: Target) -> BoundTarget:
     check_topic_key(target)
@@ -267,20 +319,62 @@ def nservicebus_headers(
     if not message_id.strip():
         raise InvalidInputError("the message id is blank: NServiceBus refuses a message without one; give it an id")
     given = {
-        "NServiceBus.ContentType": content_type,
-        "NServiceBus.DeliverAt": None if deliver_at is None else format_timestamp(deliver_at),
+        _CONTENT_TYPE: content_type,
+        _DELIVER_AT: None if deliver_at is None else format_timestamp(deliver_at),
         "NServiceBus.EnclosedMessageTypes": ";".join(message_types),
         "NServiceBus.OriginatingEndpoint": originating_endpoint,
-        "NServiceBus.ReplyToAddress": reply_to,
+        _REPLY_TO: reply_to,
     }
     return {
         NATIVE_MESSAGE_ID: message_id,
-        "NServiceBus.CorrelationId": correlation_id or message_id,
-        "NServiceBus.ConversationId": conversation_id or message_id,
-        "NServiceBus.MessageIntent": "Send",
-        "NServiceBus.TimeSent": format_timestamp(now),
+        _CORRELATION_ID: correlation_id or message_id,
+        _CONVERSATION_ID: conversation_id or message_id,
+        **_INTENT,
+        _TIME_SENT: format_timestamp(now),
         **{name: value for name, value in given.items() if value},
     }
+
+
+class CompiledNServiceBusHeaders:
+    """:func:`nservicebus_headers`, as :meth:`NServiceBus.sender_headers` calls it, for many messages.
+
+    Args:
+        values: the properties that the messages share.
+    """
+
+    def __init__(self, values: Mapping[str, Any], wire: WireFormat) -> None:
+        names = (NATIVE_MESSAGE_ID, _CORRELATION_ID, _CONVERSATION_ID, _TIME_SENT, _DELIVER_AT)
+        content_type, reply_to = values.get("content_type"), values.get("reply_to")
+        self._names = frozenset({*names, *_INTENT, _CONTENT_TYPE, _REPLY_TO})
+        self._message_id, self._correlation_id, self._conversation_id, sent, self._due = map(wire.short_string, names)
+        self._sent = wire.table_items(_INTENT) + sent
+        self._content_type = wire.table_items({_CONTENT_TYPE: content_type} if content_type else {})
+        self._reply_to = wire.table_items({_REPLY_TO: reply_to} if reply_to else {})
+        self._field_value = wire.field_value
+
+    def encode(self, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]) -> bytes | None:
+        """See :class:`bide.delay.compiled.CompiledHeaders`."""
+        own = values.get("headers")
+        if (own and not self._names.isdisjoint(own)) or not message_id.strip():
+            return None
+        text = self._field_value
+        correlation_id = values.get("correlation_id")
+        id_value = text(message_id)
+        return b"".join(
+            (
+                self._message_id,
+                id_value,
+                self._correlation_id,
+                text(correlation_id) if correlation_id else id_value,
+                self._conversation_id,
+                id_value,
+                self._sent,
+                text(format_timestamp(now)),
+                self._content_type,
+                b"" if due is None else self._due + text(format_timestamp(due)),
+                self._reply_to,
+            )
+        )
 
 
 def format_timestamp(moment: datetime) -> str:
@@ -291,4 +385,6 @@ def format_timestamp(moment: datetime) -> str:
     """
     if moment.utcoffset() is None:
         raise InvalidDueTimeError(f"{moment.isoformat()} has no time zone: give one, UTC for example")
-    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S:%f Z")
+    # As strftime("%Y-%m-%d %H:%M:%S:%f Z"), which takes longer.
+    text = moment.astimezone(UTC).isoformat(" ", "microseconds")
+    return f"{text[:19]}:{text[20:26]} Z"

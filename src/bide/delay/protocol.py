@@ -9,12 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from bide.delay.clock_digits import Digit
+from bide.delay.compiled import CompiledHeaders, CompiledRoute, UncompiledHeaders, WireFormat
+from bide.delay.growing import Growing, ReadyDigits
 from bide.durations import format_delay
 from bide.errors import InvalidDelayError, InvalidNameError, UnsupportedTargetError
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Queue, Topology
+
+if TYPE_CHECKING:
+    from bide.delay.levels import DelayLevels
+    from bide.delay.taps import Taps
 
 MAX_NAME_BYTES: Final = 255
 """Longest name or routing key, in bytes: the short string of AMQP 0-9-1."""
@@ -119,8 +125,8 @@ class DelayRoute:
         requires: what must exist for this message beyond the infrastructure's own topology: the target's binding.
             It depends on the target alone.
         expects: what others must have declared: the target itself, where binding it would not show that it is missing.
-        digits: what else this message needs of ``Clock``, which declares the queues of a digit at its first use; see
-            :meth:`bide.delay.clock.Clock.digit_topology`.
+        digits: what else this message needs of an infrastructure that declares the queues of a digit at its first use;
+            see :meth:`bide.delay.growing.Growing.digit_topology`.
     """
 
     exchange: str
@@ -134,7 +140,13 @@ class DelayRoute:
 
 
 class DelayInfrastructure(Protocol):
-    """Exchanges and queues that hold messages back, and how to send through them."""
+    """Exchanges and queues that hold messages back, and how to send through them.
+
+    A class that derives from this one has to define the members up to :meth:`owns`. The others have a default, which
+    is right for an infrastructure that needs no such thing.
+    """
+
+    __slots__ = ()
 
     @property
     def name(self) -> str:
@@ -174,22 +186,95 @@ class DelayInfrastructure(Protocol):
             UnsupportedTargetError: this infrastructure cannot reach this kind of target.
         """
 
+    def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
+        """Every exchange on the way of that message, in order."""
+
+    def owns(self, name: str) -> bool:
+        """Whether an exchange or queue of this name belongs to the infrastructure."""
+
     def sender_headers(
         self, *, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         """Headers that the receivers of this system expect of every message, delayed or not.
+
+        None by default.
 
         Args:
             now: the time of the sending.
             due: the due time, or None.
             values: the message's properties by their AMQP names.
         """
+        return {}
 
-    def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
-        """Every exchange on the way of that message, in order."""
+    def compile(self, target: Target, wire: WireFormat, ready: ReadyDigits | None = None) -> CompiledRoute | None:
+        """:meth:`route` for many messages to one target; None, by default, where each is to be asked for a route.
 
-    def owns(self, name: str) -> bool:
-        """Whether an exchange or queue of this name belongs to the infrastructure."""
+        Args:
+            ready: the digits that are ready on the broker, of an infrastructure that grows; None if all are.
+
+        Raises:
+            InvalidInputError: as :meth:`route` does, for what is wrong with the target.
+        """
+        return None
+
+    def compile_headers(self, values: Mapping[str, Any], wire: WireFormat) -> CompiledHeaders | None:
+        """:meth:`sender_headers` for many messages; None where no message has any.
+
+        Args:
+            values: the properties that the messages share.
+        """
+        return UncompiledHeaders(self.sender_headers, wire)
+
+    def delay_levels(self) -> DelayLevels | None:
+        """The levels, for ``bide pipeline plan``; None, by default, where it cannot be planned for."""
+        return None
+
+    def taps(self) -> Taps | None:
+        """See :mod:`bide.delay.taps`; None, by default, where there can be none."""
+        return None
+
+    def growing(self) -> Growing | None:
+        """The same infrastructure, if clients declare parts of it as they need them; None, by default."""
+        return None
+
+    def for_release(self, release: tuple[int, ...]) -> Self:
+        """The same infrastructure, as it is used on a broker of this release."""
+        return self
+
+    def beside_nservicebus(self, release: tuple[int, ...]) -> Self:
+        """The same infrastructure, as it is used where endpoints of NServiceBus may receive its messages.
+
+        Itself, by default: they can read all that it adds to a message.
+        """
+        return self
+
+    def address_topology(self, queue: str) -> Topology:
+        """What an endpoint declares so that other systems can send to its queue; nothing by default.
+
+        Raises:
+            InvalidNameError: the name cannot be an address.
+        """
+        return Topology()
+
+    @property
+    def writes_nservicebus_headers(self) -> bool:
+        """Whether endpoints count retries, and describe failures, under the header names of NServiceBus too."""
+        return False
+
+    @property
+    def base(self) -> str:
+        """What all names start with, before a dot, if no other owner's name starts so; empty, by default, if not."""
+        return ""
+
+    @property
+    def release_prefix(self) -> str:
+        """What the names of the queues start with that targets need beside :meth:`topology`; empty if none does."""
+        return ""
+
+    @property
+    def relay_queues(self) -> tuple[str, ...]:
+        """The queues that a relay has to consume from; none, by default, where the broker does all by itself."""
+        return ()
 
 
 def address_of(target: Target) -> tuple[str, str]:

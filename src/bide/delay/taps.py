@@ -29,29 +29,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-from bide.delay.celery import Celery
-from bide.delay.clock import LAYOUT_VERSION, Clock
-from bide.delay.clock_digits import LEVELS
-from bide.delay.nservicebus import NServiceBus
 from bide.delay.queues import waiting_queue
 from bide.durations import format_delay
 from bide.errors import InvalidInputError
 from bide.topology import Argument, Binding, Exchange, Queue, Topology
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from bide.delay.cascade import Cascade
-    from bide.delay.protocol import DelayInfrastructure
-
 SCHEDULED: Final = "scheduled"
 DELIVERED: Final = "delivered"
-
-_STRATEGY: Final = "x-dead-letter-strategy"
-_AT_LEAST_ONCE: Final = "at-least-once"
 
 _SECOND: Final = timedelta(seconds=1)
 _UNITS: Final = ((86_400, "D"), (3_600, "h"), (60, "m"), (1, "s"))
@@ -154,65 +140,33 @@ class Taps:
         return name in self.names or self.passage.queue(name) is not None
 
 
-def find_taps(infrastructure: DelayInfrastructure) -> Taps | None:
-    """The taps of an infrastructure; None where it can have none."""
-    if isinstance(infrastructure, Clock):
-        return _clock_taps(infrastructure)
-    if isinstance(infrastructure, NServiceBus | Celery):
-        return _cascade_taps(infrastructure.cascade)
-    return None
+class Tapped(Protocol):
+    """An infrastructure, as far as taps go."""
+
+    @property
+    def name(self) -> str:
+        """The layout's name on the command line."""
+
+    def taps(self) -> Taps | None:
+        """The taps; None where it can have none."""
 
 
-def taps_of(infrastructure: DelayInfrastructure) -> Taps:
+def taps_of(infrastructure: Tapped) -> Taps:
     """The taps of an infrastructure.
 
     Raises:
         InvalidInputError: it can have none.
     """
-    taps = find_taps(infrastructure)
+    taps = infrastructure.taps()
     if taps is None:
         raise InvalidInputError(
-            f"the layout {infrastructure.name!r} has no taps: none of its exchanges sees each message once, because "
-            "every round passes the check-in again, and what is overdue leaves it by the relay; use the clock layout, "
-            "or count with 'bide relay --json'"
+            f"the layout {infrastructure.name!r} has no taps: none of its exchanges sees each message once, when it is "
+            "scheduled or when it is due; use the clock layout (a waiting hall is counted with 'bide relay --json')"
         )
     return taps
 
 
-@lru_cache(maxsize=16)
-def _clock_taps(clock: Clock) -> Taps:
-    scheduled, delivered = (f"{clock.prefix}.{LAYOUT_VERSION}.tap.{which}" for which in (SCHEDULED, DELIVERED))
-    return Taps(
-        scheduled=scheduled,
-        delivered=delivered,
-        to_scheduled=tuple(Binding(clock.entry_exchange(level), scheduled) for level in LEVELS),
-        to_delivered=(Binding(clock.released_exchange, delivered),),
-    )
-
-
-@lru_cache(maxsize=32)
-def _cascade_taps(cascade: Cascade) -> Taps:
-    scheduled, delivered = cascade.tap_stream(SCHEDULED), cascade.tap_stream(DELIVERED)
-    passage = Topology() if cascade.queue_arguments.get(_STRATEGY) == _AT_LEAST_ONCE else _passage(delivered)
-    first = passage.queues[0].name if passage.queues else delivered
-    return Taps(
-        scheduled=scheduled,
-        delivered=delivered,
-        to_scheduled=tuple(_entries(cascade, scheduled)),
-        to_delivered=(Binding(cascade.delivery, first, "#"),),
-        passage=passage,
-        defeats=cascade.delivery,
-    )
-
-
-def _passage(stream: str) -> Topology:
+def passage_to(stream: str) -> Topology:
     """A queue that sends on at once what it gets, with its own routing key, and the fanout exchange behind it."""
     queue = waiting_queue(f"{stream}.passage", timedelta(0), stream)
     return Topology([Exchange(stream, "fanout")], [queue], [Binding(stream, stream)])
-
-
-def _entries(cascade: Cascade, stream: str) -> Iterator[Binding]:
-    """One binding per level, for the keys whose highest ``1`` is its own, and one for the keys without any."""
-    for level, name in enumerate(cascade.level_names):
-        yield Binding(name, stream, "0." * (cascade.levels - 1 - level) + "1.#")
-    yield Binding(cascade.level_names[0], stream, "0." * cascade.levels + "#")

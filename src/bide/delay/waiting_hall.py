@@ -18,14 +18,15 @@ After the idea of the project delayed-messaging-with-rabbitmq. What the relay do
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from bide.delay.protocol import (
     HEADER_TO,
+    DelayInfrastructure,
     DelayRoute,
     QueueTarget,
     Step,
@@ -68,7 +69,7 @@ _SHOWN_ROUNDS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingHall:
+class WaitingHall(DelayInfrastructure):
     """Delays of up to a hundred years on few queues, with a relay that sees to the messages' way.
 
     Without a relay nothing gets lost, and nothing moves: run ``bide relay --allow ...`` with the same settings, as many
@@ -250,12 +251,6 @@ class WaitingHall:
             requires=Topology(),
             expects=expects,
         )
-
-    def sender_headers(
-        self, *, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
-        """None: receivers need nothing of ours."""
-        return {}
 
     def _address(self, target: Target) -> tuple[str, str]:
         """The exchange and the routing key of an undelayed publish to this target, checked."""

@@ -263,7 +263,7 @@ class Endpoint:
             policy=self._policy,
             poison_after=self._poison_after,
             places=getattr(self._policy, "attempts", _UNKNOWN_PLACES),
-            nservicebus=infrastructure.name.startswith("nservicebus"),
+            nservicebus=infrastructure.writes_nservicebus_headers,
         )
         worker = Worker(
             rules,

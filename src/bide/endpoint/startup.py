@@ -8,7 +8,6 @@ from typing import Any, Final
 from bide.admin.delivery_limit import delivery_limit
 from bide.admin.locate import management_api
 from bide.client.client import Client
-from bide.delay.nservicebus import NServiceBus
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import format_delay
 from bide.errors import (
@@ -68,8 +67,8 @@ async def prepare(
     await _expect(client, Queue.quorum(queue, arguments), declare=declare, exactly=bool(arguments))
     await _expect(client, Queue.quorum(error_queue), declare=declare, exactly=False)
     await _check_queue(client, queue, least_limit, management_url)
-    if declare and isinstance(infrastructure, NServiceBus):
-        await client.declare(infrastructure.address_topology(queue), external={queue})
+    if declare and len(address := infrastructure.address_topology(queue)):
+        await client.declare(address, external={queue})
     if not isinstance(policy, BrokerRetry):
         await client.bind(queue)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from bide.admin.locate import stream_port
 from bide.delay.by_name import Layout, make_infrastructure
-from bide.delay.taps import find_taps
 from bide.endpoint.events import EVENTS
 from bide.errors import NotAppliedError, TargetNotFoundError
 from bide.pipelines.audit.run import BATCH_ROWS, Sources
@@ -62,7 +61,7 @@ def find_sources(
     scheduled: dict[str, str] = {}
     delivered: dict[str, str] = {}
     for infrastructure in infrastructures:
-        taps = find_taps(infrastructure)
+        taps = infrastructure.taps()
         if taps is not None:
             scheduled[taps.scheduled] = delivered[taps.delivered] = infrastructure.name
     named, events = events, events or (EVENTS,)

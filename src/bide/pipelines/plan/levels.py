@@ -6,36 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from bide.delay.clock import Clock
-from bide.delay.clock_digits import LEVELS
-from bide.delay.nservicebus import NServiceBus
+from bide.delay.levels import DelayLevel
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import InvalidInputError
 
 _MILLISECOND = timedelta(milliseconds=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanLevel:
-    """One level.
-
-    Attributes:
-        name: what people call it.
-        unit: the wait of the digit 1, in milliseconds.
-        highest: the highest digit.
-        queue: name of its queue, or what the names of its queues start with, before the digit.
-        has_queue_per_digit: whether each digit has a queue of its own.
-    """
-
-    name: str
-    unit: int
-    highest: int
-    queue: str
-    has_queue_per_digit: bool
-
-    def queue_of(self, digit: int) -> str:
-        """The name of the queue that holds messages with this digit."""
-        return f"{self.queue}{digit}" if self.has_queue_per_digit else self.queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,54 +39,29 @@ class PlanLevels:
     """
 
     name: str
-    rungs: tuple[PlanLevel, ...]
+    rungs: tuple[DelayLevel, ...]
     resolution: int
     longest: int
     lanes: int | None = None
 
     @classmethod
     def of(cls, infrastructure: DelayInfrastructure) -> PlanLevels:
-        """The ladder of ``Clock``, or of NServiceBus's binary cascade.
+        """The levels of an infrastructure that tells them.
 
         Raises:
-            InvalidInputError: it is neither.
+            InvalidInputError: it does not.
         """
-        match infrastructure:
-            case Clock():
-                rungs = tuple(
-                    PlanLevel(
-                        name=level.letter,
-                        unit=level.unit // _MILLISECOND,
-                        highest=level.highest,
-                        queue=infrastructure.digit_queue(level, 1).removesuffix("1"),
-                        has_queue_per_digit=True,
-                    )
-                    for level in LEVELS
-                )
-                lanes: int | None = infrastructure.lanes
-            case NServiceBus():
-                cascade = infrastructure.cascade
-                rungs = tuple(
-                    PlanLevel(
-                        name=f"{level:02}",
-                        unit=1000 << level,
-                        highest=1,
-                        queue=cascade.level_names[level],
-                        has_queue_per_digit=False,
-                    )
-                    for level in reversed(range(cascade.levels))
-                )
-                lanes = None
-            case _:
-                raise InvalidInputError(
-                    f"the layout {infrastructure.name!r} cannot be planned for: clock and nservicebus can"
-                )
+        found = infrastructure.delay_levels()
+        if found is None:
+            raise InvalidInputError(
+                f"the layout {infrastructure.name!r} cannot be planned for: clock and nservicebus can"
+            )
         return cls(
             name=infrastructure.name,
-            rungs=rungs,
+            rungs=found.levels,
             resolution=infrastructure.resolution // _MILLISECOND,
             longest=infrastructure.max_delay // _MILLISECOND,
-            lanes=lanes,
+            lanes=found.lanes,
         )
 
     def wait(self, delay: int) -> int:

@@ -1,0 +1,96 @@
+"""A route of ``Clock``, compiled: the keys of all digits encoded, and a table to look them up."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from bide.delay.clock_digits import LEVELS, RESOLUTION
+from bide.delay.clock_keys import digit_key
+
+if TYPE_CHECKING:
+    from bide.delay.compiled import WireFormat
+
+_MICROSECOND: Final = timedelta(microseconds=1)
+_UNITS: Final = tuple(level.unit // RESOLUTION for level in LEVELS)
+
+KeyTable = Sequence[Sequence[bytes | None]]
+"""By level and digit the encoded key; None where the digit is not ready."""
+
+
+class ClockRoute:
+    """See :class:`bide.delay.compiled.CompiledRoute`.
+
+    Args:
+        routing_key: the message's own.
+        entries: the exchange that publishers enter each level by.
+        tables: the keys of each lane.
+        carrier: the header for the digits.
+        target_key: leads from the delivery exchange to the target.
+        to: what the header ``bide-to`` says.
+        target_hops: queues behind the digits.
+    """
+
+    def __init__(
+        self,
+        wire: WireFormat,
+        *,
+        routing_key: str,
+        entries: Sequence[str],
+        tables: Sequence[KeyTable],
+        resolution: timedelta,
+        max_delay: timedelta,
+        carrier: str,
+        target_key: str,
+        to: tuple[str, str],
+        target_hops: int,
+    ) -> None:
+        self.routing_key = routing_key
+        self.names = frozenset[str]()
+        # For every lane; the lists in the tables change as digits become ready.
+        self._lanes = [tuple(zip(_UNITS, entries, table, strict=True)) for table in tables]
+        self._resolution = resolution // _MICROSECOND
+        self._step = resolution // RESOLUTION
+        self._longest = max_delay // RESOLUTION
+        self._array = wire.array
+        self._carrier = wire.short_string(carrier)
+        self._target_key = wire.field_value(target_key)
+        self._to = wire.table_items({to[0]: to[1]})
+        self._target_hops = target_hops
+
+    def after(self, wait: int, message_id: str) -> tuple[str, str, bytes, int] | None:
+        """See :meth:`bide.delay.compiled.CompiledRoute.after`."""
+        wait = -(-wait // self._resolution) * self._step
+        if wait > self._longest:
+            return None
+        lanes = self._lanes
+        hops, entry = self._target_hops, ""
+        keys: list[bytes | None] = []
+        for unit, exchange, encoded in lanes[zlib.crc32(message_id.encode()) % len(lanes) if len(lanes) > 1 else 0]:
+            if not entry:
+                if wait < unit:
+                    continue
+                entry = exchange
+            digit, wait = divmod(wait, unit)
+            if digit:
+                hops += 1
+            keys.append(encoded[digit])
+        keys.append(self._target_key)
+        try:
+            array = b"".join(keys)  # type: ignore[arg-type]
+        except TypeError:
+            # One is None. To ask for it costs time with every message, and to be told costs none.
+            return None
+        return entry, self.routing_key, self._carrier + self._array(array) + self._to, hops
+
+
+@lru_cache(maxsize=256)
+def all_keys(padding: str, lane: int, encode: Callable[[Any], bytes]) -> KeyTable:
+    """The encoded key of every digit of every level."""
+    return tuple(
+        tuple(encode(padding + digit_key(level, digit, lane if digit else 0)) for digit in range(level.highest + 1))
+        for level in LEVELS
+    )

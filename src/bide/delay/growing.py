@@ -1,0 +1,101 @@
+"""Delay infrastructures that grow with use: which of their queues are ready, as a client knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from bide.delay.clock_digits import Digit, Level
+
+if TYPE_CHECKING:
+    from bide.topology import Exchange, Topology
+
+Keys = list[list[bytes | None]]
+"""By level and digit the encoded key, or None where what the digit needs was not declared or seen."""
+
+
+class Growing(Protocol):
+    """An infrastructure of which a part is declared at once, and the queue of a digit when a message first needs it."""
+
+    @property
+    def name(self) -> str:
+        """The layout's name on the command line."""
+
+    @property
+    def delivery_exchange(self) -> str:
+        """The exchange that targets are bound to."""
+
+    @property
+    def complete_mark(self) -> Exchange:
+        """The exchange that ``bide delay apply`` declares last: where it exists, the whole topology was declared."""
+
+    @property
+    def digit_levels(self) -> Sequence[Level]:
+        """The levels, highest first."""
+
+    def digit_key(self, digit: Digit) -> str:
+        """The key that leads to the queue of a digit."""
+
+    def core_topology(self) -> Topology:
+        """The part that is declared at once."""
+
+    def digit_topology(self, digits: Iterable[Digit]) -> Topology:
+        """The queues of these digits, with the bindings that lead to them."""
+
+    def has_core_bindings(self, padding: str) -> bool:
+        """Whether the core topology has the bindings for zeros of keys with this padding."""
+
+
+class ReadyDigits:
+    """The digits whose queues and bindings are there, with their keys.
+
+    Args:
+        encode: encodes a key.
+    """
+
+    def __init__(self, growing: Growing, encode: Callable[[str], bytes]) -> None:
+        self._growing = growing
+        self._encode = encode
+        self._index = {level.letter: index for index, level in enumerate(growing.digit_levels)}
+        self._keys: dict[tuple[str, int], Keys] = {}
+
+    def keys(self, padding: str, lane: int) -> Keys:
+        """The keys of the digits that are ready. The lists change as digits become ready, and when they are doubted."""
+        keys = self._keys.get((padding, lane))
+        if keys is None:
+            keys = [[None] * (level.highest + 1) for level in self._growing.digit_levels]
+            self._keys[padding, lane] = keys
+            self._add_zeros(padding, keys)
+        return keys
+
+    def has(self, digits: Iterable[Digit]) -> bool:
+        """Whether everything that these digits need is there."""
+        return not self.missing(digits)
+
+    def missing(self, digits: Iterable[Digit]) -> list[Digit]:
+        """Those of the digits that are not ready."""
+        return [
+            one for one in digits if self.keys(one.padding, one.lane)[self._index[one.level.letter]][one.value] is None
+        ]
+
+    def add(self, digit: Digit) -> None:
+        """Note that everything is there that a digit needs."""
+        key, index = self._encode(self._growing.digit_key(digit)), self._index[digit.level.letter]
+        self.keys(digit.padding, digit.lane)[index][digit.value] = key
+        if not digit.value:
+            # A level that a message passes has no lanes.
+            for (padding, _), keys in self._keys.items():
+                if padding == digit.padding:
+                    keys[index][0] = key
+
+    def doubt(self) -> None:
+        """Take only that for ready which is part of the core topology."""
+        for (padding, _), keys in self._keys.items():
+            for level in keys:
+                level[:] = [None] * len(level)
+            self._add_zeros(padding, keys)
+
+    def _add_zeros(self, padding: str, keys: Keys) -> None:
+        if self._growing.has_core_bindings(padding):
+            for level, place in zip(self._growing.digit_levels, keys, strict=True):
+                place[0] = self._encode(self._growing.digit_key(Digit(level, 0, padding=padding)))
