@@ -51,7 +51,7 @@ def shown(width: int, *, told: Told | None = None, why_not: str = "") -> str:
 
 
 @pytest.mark.parametrize("messages", [1, 50, 4000])
-def test_orders_have_every_kind_of_trouble_as_far_as_there_are_enough(messages: int) -> None:
+def test_orders_fail_in_every_way_if_there_are_enough_orders(messages: int) -> None:
     shop = make_shop("d", messages=messages, longest=LONGEST, seed=1)
     assert shop == make_shop("d", messages=messages, longest=LONGEST, seed=1)
     assert shop != make_shop("d", messages=messages, longest=LONGEST, seed=2)
@@ -70,7 +70,7 @@ def test_orders_have_every_kind_of_trouble_as_far_as_there_are_enough(messages: 
         assert 0.1 < kinds.total() / 200 < 0.3
 
 
-def test_what_is_pending_goes_to_queues_of_the_first_part_and_is_hours_away() -> None:
+def test_pending_messages_go_to_queues_of_the_first_part_hours_later() -> None:
     shop = make_shop("d", messages=4000, longest=LONGEST, seed=1)
     plan = make_plan("d", messages=4000, longest=LONGEST, seed=1)
     assert len(shop.pending) == 500
@@ -80,13 +80,13 @@ def test_what_is_pending_goes_to_queues_of_the_first_part_and_is_hours_away() ->
     assert min(one.delay for one in shop.pending) >= timedelta(hours=1)
 
 
-def test_the_topologies_of_both_parts_have_nothing_in_common() -> None:
+def test_both_parts_have_disjoint_topologies() -> None:
     shop, plan = (make(prefix="d", messages=10, longest=LONGEST, seed=1) for make in (make_shop, make_plan))
     both = shop.topology | plan.topology
     assert len(both.queues) == len(shop.topology.queues) + len(plan.topology.queues)
 
 
-def test_an_order_without_its_end_is_a_problem() -> None:
+def test_an_unfinished_order_is_a_problem() -> None:
     sold = Sold(orders=3, handled=2, parked=0, failed=1, wrong=1, pending=0)
     assert figures(sold).problems == ["1 orders without their end"]
     assert figures().problems == []
@@ -109,7 +109,7 @@ def test_an_earlier_report_is_replaced(tmp_path: Path) -> None:
     again.clear()
 
 
-def test_things_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tables").mkdir()
     with pytest.raises(InvalidInputError, match="has things that are of no 'bide demo': name another with --into"):
         ReportPlace(tmp_path).begin()
@@ -122,7 +122,7 @@ def test_things_of_others_are_left_alone(tmp_path: Path) -> None:
 # -- What is shown
 
 
-def test_the_path_of_the_report_is_in_one_piece() -> None:
+def test_the_path_of_the_report_is_not_wrapped() -> None:
     page = Path("/", *(["deep"] * 30), "report.html")
     picture = page.with_suffix(".svg")
     told = Told(page=page, picture=picture, tables=page.parent, summary="All well. " * 9, failed="Little.", headline={})
@@ -153,7 +153,7 @@ def java(folder: Path, text: str, code: int = 0) -> Path:
         ("No Java runtime present, requesting install.", 1, None),
     ],
 )
-def test_the_release_of_a_java(
+def test_java_release_reads_the_specification_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: int, release: int | None
 ) -> None:
     program = java(tmp_path, text, code)
@@ -164,7 +164,7 @@ def test_the_release_of_a_java(
     assert java_release() == release
 
 
-def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_or_spark_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     assert missing() is None
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))

@@ -12,7 +12,7 @@ from bide.spark.columns import QUEUE_COLUMNS, STREAM_COLUMNS, Columns, arrow_sch
 
 @pytest.mark.parametrize("columns", [STREAM_COLUMNS, QUEUE_COLUMNS], ids=["stream", "queue"])
 @pytest.mark.parametrize("include_headers", [False, True])
-def test_the_arrow_schema_is_the_one_that_spark_demands(columns: Columns, include_headers: bool) -> None:
+def test_the_arrow_schema_equals_that_of_spark(columns: Columns, include_headers: bool) -> None:
     schema = table_schema(columns, include_headers=include_headers)
     assert arrow_schema(schema, columns).equals(to_arrow_schema(schema, timezone="UTC"))
     assert ("headers" in schema.fieldNames()) == include_headers
