@@ -154,7 +154,7 @@ async def test_an_error_queue_that_is_full_is_waited_for(vhost: Vhost, caplog: p
                     await client.publish(b"x", to=QUEUE, message_id=one)
 
                 async def refused() -> bool:
-                    return any("cannot pass on" in one.getMessage() for one in caplog.records)
+                    return any("cannot forward" in one.getMessage() for one in caplog.records)
 
                 await eventually(refused)
                 # Quorum queues take a few more than their limit.

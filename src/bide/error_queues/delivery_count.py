@@ -119,7 +119,7 @@ class DeliveryCountReset:
 
     async def _send(self, held: BrowsedMessage, ack: Callable[[BrowsedMessage], None]) -> None:
         try:
-            await self._client.forward(redrive.same(held.message, queue=self.queue))
+            await self._client.forward(redrive.uncounted(held.message, queue=self.queue))
             ack(held)
         except BideError as error:
             if not self._refused:

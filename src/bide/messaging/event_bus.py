@@ -23,7 +23,7 @@ from bide.recoverability import copies
 from bide.recoverability.exception_text import ExceptionText
 from bide.recoverability.history import expiry_of
 from bide.recoverability.report import HEADER_ERROR_MESSAGE, HEADER_FAILED_AT, HEADER_FAILED_QUEUE
-from bide.recoverability.x_death import Departure
+from bide.recoverability.x_death import QueueDeaths
 from bide.runtime.backoff import Backoff
 from bide.runtime.cancellation import outcome_apart
 from bide.runtime.logs import logger
@@ -192,7 +192,7 @@ class EventBus:
 
         Copies go straight to their queue: one that is bound to the bus with a wildcard must not get them.
         """
-        departure = Departure.read(message.headers, self.names.queue)
+        departure = QueueDeaths.read(message.headers, self.names.queue)
         # A message that was put there by hand counts too: nothing goes round uncounted.
         count = 1 if departure is None else departure.count
         sent = _as_first_sent(message, departure)
@@ -209,12 +209,12 @@ class EventBus:
             why = self._why_not_again(departure, retries, expiration, expires_at, now)
         history = replace(history, first_due=copies.senders_due(sent, message.history))
         if why is None:
-            headers = replace(history, retries=retries).headers(places=self._limit + 1)
+            headers = replace(history, retries=retries).headers(max_times=self._limit + 1)
             headers[HEADER_RETRY_FOR] = self.names.queue
             queue = self.names.delay_queue
         else:
             log.error("%s: %s is parked: %s", self.names.queue, message.message_id, why)
-            headers = replace(history, retries=retries - 1).headers(places=len(history.times))
+            headers = replace(history, retries=retries - 1).headers(max_times=len(history.times))
             headers |= {
                 HEADER_FAILED_QUEUE: self.names.queue,
                 HEADER_FAILED_AT: to_milliseconds(now),
@@ -225,7 +225,7 @@ class EventBus:
 
     def _why_not_again(
         self,
-        departure: Departure | None,
+        departure: QueueDeaths | None,
         retries: int,
         expiration: timedelta | None,
         expires_at: datetime | None,
@@ -244,7 +244,7 @@ def _expired(expiration: timedelta | None) -> str:
     return f"its expiration{'' if expiration is None else f' of {format_delay(expiration)}'} is over"
 
 
-def _as_first_sent(message: Message, departure: Departure | None) -> SentMessage:
+def _as_first_sent(message: Message, departure: QueueDeaths | None) -> SentMessage:
     """The message with the address and the ``expiration`` that dead-lettering took off it.
 
     A copy has them in headers of ours. Otherwise ``x-death`` has the first address of the message.
