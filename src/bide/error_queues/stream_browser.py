@@ -147,7 +147,7 @@ async def read_all(
             delivery = await next_of(subscription, max_wait)
             if delivery is None:
                 raise ConnectionLostError(
-                    f"the stream {stream} delivered nothing for {max_wait:g} s, and ends at offset {end} only: try again"
+                    f"the stream {stream} delivered nothing for {max_wait:g} s but ends at offset {end} only: try again"
                 )
             offset = offset_of(delivery)
             # Retention may have deleted messages below the end meanwhile.

@@ -186,7 +186,7 @@ async def test_a_request_ends_with_its_callers_patience(client: bide.Client, con
 @every_way
 async def test_no_server_at_all(client: bide.Client, replies: Replies) -> None:
     async with Caller(client, replies=replies, timeout="20s") as caller:
-        with pytest.raises(UnroutableError, match="no queue takes the request to q:nowhere"):
+        with pytest.raises(UnroutableError, match="no queue is bound for the request to q:nowhere"):
             await caller.call("x", to="nowhere")
 
 
@@ -264,7 +264,7 @@ async def test_the_way_back_breaks(vhost: Vhost, replies: Replies) -> None:
         await asyncio.wait_for(taken.wait(), PATIENCE)
         proxy.cut()
         cut.set()
-        with pytest.raises(ReplyLostError, match="not known whether"):
+        with pytest.raises(ReplyLostError, match="may have done the work|may do the work"):
             await call
         assert (await caller.call("tea", to="prices")).body == b"tea"
 

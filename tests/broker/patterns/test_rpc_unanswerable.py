@@ -154,7 +154,7 @@ async def test_a_connection_that_is_gone_when_a_request_is_to_go_back(
             proxy.cut()
 
             async def told() -> bool:
-                return any("comes again" in one.message for one in caplog.records)
+                return any("will be redelivered" in one.message for one in caplog.records)
 
             await eventually(told)
     assert len(handled) > 1
