@@ -56,8 +56,7 @@ _MAX_KEEP: Final = timedelta(days=3650)
 class ErrorQueue:
     """Browses failed messages, and retries, edits, archives or discards them.
 
-    It works on any queue: one that :class:`bide.Endpoint` parks messages in, one of NServiceBus's, or any dead-letter
-    queue.
+    It works on the error queue of a :class:`bide.Endpoint` or of NServiceBus, and on any dead-letter queue.
 
     Nothing is lost: a message is acknowledged only after the broker has confirmed the copy that replaces it. A crash
     can repeat the copies that were unconfirmed and those confirmed just before, see :data:`WINDOW`.
@@ -67,8 +66,7 @@ class ErrorQueue:
     to the limit is therefore replaced by a copy at the end of the queue.
 
     Queues of delay infrastructures are refused, because their messages would be delivered early or wait again.
-    Messages in the undeliverable queue can be browsed, archived and discarded; ``bide delay resend --allow ...`` sends
-    them to their targets.
+    The undeliverable queue is accepted, except for retries: ``bide delay resend --allow ...`` sends its messages.
 
     Args:
         client: an open client; it is not closed.
@@ -78,8 +76,7 @@ class ErrorQueue:
         audit: record every operation in the stream ``bide.audit``.
 
     Attributes:
-        interrupted: the result of the last operation if it was cancelled, including how many messages are left;
-            otherwise None.
+        interrupted: the result of the last operation if it was cancelled, or None.
 
     Raises:
         InvalidNameError: *queue* cannot be the name of a queue.

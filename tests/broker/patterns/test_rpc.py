@@ -264,7 +264,7 @@ async def test_the_way_back_breaks(vhost: Vhost, replies: Replies) -> None:
         await asyncio.wait_for(taken.wait(), PATIENCE)
         proxy.cut()
         cut.set()
-        with pytest.raises(ReplyLostError, match="may have done the work|may do the work"):
+        with pytest.raises(ReplyLostError, match=r"may have done the work|may do the work"):
             await call
         assert (await caller.call("tea", to="prices")).body == b"tea"
 
