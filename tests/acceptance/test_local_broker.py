@@ -214,7 +214,7 @@ def test_virtual_hosts_come_and_go_quickly(broker: LocalBroker) -> None:
 
 def test_a_failing_rabbitmqctl_says_why(broker: LocalBroker) -> None:
     with pytest.raises(
-        LocalBrokerError, match=r"(?s)rabbitmqctl set_permissions failed with status \d+ and said: .*nowhere"
+        LocalBrokerError, match=r"(?s)rabbitmqctl set_permissions failed with status \d+: .*nowhere"
     ):
         broker.rabbitmqctl("set_permissions", "--vhost", "nowhere", "bide", "", "", "")
 
@@ -388,13 +388,13 @@ def test_a_start_that_takes_too_long_is_ended(rabbitmq: Rabbitmq, tmp_path: Path
 def test_a_lost_password_is_an_error_that_says_so(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     (tmp_path / "bide-broker.lock").touch()
     (tmp_path / "data" / "bide@localhost").mkdir(parents=True)
-    with pytest.raises(LocalBrokerError, match=r"password is missing or empty: bring it back, or remove"):
+    with pytest.raises(LocalBrokerError, match=r"password is missing or empty: restore the file, or remove"):
         rabbitmq.start(tmp_path)
 
 
 def test_a_folder_of_other_things_is_left_alone(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("all of it", encoding="utf-8")
-    with pytest.raises(LocalBrokerError, match="holds other files than a broker's: name a new or an empty one"):
+    with pytest.raises(LocalBrokerError, match="has other files than a broker's: name a new or an empty one"):
         rabbitmq.start(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
     with pytest.raises(LocalBrokerError, match=r"thesis\.txt cannot be used for a broker: .*[Ee]xists"):
