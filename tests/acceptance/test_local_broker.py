@@ -214,7 +214,7 @@ def test_adding_a_virtual_host_takes_half_the_time_of_rabbitmqctl(broker: LocalB
 
 def test_an_error_of_rabbitmqctl_has_its_reason(broker: LocalBroker) -> None:
     with pytest.raises(
-        LocalBrokerError, match=r"(?s)rabbitmqctl set_permissions failed with status \d+ and said: .*nowhere"
+        LocalBrokerError, match=r"(?s)rabbitmqctl set_permissions failed with status \d+: .*nowhere"
     ):
         broker.rabbitmqctl("set_permissions", "--vhost", "nowhere", "bide", "", "", "")
 
@@ -388,13 +388,13 @@ def test_a_start_that_takes_too_long_is_ended(rabbitmq: Rabbitmq, tmp_path: Path
 def test_a_missing_password_file_is_an_error(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     (tmp_path / "bide-broker.lock").touch()
     (tmp_path / "data" / "bide@localhost").mkdir(parents=True)
-    with pytest.raises(LocalBrokerError, match=r"password is missing or empty: bring it back, or remove"):
+    with pytest.raises(LocalBrokerError, match=r"password is missing or empty: restore the file, or remove"):
         rabbitmq.start(tmp_path)
 
 
 def test_a_folder_with_other_files_is_refused(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("all of it", encoding="utf-8")
-    with pytest.raises(LocalBrokerError, match="holds other files than a broker's: name a new or an empty one"):
+    with pytest.raises(LocalBrokerError, match="has other files than a broker's: name a new or an empty one"):
         rabbitmq.start(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
     with pytest.raises(LocalBrokerError, match=r"thesis\.txt cannot be used for a broker: .*[Ee]xists"):

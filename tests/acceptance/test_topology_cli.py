@@ -102,7 +102,7 @@ def test_explain_follows_a_message_through_a_pattern(program: Program) -> None:
         "  ✗ exchange bookings: its pattern 'booking.#' does not match: 'extras.pet' lacks the word 'booking'",
         "  ✓ exchange changes: its pattern '#' matches the key 'extras.pet'",
         "exchange changes (headers)",
-        "  ✓ queue pets: it asks for all of change.type='new', entity.type='pet'",
+        "  ✓ queue pets: it requires all of change.type='new', entity.type='pet'",
         "queues: pets",
     ]
     nobody = program.run(*ask, "--key", "extras.pet", "--json")

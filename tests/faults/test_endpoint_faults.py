@@ -154,7 +154,7 @@ async def test_parking_waits_for_a_full_error_queue(vhost: Vhost, caplog: pytest
                     await client.publish(b"x", to=QUEUE, message_id=one)
 
                 async def refused() -> bool:
-                    return any("cannot pass on" in one.getMessage() for one in caplog.records)
+                    return any("cannot forward" in one.getMessage() for one in caplog.records)
 
                 await eventually(refused)
                 # Quorum queues take a few more than their limit.

@@ -113,7 +113,7 @@ def test_epmd_is_found_in_the_folder_of_erlang(tmp_path: Path, bare_machine: Pat
 
 
 def test_no_server_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(BrokerNotFoundError, match=r"has no sbin/rabbitmq-server: name the folder of an unpacked"):
+    with pytest.raises(BrokerNotFoundError, match=r"has no sbin/rabbitmq-server: give the folder of an unpacked"):
         find_installation(home=tmp_path)
 
 
