@@ -117,7 +117,7 @@ async def test_a_virtual_host_that_takes_no_more_connections(vhost: Vhost) -> No
     vhost.broker.management.call("PUT", "vhost-limits", vhost.name, "max-connections", body={"value": 0})
     said = await opening(vhost.url)
     assert said.startswith("BrokerError ")
-    assert "takes no more connections" in said
+    assert "accepts no more connections" in said
     assert "raise the limit" in said
 
 

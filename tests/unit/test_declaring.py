@@ -71,7 +71,7 @@ def test_a_refusal_that_lasts_is_not_retried(code: int, text: str) -> None:
 
 
 def test_a_broker_that_cannot_be_trusted_is_not_tried_again() -> None:
-    error = TlsError("the certificate is not to be trusted")
+    error = TlsError("the certificate is not trusted")
     error.__cause__ = ssl.SSLCertVerificationError()
     assert not is_passing(error)
     assert is_passing(BrokerUnreachableError("no broker answers"))

@@ -66,4 +66,4 @@ def test_a_header_that_is_too_short_ends_the_connection_and_says_why(short: byte
         connection.data_received(codec.frame(codec.HEADER, 1, short))
         return str(connection.lost.result() if connection.lost.done() else "")
 
-    assert "cannot be read" in asyncio.run(said())
+    assert "cannot be decoded" in asyncio.run(said())

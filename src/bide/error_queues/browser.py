@@ -161,14 +161,14 @@ class QueueBrowser:
         few = len(self._unread) <= _UNREAD_AGAIN and self._unread_bytes <= _MOST_UNREAD_BYTES // 2
         if self._holding and (few or not self._unread):
             self._holding = False
-            self._connection.go_on()
+            self._connection.resume_reading()
         return delivery
 
     def _hold_if_due(self) -> None:
         many = len(self._unread) >= _MOST_UNREAD or self._unread_bytes >= _MOST_UNREAD_BYTES
         if many and not self._holding and not self._questions:
             self._holding = True
-            self._connection.hold()
+            self._connection.pause_reading()
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
