@@ -102,7 +102,7 @@ def test_the_price_is_named_and_the_streams_outlive_the_infrastructure(program: 
         (("status", "--layout", "waiting-hall"), "the layout 'waiting-hall' has no taps"),
         (("on", "--max-bytes", "lots"), "the size 'lots' cannot be read"),
         (("on", "--max-bytes", "10 apples"), "the size '10 apples' cannot be read"),
-        (("on", "--max-bytes", "1kB"), "1000 bytes are no size for a stream"),
+        (("on", "--max-bytes", "1kB"), "1000 bytes is not a valid size of a stream"),
         (("on", "--max-age", "1.5s"), "must be a whole number of seconds"),
         (("on", "--max-age", "later"), "later"),
     ],

@@ -177,7 +177,7 @@ def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None
 
 @pytest.mark.parametrize(
     ("prefix", "message"),
-    [("", "empty"), ("amq.x", "which RabbitMQ keeps"), ("p" * 101, "the limit is 100"), ("\ud800", "UTF-8")],
+    [("", "empty"), ("amq.x", "reserved by RabbitMQ"), ("p" * 101, "the limit is 100"), ("\ud800", "UTF-8")],
 )
 def test_prefixes_that_cannot_be(prefix: str, message: str) -> None:
     with pytest.raises(InvalidNameError, match=message):

@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from bide.admin.declaring import is_passing
+from bide.admin.declaring import is_temporary
 from bide.amqp import reply_codes
 from bide.errors import BrokerUnreachableError, ClosedError, TlsError
 
@@ -26,7 +26,7 @@ NODE = "on node 'bide@localhost'"
     ],
 )
 def test_an_internal_error_of_a_busy_broker_passes(text: str) -> None:
-    assert is_passing(reply_codes.connection_error(541, text))
+    assert is_temporary(reply_codes.connection_error(541, text))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_an_internal_error_of_a_busy_broker_passes(text: str) -> None:
     ],
 )
 def test_an_internal_error_that_lasts_is_not_retried(text: str) -> None:
-    assert not is_passing(reply_codes.connection_error(541, text))
+    assert not is_temporary(reply_codes.connection_error(541, text))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_an_internal_error_that_lasts_is_not_retried(text: str) -> None:
     ],
 )
 def test_a_queue_that_cannot_be_reached_is_not_taken_for_missing(text: str) -> None:
-    assert is_passing(reply_codes.channel_error(404, text))
+    assert is_temporary(reply_codes.channel_error(404, text))
 
 
 @pytest.mark.parametrize(
@@ -67,15 +67,15 @@ def test_a_queue_that_cannot_be_reached_is_not_taken_for_missing(text: str) -> N
     ],
 )
 def test_a_refusal_that_lasts_is_not_retried(code: int, text: str) -> None:
-    assert not is_passing(reply_codes.channel_error(code, text))
+    assert not is_temporary(reply_codes.channel_error(code, text))
 
 
 def test_a_broker_that_cannot_be_trusted_is_not_tried_again() -> None:
     error = TlsError("the certificate is not trusted")
     error.__cause__ = ssl.SSLCertVerificationError()
-    assert not is_passing(error)
-    assert is_passing(BrokerUnreachableError("no broker answers"))
+    assert not is_temporary(error)
+    assert is_temporary(BrokerUnreachableError("no broker answers"))
 
 
 def test_a_closed_client_is_not_opened_again() -> None:
-    assert not is_passing(ClosedError("the connection was closed"))
+    assert not is_temporary(ClosedError("the connection was closed"))

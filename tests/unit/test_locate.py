@@ -35,5 +35,5 @@ def test_what_is_no_port(given: str) -> None:
 
 def test_a_variable_that_cannot_be_read_is_named() -> None:
     """Nobody named that URL here: without its name one would look for it in vain."""
-    with pytest.raises(InvalidUrlError, match=r"BIDE_URL names the broker that BIDE_STREAM_PORT belongs to, .* 'a/b'"):
+    with pytest.raises(InvalidUrlError, match=r"BIDE_STREAM_PORT belongs to the broker of BIDE_URL, .* 'a/b'"):
         stream_port(SHOP, {"BIDE_URL": "amqp://ana:secret@shop.example/a/b", "BIDE_STREAM_PORT": "5999"})

@@ -245,11 +245,11 @@ def test_addresses_that_can_be(address: str, routing: Any) -> None:
         ("a" * 200, r"takes 200 bytes, the limit is 199: use a shorter one"),
         ("é" * 100, r"takes 200 bytes, the limit is 199"),
         ("a\udcff", r"UTF-8 cannot carry"),
-        ("*", r"'\*' for a word.*rename it"),
-        ("#", r"'#' for a word"),
-        ("billing.*", r"the queue 'billing\.\*' has '\*' for a word"),
-        ("#.orders", r"'#' for a word"),
-        ("a.#.b", r"'#' for a word"),
+        ("*", r"'\*' as a word.*rename it"),
+        ("#", r"'#' as a word"),
+        ("billing.*", r"the queue 'billing\.\*' has '\*' as a word"),
+        ("#.orders", r"'#' as a word"),
+        ("a.#.b", r"'#' as a word"),
     ],
 )
 @pytest.mark.parametrize("routing", ["conventional", "direct"])

@@ -288,7 +288,7 @@ def test_retention(retention: Retention, expected: Mapping[str, str | int]) -> N
     ],
 )
 def test_odd_retentions_are_refused(values: dict[str, timedelta | int]) -> None:
-    with pytest.raises(InvalidInputError, match=r"must be a whole number|are no size"):
+    with pytest.raises(InvalidInputError, match=r"must be a whole number|not a valid size"):
         Retention(**values)  # type: ignore[arg-type]
 
 

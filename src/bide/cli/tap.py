@@ -139,10 +139,10 @@ def status(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: 
 
 
 async def _status(settings: Settings, infrastructure: DelayInfrastructure) -> TapStatus:
-    from bide.admin.taps import look
+    from bide.admin.taps import read_status
 
     async with connected(settings, "tap") as (connection, api):
-        return await look(connection, infrastructure, api)
+        return await read_status(connection, infrastructure, api)
 
 
 def _show(found: TapStatus) -> None:
