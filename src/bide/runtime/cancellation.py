@@ -1,4 +1,4 @@
-"""Cancellation of a task, told apart from a ``CancelledError`` that user code let escape."""
+"""Cancellation of a task, as opposed to a ``CancelledError`` that user code let escape."""
 
 from __future__ import annotations
 
