@@ -215,7 +215,7 @@ def test_explain_prints_the_table_of_the_manual(program: Program) -> None:
         (["send", "x", "--to", "q", "--in", "-5s"], "negative"),
         (["send", "x", "--to", "q", "--in", "soon"], "cannot be read"),
         (["send", "x", "--to", "q", "--at", "2026-12-24T18:00:00"], "no time zone"),
-        (["send", "x"], "where it goes"),
+        (["send", "x"], "needs one target"),
         (["send", "x", "--to", "q", "--in", "9999d"], "longer than"),
         (["send", "x", "--to", "q", "--header", "bide-due=1"], "bide-due"),
         (["delay", "explain", "1s"], "--to or --exchange"),

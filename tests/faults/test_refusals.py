@@ -117,7 +117,7 @@ async def test_a_connection_limit_is_an_error_with_the_way_out(vhost: Vhost) -> 
     vhost.broker.management.call("PUT", "vhost-limits", vhost.name, "max-connections", body={"value": 0})
     said = await opening(vhost.url)
     assert said.startswith("BrokerError ")
-    assert "takes no more connections" in said
+    assert "accepts no more connections" in said
     assert "raise the limit" in said
 
 

@@ -166,7 +166,7 @@ BAD_ROWS = (
     ("'a' as value, '{queue}' as queue, cast(if(id = 700, x'e9', x'65') as string) as message_id",
      "row 700: the column message_id holds what cannot be sent: text that is not UTF-8"),
     ("'a' as value, '{queue}' as queue, map('seen', timestamp_seconds(700 - id)) as headers",
-     "row 701: the header 'seen' is 1969-12-31T23:59:59+00:00, and the AMQP timestamp begins with 1970"),
+     "row 701: the header 'seen' is 1969-12-31T23:59:59+00:00, but AMQP timestamps begin in 1970"),
 )  # fmt: skip
 
 

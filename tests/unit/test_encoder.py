@@ -205,7 +205,7 @@ def test_at_most_10_000_kinds_are_cached() -> None:
     check = MessageChecker()
     for number in range(25_000):
         check.check(OutgoingMessage(b"", to=f"q{number}"))
-    assert len(check._kinds) <= 10_000
+    assert len(check._templates) <= 10_000
     encoder = Encoder(CLOCKS[0], frame_max=FRAME_MAX)
     for number in range(25_000):
         encoder.encode(check.check(OutgoingMessage(b"", to=f"q{number}")), NOW, channel=1, mandatory=True)

@@ -228,7 +228,7 @@ def test_times_in_headers_outside_the_amqp_range_are_a_problem() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array(["x", "y", "z"]), headers], names=["value", "headers"])
     found = Rows(("value", "headers"), {"to": "q"}, CLOCK).problems(batch, NOW)
     assert [*found] == [1, 2]
-    assert found[1].startswith("the header 'seen' is 1970-01-01T08:59:59+09:00, and the AMQP timestamp begins with")
+    assert found[1].startswith("the header 'seen' is 1970-01-01T08:59:59+09:00, but AMQP timestamps begin in")
     assert found[2] == "the column headers holds what cannot be sent: a time outside the years 1 to 9999"
 
 
