@@ -91,5 +91,5 @@ def test_a_column_of_another_type_is_told_which_it_has_to_be(name: str) -> None:
 
 
 def test_columns_that_only_their_case_tells_apart() -> None:
-    with pytest.raises(InvalidColumnError, match="the columns 'queue' and 'Queue' are the same to Spark: drop one"):
+    with pytest.raises(InvalidColumnError, match="the columns 'queue' and 'Queue' have the same name: drop one"):
         sent(schema_of("value", "queue", "Queue"), {})
