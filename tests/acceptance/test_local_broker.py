@@ -213,9 +213,7 @@ def test_adding_a_virtual_host_takes_half_the_time_of_rabbitmqctl(broker: LocalB
 
 
 def test_an_error_of_rabbitmqctl_has_its_reason(broker: LocalBroker) -> None:
-    with pytest.raises(
-        LocalBrokerError, match=r"(?s)rabbitmqctl set_permissions failed with status \d+: .*nowhere"
-    ):
+    with pytest.raises(LocalBrokerError, match=r"(?s)rabbitmqctl set_permissions failed with status \d+: .*nowhere"):
         broker.rabbitmqctl("set_permissions", "--vhost", "nowhere", "bide", "", "", "")
 
 

@@ -122,16 +122,16 @@ def test_rows_can_name_exchange_and_routing_key(spark: SparkSession, clock_url: 
 @pytest.mark.parametrize(
     ("query", "options", "said"),
     [
-        ("select 'a' as body", {"queue": "q"}, "the column 'body' says nothing about a message"),
+        ("select 'a' as body", {"queue": "q"}, "the column 'body' is not a field of a message"),
         ("select 'q' as queue", {}, "no column 'value'"),
         ("select 1 as value", {"queue": "q"}, "the column 'value' is int: it has to be string or binary"),
-        ("select 'a' as value", {}, "nothing says where the messages go"),
+        ("select 'a' as value", {}, "the messages have no target"),
         ("select 'a' as value", {"queue": "q", "delay": "-5s"}, "the option delay: the delay '-5s' is negative"),
         ("select 'a' as value", {"queue": "q", "delay": "1h"}, "the option delay: the delay 1:00:00 is longer"),
         ("select 'a' as value", {"queue": "q", "dealy": "5s"}, "unknown option for writing: dealy"),
-        ("select 'a' as value", {"queue": "q", "exchange": "x"}, "both the options queue and exchange"),
+        ("select 'a' as value", {"queue": "q", "exchange": "x"}, "the options queue and exchange were both given"),
         ("select 'a' as value, current_timestamp() as deliver_at", {"queue": "q", "delay": "1s"},
-         "the option delay and the column 'deliver_at' both say when"),
+         "the option delay and the column 'deliver_at' both set when"),
         ("select 'a' as value, timestamp_ntz'2030-01-01 00:00:00' as deliver_at", {"queue": "q"},
          "'deliver_at' is timestamp_ntz: it has to be timestamp, which has a time zone"),
         ("select 'a' as value", {"queue": "q", "layout": "clocks"}, "the option layout is 'clocks'"),
@@ -164,7 +164,7 @@ BAD_ROWS = (
     ("'a' as value, '{queue}' as queue, if(id = 700, 300, 5) as priority", "row 700: the priority"),
     ("'a' as value, '{queue}' as queue, repeat('x', int(if(id = 700, 256, 5))) as message_id", "row 700: the mess"),
     ("'a' as value, '{queue}' as queue, cast(if(id = 700, x'e9', x'65') as string) as message_id",
-     "row 700: the column message_id holds what cannot be sent: text that is not UTF-8"),
+     "row 700: the column message_id holds a value that cannot be sent: text that is not UTF-8"),
     ("'a' as value, '{queue}' as queue, map('seen', timestamp_seconds(700 - id)) as headers",
      "row 701: the header 'seen' is 1969-12-31T23:59:59+00:00, but AMQP timestamps begin in 1970"),
 )  # fmt: skip
@@ -222,7 +222,7 @@ def test_refused_messages_fail_the_task_and_are_named(spark: SparkSession, clock
     )
     with pytest.raises(PySparkException) as caught:
         writer(frame, clock_url).save()
-    assert "of the last 20 messages 10 were not taken (10 confirmed, 10 returned)" in str(caught.value)
+    assert "of the last 20 messages 10 were not confirmed (10 confirmed, 10 returned)" in str(caught.value)
     assert "row 1, message id m-1, returned" in str(caught.value)
     assert "and 5 more" in str(caught.value)
     assert len(drain(clock_url, queue, 10)) == 10
@@ -242,7 +242,7 @@ def test_a_task_publishes_in_chunks_of_rows_or_bytes(
         for number in range(7)
     ]
     reader, place = Rows(columns, {}, settings.infrastructure), SinkPlace(run="p", partition=0)
-    with pytest.raises(BulkPublishError, match="of the last 2 messages 1 were not taken"):
+    with pytest.raises(BulkPublishError, match="of the last 2 messages 1 were not confirmed"):
         send(iter(batches), reader, settings, place, file="f", begun=datetime.now(UTC))
     assert [one.body[:1] for one in drain(clock_url, queue, 3)] == [b"0", b"1", b"2"]
     assert rest(clock_url, queue) == []
