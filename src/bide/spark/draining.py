@@ -23,9 +23,10 @@ from bide.arguments import whole_number
 from bide.client.subscription import Subscription
 from bide.client.sync import connect_sync
 from bide.delay.protocol import check_name
+from bide.delay.recognition import refusal
 from bide.durations import DelayLike, parse_delay
 from bide.error_queues.browsed_message import BrowsedMessage
-from bide.error_queues.delivery_count import DeliveryCountReset
+from bide.error_queues.delay_queues import holds_waiting, refuse_delay_queue
 from bide.error_queues.stream_check import is_stream, stream_error
 from bide.errors import BideError, BrokerError, DeliveryLostError
 from bide.runtime.logs import logger
@@ -95,6 +96,7 @@ def drain(
 
     Raises:
         InvalidInputError: an argument cannot be used.
+        DelayQueueError: the queue belongs to a delay infrastructure.
         TargetNotFoundError: there is no such queue.
         DeliveryLostError: a batch was written, but the connection broke before it was acknowledged: its messages are
             still in the queue.
@@ -129,6 +131,7 @@ class _Holder:
         self._queue = queue
         self._client = connect_sync(url, declare=False)
         self._held: list[BrowsedMessage] = []
+        self._holds_waiting = False
         try:
             self._client.wait_for(self._open(url, prefetch, management_url))
         except BaseException:
@@ -136,7 +139,7 @@ class _Holder:
             raise
 
     async def _open(self, url: BrokerUrl, prefetch: int, management_url: str | None) -> None:
-        self._renewal = await DeliveryCountReset.of(self._client.client, self._queue, management_url)
+        self._renewal = await refuse_delay_queue(self._client.client, self._queue, management_url)
         self._connection = await Connection.open(url)
         try:
             self._subscription = await Subscription.open(
@@ -163,7 +166,10 @@ class _Holder:
         try:
             if channel.is_open:
                 # Those that came and were not asked for were delivered all the same, and the queue counts that.
-                await self._renew([*self._held, *map(BrowsedMessage.of, await self._subscription.end())])
+                came = [*self._held, *map(BrowsedMessage.of, await self._subscription.end())]
+                # A copy of a message that waits for its due time would wait from now on.
+                if not self._holds_waiting:
+                    await self._renew(came)
                 # Rather than closing alone: from RabbitMQ 4.3 on, this does not count as a failed delivery.
                 channel.nack(0, multiple=True)
         except BideError as error:
@@ -209,6 +215,9 @@ class _Holder:
             try:
                 async with asyncio.timeout(quiet):
                     delivery, _ = await self._subscription.next()
+                if holds_waiting(delivery):
+                    self._holds_waiting = True
+                    raise refusal(self._queue, "waiting")
                 found.append(BrowsedMessage.of(delivery))
             except TimeoutError:
                 if found:

@@ -69,6 +69,7 @@ class QueueReader(DataSourceReader):
         """The messages that are in the queue now. They go back to their places when all are read.
 
         Raises:
+            DelayQueueError: the queue belongs to a delay infrastructure.
             TargetNotFoundError: there is no such queue.
             BrokerError: the broker cannot be reached, or refuses, or the queue is a stream.
         """
