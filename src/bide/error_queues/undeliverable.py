@@ -13,7 +13,14 @@ from bide.client.message import KEPT_PROPERTIES, Message
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.protocol import HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_SET_ASIDE, HEADER_TO
 from bide.delay.received import OWN_PREFIX
-from bide.errors import InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
+from bide.errors import (
+    AccessRefusedError,
+    DeclarationMismatchError,
+    InvalidInputError,
+    PublishRefusedError,
+    TargetNotFoundError,
+    UnroutableError,
+)
 from bide.messages.outgoing import OutgoingMessage
 from bide.messages.prepared import PreparedMessage, check_message
 
@@ -24,6 +31,16 @@ PREFETCH: Final = 10_000
 """So many messages may stay in the queue, at most, for the rest to be reached."""
 
 _PROPERTIES: Final = (*KEPT_PROPERTIES, "priority", "expiration")
+
+_OF_ONE_TARGET: Final = (
+    AccessRefusedError,
+    DeclarationMismatchError,
+    InvalidInputError,
+    PublishRefusedError,
+    TargetNotFoundError,
+    UnroutableError,
+)
+"""Errors that say something about a message or its target, and nothing about the messages behind it."""
 
 _RENEWED: Final = frozenset({HEADER_TO, HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_SET_ASIDE})
 """Headers that are written anew."""
@@ -71,7 +88,7 @@ async def resend(client: Client, *, allow: Iterable[str]) -> Resent:
                 copy = _again(message)
                 allowed.check(copy.target)
                 await client.forward(copy)
-            except (TargetNotFoundError, UnroutableError, PublishRefusedError, InvalidInputError) as error:
+            except _OF_ONE_TARGET as error:
                 kept[f"{_target(message)}: {type(error).__name__}"] += 1
                 # Unsettled until the consumer closes, for otherwise it would come again at once.
                 if kept.total() == PREFETCH:
