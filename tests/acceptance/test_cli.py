@@ -16,7 +16,6 @@ import pytest
 
 import bide
 from bide.cli.app import cli
-from bide.delay.clock_digits import LEVELS
 from bide.topology import Argument
 from tests.patience import PATIENCE
 
@@ -111,9 +110,9 @@ def test_receiving_from_a_delay_queue_hastens_nothing(program: Program, vhost: V
     """By its name, by its arguments or else by the keys of its messages; a name alone does not make a delay queue."""
     program.environment["BIDE_MANAGEMENT_URL"] = vhost.broker.management_url if management else "http://127.0.0.1:1"
     clock = bide.Clock()
-    level: dict[str, Argument] = {"x-message-ttl": 60_000, "x-dead-letter-exchange": clock.level_exchange(LEVELS[-1])}
+    level: dict[str, Argument] = {"x-message-ttl": 3_600_000, "x-dead-letter-exchange": "bide.v1.c"}
     queues = [bide.Queue.quorum("q"), bide.Queue.quorum("backup.v1.s3"), bide.Queue.quorum("mine", level)]
-    binding = bide.Binding(clock.level_exchange(LEVELS[3]), "mine", "~m9")
+    binding = bide.Binding("bide.v1.m", "mine", "~m9")
     with bide.connect_sync(program.environment["BIDE_URL"]) as client:
         client.declare(clock.core_topology() | bide.Topology(queues=queues, bindings=[binding]))
         receipt = client.publish(b"x", to="q", delay="10s")

@@ -284,7 +284,7 @@ def test_neither_a_look_nor_a_drain_hastens_what_waits(
 ) -> None:
     """Of a level by its name, and of one under another name by its arguments or the keys of its messages."""
     url = vhost.broker.management_url if management else "http://127.0.0.1:1"
-    level: dict[str, Argument] = {"x-message-ttl": 60_000, "x-dead-letter-exchange": "bide.v1.c"}
+    level: dict[str, Argument] = {"x-message-ttl": 3_600_000, "x-dead-letter-exchange": "bide.v1.c"}
     binding = bide.Binding("bide.v1.m", "mine", "~m9")
     mine = bide.Topology(queues=[bide.Queue.quorum("mine", level)], bindings=[binding])
     with bide.connect_sync(vhost.url) as client:
