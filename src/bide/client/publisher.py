@@ -29,7 +29,6 @@ from bide.errors import (
     PublishError,
     PublishInDoubtError,
     TargetNotFoundError,
-    UnroutableError,
 )
 from bide.messages.checker import MessageChecker
 from bide.messages.prepared import PreparedMessage
@@ -83,7 +82,7 @@ class _Sending:
         lacks_digits: whether it could not be encoded, because digits of its delay were not ready.
         preparation: of its next sending; see :meth:`bide.client.broker_state.BrokerState.prepare`.
         elsewhere: whether another host confirmed it.
-        unroutable: whether the delay infrastructure had no way for it, and was looked after since.
+        unroutable: whether it came back; see :meth:`bide.client.broker_state.BrokerState.is_worth_repeating`.
         trouble: what was known of the node, when a connection broke that it waited on.
     """
 
@@ -106,6 +105,11 @@ class _Sending:
         message = self.message
         return Receipt(message_id=message.message_id, due=message.due, hops=self.hops, attempts=self.attempts)
 
+    @property
+    def unanswered(self) -> int:
+        """How often it was sent and did not come back."""
+        return self.attempts - 1 if self.unroutable else self.attempts
+
     def in_doubt(self, reason: str) -> PublishInDoubtError:
         """The error for a message that was sent and not confirmed."""
         return in_doubt(self.message.message_id, reason)
@@ -122,7 +126,7 @@ class _Sending:
         reason = (connection.trouble if connection is not None else "") or self.trouble or self.reason
         if connection is not None and connection.is_open and connection.blocked_by is not None:
             reason = f"the broker takes no publishes at the moment: {connection.blocked_by}"
-        if self.attempts:
+        if self.unanswered:
             return self.in_doubt(f"no confirm within {seconds:g} s: {reason}")
         message_id = self.message.message_id
         return PublishError(
@@ -249,7 +253,7 @@ class Publisher:
         try:
             return await self.session()
         except BideError as error:
-            if not sending.attempts:
+            if not sending.unanswered:
                 raise
             raise denied(sending.message.message_id, error) from error
 
@@ -270,13 +274,10 @@ class Publisher:
         except PublishError as error:
             if sending.elsewhere:
                 return True
-            if isinstance(error, UnroutableError) and sending.hops and not sending.unroutable:
-                # Somebody deleted an exchange or a binding behind the exchange that it enters by.
-                sending.unroutable = True
+            if session.is_worth_repeating(sending, error):
                 sending.reason = str(error)
-                session.forget(session.infrastructure.delivery_exchange)
                 return False
-            if sending.attempts < (3 if sending.unroutable else 2):
+            if sending.unanswered < 2:
                 raise
             # The broker may have taken it before, and that was not heard.
             raise denied(sending.message.message_id, error) from error
@@ -290,7 +291,7 @@ class Publisher:
                 # (That a connection broke that only checked the broker is not its last word.)
                 is_open = session.connection.is_open and not isinstance(error, ConnectionLostError)
                 if is_open or not isinstance(error, BrokerError):
-                    if not before or isinstance(error, MessageTooLargeError):
+                    if not sending.unanswered or isinstance(error, MessageTooLargeError):
                         raise
                     raise denied(sending.message.message_id, error) from error
             elif sending.blamed:

@@ -10,7 +10,6 @@ from typing import Final
 
 from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
-from bide.amqp.confirms import Unconfirmed
 from bide.client.broker_state import BrokerState, too_large
 from bide.client.bulk.in_flight import InFlightMessage, unsendable
 from bide.client.bulk.input import NOTHING, BulkInput, source_of
@@ -152,8 +151,12 @@ class BulkSender:
             self._has_moved = True
             if error is None:
                 self._known.append(parcel)
+                return
+            parcel.refusals += 1
+            if self._session is not None and self._session.is_worth_repeating(parcel, error):
+                parcel.prepared_in = None
+                self._again.append(parcel)
             else:
-                parcel.refusals += 1
                 self._denied(parcel, error)
         else:
             self._lost.append(parcel)
@@ -307,11 +310,7 @@ class BulkSender:
                 unprepared.append(parcel)
                 held += len(message.body)
                 continue
-            parcel.message, encoded = made
-            parcel.preparation = None
-            Unconfirmed.__init__(parcel, encoded.exchange, encoded.routing_key, message.message_id, message.body)
-            channel.post(encoded.frames, parcel)
-            parcel.attempts += 1
+            channel.post(parcel.begin(*made), parcel)
             self._in_flight += 1
             self._bytes += len(message.body)
         return True
