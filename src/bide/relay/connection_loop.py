@@ -25,7 +25,7 @@ from bide.errors import (
     UnroutableError,
 )
 from bide.relay.decision import RelayDecision, RelayedMessage, RelayStep, set_aside
-from bide.relay.lane import RelayedInFlight, RelaySender
+from bide.relay.sender import RelayedInFlight, RelaySender
 from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology

@@ -27,24 +27,24 @@ class RelayedInFlight(Unconfirmed):
         relayed: the message as it was read; None where it could not be, or is set aside.
     """
 
-    __slots__ = ("_lane", "decision", "delivery", "relayed")
+    __slots__ = ("_sender", "decision", "delivery", "relayed")
 
     def __init__(self, delivery: Delivery, decision: RelayDecision, relayed: RelayedMessage | None = None) -> None:
         super().__init__(decision.exchange, decision.routing_key, delivery.values.get("message_id"), delivery.body)
         self.delivery = delivery
         self.relayed = relayed
         self.decision = decision
-        self._lane: RelaySender | None = None
+        self._sender: RelaySender | None = None
 
-    def sent_by(self, lane: RelaySender) -> None:
+    def sent_by(self, sender: RelaySender) -> None:
         """It is on its way now."""
-        self._lane = lane
+        self._sender = sender
         self.returned = None
 
     def settle(self, error: BideError | None) -> None:
         """What became of it."""
-        assert self._lane is not None
-        self._lane.settled(self, error)
+        assert self._sender is not None
+        self._sender.settled(self, error)
 
 
 Told = Callable[[RelayedInFlight, BideError | None], None]
@@ -128,7 +128,7 @@ class RelaySender:
     def settled(self, parcel: RelayedInFlight, error: BideError | None) -> None:
         """The broker's answer to one of them, or the end of the channel."""
         if parcel not in self._flying:
-            # The lane was closed meanwhile.
+            # The sender was closed meanwhile.
             return
         del self._flying[parcel]
         if error is not None and not isinstance(error, PublishError):
