@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
-from bide.amqp import codec, reply_codes
+from bide.amqp import codec
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Unconfirmed
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
-from bide.errors import BideError, BrokerError, InvalidInputError, PublishError
+from bide.client.channel_closure import ChannelClosure
+from bide.errors import BideError, InvalidInputError, PublishError
 from bide.relay.decision import RelayDecision, RelayedMessage
 from bide.runtime.logs import logger
 
@@ -148,14 +149,14 @@ class RelaySender:
             return
         self._channel = None
         self._suspects = max(self._suspects - 1, 0)
-        exchange = reply_codes.subject(channel.close_text) if isinstance(error, BrokerError) else None
-        guilty = [one for one in lost if one.exchange == exchange] or (lost if len(lost) == 1 else [])
-        if not guilty:
+        closure = ChannelClosure(error, channel.close_text, Counter(one.exchange for one in lost))
+        rejected = [one for one in lost if closure.applies_to(one.exchange, one.body)]
+        if not rejected:
             log.info(
                 "the broker closed a channel with %d messages on it, which are sent one by one: %s", len(lost), error
             )
             self._suspects = len(lost)
-        self._waiting.extendleft(reversed([one for one in lost if one not in guilty]))
-        for one in guilty:
+        self._waiting.extendleft(one for one in reversed(lost) if not closure.applies_to(one.exchange, one.body))
+        for one in rejected:
             self._told(one, error)
         self._go_on()
