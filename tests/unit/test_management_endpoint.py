@@ -60,5 +60,5 @@ async def test_a_management_api_on_another_machine_does_not_get_a_password_over_
         await api.overview()
         await api.overview()
     assert warned_before_requests == [1, 1]
-    assert f"'ana' goes to the management API at http://127.0.0.1:{port} without TLS" in caplog.text
+    assert f"'ana' is sent to the management API at http://127.0.0.1:{port} without TLS" in caplog.text
     assert "secret" not in caplog.text

@@ -60,8 +60,8 @@ def warn_about_http(base: str, user: str, socket: SocketAddresses) -> None:
     ends = _ends(socket)
     if ends is not None and base.startswith("http:") and _is_elsewhere(*ends):
         _warn(
-            f"the password of the user {user!r} is sent to the management API at {base} without TLS, and can be read on "
-            "the network: name an https:// address with --management-url, or management_url=... in Python"
+            f"the password of the user {user!r} is sent to the management API at {base} without TLS, and can be read "
+            "on the network: name an https:// address with --management-url, or management_url=... in Python"
         )
 
 

@@ -72,11 +72,6 @@ class InFlightMessage(Unconfirmed):
         mandatory: bool = self.outgoing.mandatory
         return mandatory
 
-    @property
-    def may_be_there(self) -> bool:
-        """Whether the broker may have it from a sending that was not confirmed."""
-        return self.attempts > self.refusals
-
     def settle(self, error: BideError | None) -> None:
         """Its fate is known."""
         self.on_settled(self, None if self.elsewhere else error)
