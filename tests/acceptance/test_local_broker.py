@@ -213,9 +213,7 @@ def test_virtual_hosts_come_and_go_quickly(broker: LocalBroker) -> None:
 
 
 def test_a_failing_rabbitmqctl_says_why(broker: LocalBroker) -> None:
-    with pytest.raises(
-        LocalBrokerError, match=r"(?s)rabbitmqctl set_permissions failed with status \d+: .*nowhere"
-    ):
+    with pytest.raises(LocalBrokerError, match=r"(?s)rabbitmqctl set_permissions failed with status \d+: .*nowhere"):
         broker.rabbitmqctl("set_permissions", "--vhost", "nowhere", "bide", "", "", "")
 
 

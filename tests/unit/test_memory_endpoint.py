@@ -143,9 +143,9 @@ async def test_what_is_kept_on_purpose_is_waited_for_once() -> None:
         async with client.consume("q") as messages:
             await anext(messages)
             loop = asyncio.get_running_loop()
-            await b.settled(patience="50ms")
+            await b.settled(timeout="50ms")
             before = loop.time()
-            await b.settled(patience="10s")
+            await b.settled(timeout="10s")
             assert loop.time() - before < 5
 
 
