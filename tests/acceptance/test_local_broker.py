@@ -392,7 +392,7 @@ def test_a_lost_password_is_an_error_that_says_so(rabbitmq: Rabbitmq, tmp_path: 
 
 def test_a_folder_of_other_things_is_left_alone(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("all of it", encoding="utf-8")
-    with pytest.raises(LocalBrokerError, match="has other files than a broker's: name a new or an empty one"):
+    with pytest.raises(LocalBrokerError, match="has other files than a broker's: give a new or an empty one"):
         rabbitmq.start(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
     with pytest.raises(LocalBrokerError, match=r"thesis\.txt cannot be used for a broker: .*[Ee]xists"):
