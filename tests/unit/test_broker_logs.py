@@ -37,7 +37,7 @@ Error during startup: {error,
 """
 
 
-def test_an_unknown_key_is_named() -> None:
+def test_an_unknown_configuration_key_is_reported() -> None:
     assert relevant_lines(UNKNOWN_KEY.splitlines()) == [
         "You've tried to set no.such.key, but there is no such setting.",
         "  Did you mean one of these?",
@@ -46,7 +46,7 @@ def test_an_unknown_key_is_named() -> None:
     ]
 
 
-def test_a_taken_port_is_named() -> None:
+def test_a_port_in_use_is_reported() -> None:
     assert relevant_lines(PORT_TAKEN.splitlines()) == [
         "Error during startup: {error,",
         '                       {could_not_start_listener,"127.0.0.1",45177,',
@@ -54,7 +54,7 @@ def test_a_taken_port_is_named() -> None:
     ]
 
 
-def test_without_an_error_the_last_lines_are_told() -> None:
+def test_without_an_error_the_last_log_lines_are_reported() -> None:
     lines = [f"line {number}" for number in range(100)]
     told = relevant_lines(lines)
     assert told[-1] == "line 99"

@@ -35,20 +35,20 @@ def read(*deaths: object) -> QueueDeaths | None:
     return QueueDeaths.read({"x-death": list(deaths)}, "orders")
 
 
-def test_rejected_once() -> None:
+def test_a_rejected_message_is_read_with_its_first_address() -> None:
     assert read(REJECTED) == QueueDeaths(
         reason="rejected", count=1, exchange="shop", routing_key="order.created", expiration=30 * SECOND
     )
 
 
-def test_round_twice_the_newest_entry_stands_first_and_tells_of_the_first_time() -> None:
+def test_a_second_death_is_counted_with_the_first_address() -> None:
     """As RabbitMQ 3.10.8, 4.0.5 and 4.3.6 sent it, alike, after a worker rejected in the retry queue too."""
     found = read({**REJECTED, "count": 2}, BY_A_WORKER)
     assert found is not None
     assert (found.count, found.exchange, found.routing_key) == (2, "shop", "order.created")
 
 
-def test_two_reasons_count_together_and_the_last_one_stands() -> None:
+def test_deaths_of_two_reasons_are_added_up_under_the_latest() -> None:
     """First rejected, sent back by a worker, given up, sent back, rejected: the first address is the one to keep."""
     given_up = {**REJECTED, "reason": "delivery_limit", "time": T0 + SECOND, "routing-keys": ["orders"]}
     for deaths, reason in (
@@ -61,7 +61,7 @@ def test_two_reasons_count_together_and_the_last_one_stands() -> None:
 
 
 @pytest.mark.parametrize("first", ["rejected", "delivery_limit"])
-def test_of_two_entries_of_one_second_the_first_death_is_known(first: str) -> None:
+def test_x_first_death_decides_between_deaths_of_one_second(first: str) -> None:
     deaths = [{**REJECTED, "routing-keys": ["a"]}, {**REJECTED, "reason": "delivery_limit", "routing-keys": ["b"]}]
     for order in (deaths, deaths[::-1]):
         named = {"x-death": order, "x-first-death-queue": "orders", "x-first-death-reason": first}
@@ -70,7 +70,7 @@ def test_of_two_entries_of_one_second_the_first_death_is_known(first: str) -> No
         assert found.routing_key == ("a" if first == "rejected" else "b")
 
 
-def test_a_first_death_elsewhere_says_nothing_about_this_queue() -> None:
+def test_x_first_death_of_another_queue_is_ignored() -> None:
     given_up = {**REJECTED, "reason": "delivery_limit", "time": T0 + SECOND, "routing-keys": ["orders"]}
     elsewhere = {"x-first-death-queue": "before", "x-first-death-reason": "delivery_limit"}
     found = QueueDeaths.read({"x-death": [given_up, REJECTED], **elsewhere}, "orders")
@@ -78,7 +78,7 @@ def test_a_first_death_elsewhere_says_nothing_about_this_queue() -> None:
     assert found.routing_key == "order.created"
 
 
-def test_other_queues_tell_nothing() -> None:
+def test_deaths_in_other_queues_are_ignored() -> None:
     assert read(BY_A_WORKER) is None
     assert QueueDeaths.read({}, "orders") is None
 
@@ -100,7 +100,7 @@ def test_other_queues_tell_nothing() -> None:
         {"reason": None},
     ],
 )
-def test_anything_may_stand_there(wrong: dict[str, Any]) -> None:
+def test_malformed_death_fields_are_ignored(wrong: dict[str, Any]) -> None:
     found = read("x", {**REJECTED, **wrong})
     assert found is not None
     assert found.count == 1
@@ -110,5 +110,5 @@ def test_anything_may_stand_there(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("header", ["x", 5, None, {"queue": "orders"}])
-def test_no_list_at_all(header: object) -> None:
+def test_an_x_death_that_is_not_a_list_of_deaths_is_ignored(header: object) -> None:
     assert QueueDeaths.read({"x-death": header}, "orders") is None

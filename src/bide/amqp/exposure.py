@@ -1,4 +1,4 @@
-"""Warnings about passwords that are sent without protection."""
+"""Warnings about passwords sent without TLS, or without checking the certificate."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bide.runtime.logs import logger
 log = logger(__name__)
 
 _warned: Final[set[str]] = set()
-"""Warnings of this process: each is given once."""
+"""Warnings that this process has logged. Each is logged once."""
 
 
-class Ends(Protocol):
-    """A connected socket, as far as its two addresses go."""
+class SocketAddresses(Protocol):
+    """The two addresses of a connected socket."""
 
     def getpeername(self) -> Any:
         """The remote address."""
@@ -25,12 +25,12 @@ class Ends(Protocol):
         """The local address."""
 
 
-def warn_about_exposure(url: BrokerUrl, socket: Ends) -> None:
-    """Warn, once per process and address, where the password can be read on its way.
+def warn_about_exposure(url: BrokerUrl, socket: SocketAddresses) -> None:
+    """Warn, once per process and address, if the password can be read on the network.
 
     Args:
-        url: what the connection was opened with.
-        socket: connected to one of its hosts.
+        url: the URL of the connection.
+        socket: a socket connected to one of its hosts.
     """
     if url.transport is not TCP:
         return
@@ -51,7 +51,7 @@ def warn_about_exposure(url: BrokerUrl, socket: Ends) -> None:
         and not (peer[0] == own[0] or ip_address(peer[0].partition("%")[0]).is_loopback)
     ):
         _warn(
-            f"the password of the user {url.user!r} goes to the broker at {address} without TLS, and can be read on "
+            f"the password of the user {url.user!r} is sent to the broker at {address} without TLS, and can be read on "
             "the network: use amqps:// and the broker's TLS port"
         )
 

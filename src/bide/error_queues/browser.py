@@ -165,14 +165,14 @@ class QueueBrowser:
         few = len(self._unread) <= _RESUME_AT and self._unread_bytes <= _PAUSE_AT_BYTES // 2
         if self._paused and (few or not self._unread):
             self._paused = False
-            self._connection.go_on()
+            self._connection.resume_reading()
         return delivery
 
     def _pause_if_full(self) -> None:
         many = len(self._unread) >= _PAUSE_AT or self._unread_bytes >= _PAUSE_AT_BYTES
         if many and not self._paused and not self._pending_requests:
             self._paused = True
-            self._connection.hold()
+            self._connection.pause_reading()
 
     @contextmanager
     def _request(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Final
 
 from bide.admin.apply import apply, check_release, check_streams, exists
-from bide.admin.declaring import is_passing
+from bide.admin.declaring import is_temporary
 from bide.admin.settling import settle
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
@@ -173,7 +173,7 @@ class Relay:
             return
         if isinstance(error, AccessRefusedError):
             raise error
-        if isinstance(error, TargetNotFoundError) and not is_passing(error):
+        if isinstance(error, TargetNotFoundError) and not is_temporary(error):
             raise NotAppliedError(
                 f"the waiting hall {self._hall.base!r} was deleted ({error}): start the relay again to put it back",
                 reply_code=error.reply_code,
