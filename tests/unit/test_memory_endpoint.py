@@ -143,9 +143,9 @@ async def test_settled_waits_only_once_for_a_message_that_is_never_settled() -> 
         async with client.consume("q") as messages:
             await anext(messages)
             loop = asyncio.get_running_loop()
-            await b.settled(patience="50ms")
+            await b.settled(timeout="50ms")
             before = loop.time()
-            await b.settled(patience="10s")
+            await b.settled(timeout="10s")
             assert loop.time() - before < 5
 
 
