@@ -19,6 +19,9 @@ from pathlib import Path
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 from bide.local_broker import LocalBroker
 from bide.local_broker.installation import HOME_VARIABLE, numbers
@@ -42,6 +45,8 @@ settings.register_profile("thorough", settings.get_profile("bide"), max_examples
 settings.load_profile("bide")
 
 _SLOWEST_FILES = 15
+_SPARK_WORKERS = 2
+_SPARK = "tests/spark/"
 
 _vhost_numbers = itertools.count(1)
 
@@ -54,6 +59,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             limit = item.get_closest_marker("timeout")
             slow[item.path] += limit.args[0] if limit else int(item.config.getini("timeout"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+class _SparkTogether(LoadFileScheduling):
+    """``--dist=loadfile``, with the files of tests/spark on two workers as long as the others have other files.
+
+    Each worker that runs one of them starts a Java, which takes ten seconds of processor time, and as many again until
+    it has compiled what the tests use.
+    """
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        wants_spark = int(node.gateway.id.removeprefix("gw")) % self.numnodes < _SPARK_WORKERS
+        for file in self.workqueue:
+            if file.startswith(_SPARK) == wants_spark:
+                self.workqueue.move_to_end(file, last=False)
+                break
+        super()._assign_work_unit(node)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Hand files out as described there, if the command line asks for whole files."""
+    return _SparkTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

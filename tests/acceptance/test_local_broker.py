@@ -271,6 +271,7 @@ def test_a_persistent_broker_over_its_life(rabbitmq: Rabbitmq, tmp_path: Path) -
     broker.stop()
 
 
+@pytest.mark.long
 def test_a_port_that_is_lost_during_the_start_is_replaced(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     folder = tmp_path / "broker"
     with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
@@ -306,6 +307,7 @@ def test_an_ephemeral_broker_dies_with_its_starter(rabbitmq: Rabbitmq) -> None:
     wait_until(lambda: not folder.exists(), what="the folder is gone")
 
 
+@pytest.mark.long
 def test_a_start_that_is_killed_does_not_trip_the_next(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     folder = tmp_path / "broker"
     with run_python(f"LocalBroker.start(Path({str(folder)!r}), {rabbitmq.arguments})") as starter:

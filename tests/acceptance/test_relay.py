@@ -109,6 +109,7 @@ async def test_a_relay_that_is_killed_when_it_has_sent_and_got_no_confirm_loses_
                     await message.ack()
 
 
+@pytest.mark.long
 async def test_three_relays_at_full_speed_of_which_one_is_killed_again_and_again(vhost: Vhost) -> None:
     count, kills, killed = 3000, 4, 0
     bodies: dict[int, int] = {}

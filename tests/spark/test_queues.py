@@ -258,6 +258,7 @@ bide.spark.drain(spark, "q", write=write, url=url)
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_driver_that_is_killed_between_writing_and_acknowledging(
     spark: SparkSession, vhost_url: str, channel: Channel, tmp_path: Path

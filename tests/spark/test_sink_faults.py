@@ -117,6 +117,7 @@ def test_a_python_worker_of_a_stream_is_killed(
     assert_at_least_once_with_equal_ids(clock_url, queue, sent_before)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_jvm_of_a_stream_is_killed(
     spark: SparkSession, clock_url: str, queue: str, counted: Counter, source: Path, tmp_path: Path
