@@ -26,7 +26,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
-from tests.broker.receiving import eventually, fresh, ready, receive
+from tests.broker.receiving import connection_of, eventually, fresh, ready, ready_at, receive
 from tests.faults.conftest import CLOCK, too_old
 from tests.faults.proxy import PUBLISH, QUEUE_BIND, QUEUE_DECLARE, Proxy
 from tests.patience import ON_TIME, PATIENCE
@@ -325,7 +325,7 @@ async def test_cuts_at_random_bytes(vhost: Vhost, proxy: Proxy, on_lost: Literal
                 found[str(message.message_id)] += 1
                 if message.message_id == "last":
                     break
-        assert await ready(await client._publisher.connection(), CLOCK.undeliverable) == 0
+        assert await ready_at(vhost.url, CLOCK.undeliverable) == 0
     assert found.keys() == sent.keys() | {"last"}
     assert all(found[name] <= attempts for name, attempts in sent.items())
     assert any(attempts > 1 for attempts in sent.values())
@@ -335,7 +335,7 @@ async def test_a_broker_that_stays_away_ends_the_publish_in_time(vhost: Vhost, p
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="3s") as client:
         await client.publish(b"first", to=queue)
-        lost = (await client._publisher.connection()).lost
+        lost = (await connection_of(client)).lost
         proxy.refusing = True
         proxy.cut()
         await lost
@@ -421,7 +421,7 @@ async def test_closing_the_client_ends_what_waits_for_the_broker(vhost: Vhost, p
             await unconfirmed
     proxy.rewrite = bytes
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1h") as client:
-        lost = (await client._publisher.connection()).lost
+        lost = (await connection_of(client)).lost
         proxy.refusing = True
         proxy.cut()
         await lost
@@ -455,7 +455,7 @@ async def test_a_slow_line_holds_publishers_back(vhost: Vhost, proxy: Proxy) -> 
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
         await client.publish(b"", to=queue)
-        transport: Any = (await client._publisher.connection())._transport
+        transport: Any = (await connection_of(client))._transport
         proxy.rate = 20_000_000
         waiting = []
 

@@ -14,7 +14,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.relay import Relay
 from bide.topology import Queue, Topology
-from tests.broker.receiving import eventually, ready
+from tests.broker.receiving import connection_of, eventually, ready
 from tests.faults.conftest import Frail
 from tests.patience import PATIENCE
 from tests.support import flush_declarations
@@ -52,7 +52,7 @@ async def test_a_hall_that_a_relay_declared_does_not_lose_messages_when_its_node
         url = broker.add_vhost(f"hall-{number}")
         consuming = asyncio.Event()
         async with bide.connect(url) as client:
-            connection = await client._publisher.connection()
+            connection = await connection_of(client)
             relay = Relay(url, hall=hall, allow=["*"])
             running = asyncio.create_task(_run(relay, consuming))
             await asyncio.wait_for(consuming.wait(), PATIENCE)
@@ -61,7 +61,7 @@ async def test_a_hall_that_a_relay_declared_does_not_lose_messages_when_its_node
             relay.stop()
             await asyncio.to_thread(broker.restart)
             await running
-            connection = await client._publisher.connection()
+            connection = await connection_of(client)
 
             async def all_there(connection: Connection = connection) -> bool:
                 return [await ready(connection, name) for name in names] == [1] * len(names)
