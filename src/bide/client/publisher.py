@@ -78,6 +78,7 @@ class _Sending:
         attempts: how often it was sent.
         was_lost: whether the connection broke after it was sent.
         reason: why it is not confirmed yet.
+        failure: the error of the last round that failed before it was sent.
         suspect: whether it may be the one for which the broker closed a channel.
         blamed: whether it certainly is.
         lacks_digits: whether it could not be encoded, because digits of its delay were not ready.
@@ -91,6 +92,7 @@ class _Sending:
     mandatory: bool
     reason: str
     attempts: int = 0
+    failure: str = ""
     was_lost: bool = False
     suspect: bool = False
     blamed: bool = False
@@ -240,7 +242,8 @@ class Publisher:
                 return sending.receipt()
             connection = self._session.connection if self._session is not None else None
             if connection is not None and connection.lost.done():
-                sending.reason = f"{sending.reason}: {connection.lost.result()}"
+                lost = str(connection.lost.result())
+                sending.reason = sending.reason if lost in sending.reason else f"{sending.reason}: {lost}"
             raise sending.out_of_time(seconds, connection) from error
         finally:
             self._waiting.pop(id(sending), None)
@@ -257,7 +260,8 @@ class Publisher:
         """Try to send a message once, and tell whether it was confirmed; False if it is worth another try."""
         before = sending.attempts
         try:
-            sending.reason = "what it needs on its way was not there yet"
+            missing = "what it needs on its way was not there yet"
+            sending.reason = f"{missing}: {sending.failure}" if sending.failure else missing
             if sending.lacks_digits or not session.is_prepared(sending.message):
                 sending.preparation = await session.prepare(sending.message, sending.preparation)
                 if session.is_outdated:
@@ -286,6 +290,7 @@ class Publisher:
             sending.reason = str(error)
             sending.trouble = session.connection.trouble
             if sending.attempts == before:
+                sending.failure = str(error)
                 # Nothing was sent: what the broker, or our own checks, said before would only come again.
                 # (That a connection broke that only checked the broker is not its last word.)
                 is_open = session.connection.is_open and not isinstance(error, ConnectionLostError)
