@@ -1,9 +1,9 @@
 # make demo and make test set up what they need; the second time that takes a fraction of a second.
 
 PYTHON_BIN := .venv/bin/python
-# Most tests wait for a broker: a few files at a time take half as long. WORKERS=0 runs one after the other.
-# Files begin in the order of tests/conftest.py.
-WORKERS ?= 4
+# Most tests wait for a broker, so more workers than cores are faster. WORKERS=0 runs one test after the other.
+# tests/conftest.py sets the order of files, and which workers run Spark.
+WORKERS ?= 6
 PARALLEL = --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --ignore=tests/timing
 # Lateness is measured with nothing else at work; -rP prints the figures.
 TIMING = $(PYTHON_BIN) -m pytest -rP tests/timing
