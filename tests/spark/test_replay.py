@@ -221,7 +221,7 @@ def test_what_cannot_go_back_stays(clock_url: str, capsys: pytest.CaptureFixture
     assert replay(clock_url, error, "--dry-run", "--over", "1s") == 1
     dry = capsys.readouterr().out
     assert f"3 to {gone}  (does not exist)" in dry
-    assert "1 without the queue that they failed on" in dry
+    assert "1 without the queue on which they failed" in dry
     for over in ((), ("--over", "1s")):
         assert replay(clock_url, error, "--json", *over) == 1
         told = capsys.readouterr()

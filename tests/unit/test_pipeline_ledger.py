@@ -40,7 +40,7 @@ def test_another_file_of_that_name_is_no_ledger(tmp_path: Path, text: str) -> No
 
 
 def test_a_place_that_arrow_does_not_know() -> None:
-    with pytest.raises(InvalidInputError, match="the ledger 'ftp://x/y' is no folder"):
+    with pytest.raises(InvalidInputError, match="the ledger 'ftp://x/y' is not a usable folder"):
         Ledger("ftp://x/y")
 
 

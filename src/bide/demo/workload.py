@@ -1,4 +1,4 @@
-"""Workload of the demonstration's shop: orders, some of which fail, and messages for later days."""
+"""Workload of the shop: orders, some of which fail, and messages for later days."""
 
 from __future__ import annotations
 
