@@ -118,7 +118,7 @@ def test_a_profile_follows_the_hours_of_the_day() -> None:
         ({"rate": "1/s", "delay": "1s", "size": -1}, "the size -1"),
         ({"rate": "1/s", "delay": "1s", "profile": []}, "the profile"),
         ({"rate": "1/s", "delay": "1s", "profile": [0, 0]}, "profile whose weights"),
-        ("1/s", "should be a table"),
+        ("1/s", "give a table"),
     ],
 )
 def test_bad_flows(flow: dict[str, object], said: str) -> None:
