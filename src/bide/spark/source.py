@@ -225,8 +225,8 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = limited(begin, ends, limit.max_rows)
         left_out = known.keys() - ends.keys()
         if not restarts and not left_out and all(ends[stream] == begin[stream] for stream in ends):
-            # The same document as before, so that Spark starts no batch. If lost data are allowed, a deleted stream is
-            # new: its position leaves the checkpoint, and the loss is allowed once.
+            # The same document as before, so that Spark starts no batch. With failOnDataLoss=false, a missing stream
+            # does start one, which removes its position from the checkpoint: a loss is allowed only once.
             return dict(start)
         return document(ends, since=since)
 

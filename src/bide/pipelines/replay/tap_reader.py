@@ -63,7 +63,7 @@ class ReplayRun:
 
 
 def held_offsets(url: str, wanted: Mapping[str, int]) -> dict[str, range]:
-    """The offsets that each stream has; streams that are empty or do not exist are remaining out.
+    """The offsets that each stream has; streams that are empty or do not exist are left out.
 
     Args:
         wanted: stream -> the highest offset of interest; later offsets are not looked up.
@@ -203,7 +203,7 @@ def _retry_copy(message: FailedMessage, row: Wanted, replay: ReplayRun) -> Prepa
 
 
 async def copies(connection: Connection, stream: str, offsets: Sequence[int]) -> AsyncIterator[tuple[int, Delivery]]:
-    """Read the messages at these offsets of a stream; missing ones are remaining out.
+    """Read the messages at these offsets of a stream; missing ones are left out.
 
     Args:
         offsets: in ascending order.
