@@ -56,7 +56,7 @@ def positions_of(found: Mapping[str, Any]) -> dict[str, int]:
 
 
 def begin_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, int]:
-    """The begin of a batch between two documents, for each stream that the batch reads.
+    """The start of a batch between two documents, for each stream that the batch reads.
 
     Raises:
         InvalidInputError: a document has another version, or belongs to another source.

@@ -201,7 +201,7 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             OffsetsLostError: a stream ends before the position of the query, and ``failOnDataLoss`` is true.
         """
         if start is None:
-            # PySpark may call this before initialOffset, so the end has to include the begin of a new query. The query
+            # PySpark may call this before initialOffset, so the end has to include the start of a new query. The query
             # may also be an old one with new streams.
             begin, ends = self._begin_if_new(), self._ends()
             for stream in ends.keys() - self._first.keys():

@@ -29,7 +29,7 @@ class Preview:
         queues: target queue -> number of messages.
         missing: target queues that do not exist.
         unknown: messages for which the queue on which they failed is unknown.
-        times: the begin of each span of time, with the number of messages that are due in it.
+        times: the start of each span of time, with the number of messages that are due in it.
         every: the length of a span.
         first: the first due time; None without messages.
         last: the last due time; None without messages.

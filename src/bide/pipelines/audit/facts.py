@@ -132,7 +132,7 @@ def scheduled(messages: DataFrame, layouts: Mapping[str, str]) -> DataFrame:
         layouts: the layout of each stream of a tap.
     """
     fields = _fields(messages, layouts, arrived="scheduled")
-    # Only here: the routing key of a delivered message has the length of the delay, but not the time of its begin.
+    # Only here: the routing key of a delivered message has the length of the delay, but not the time of its start.
     due = F.coalesce("due", F.col("scheduled") + F.make_dt_interval(secs=F.col("seconds")))
     fields = fields.withColumn("due", _in_calendar(due)).withColumn("first_due", _first_due())
     return _with_day(fields, "scheduled", seen=F.col("scheduled"))

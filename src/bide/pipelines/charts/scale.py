@@ -38,7 +38,7 @@ class Linear:
     Attributes:
         low: the value at *start*.
         high: the value at *end*, different from *low*.
-        start: the begin of the axis, in pixels.
+        start: the start of the axis, in pixels.
         end: the end of the axis, in pixels.
     """
 
@@ -73,7 +73,7 @@ class Logarithmic:
     end: float
 
     def place(self, value: float) -> float:
-        """The position of a value, in pixels; values below the axis are at its begin."""
+        """The position of a value, in pixels; values below the axis are at its start."""
         share = log10(max(value, self.low) / self.low) / log10(self.high / self.low)
         return self.start + share * (self.end - self.start)
 

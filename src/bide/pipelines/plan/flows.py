@@ -32,7 +32,7 @@ class Flow:
         longest: the longest delay in milliseconds. Delays between the two are equally likely, in steps of 10 ms, or in
             larger steps if there would be more than :data:`POINTS`.
         size: the size of a body in bytes.
-        first: the begin of the flow, in milliseconds since the Unix epoch.
+        first: the start of the flow, in milliseconds since the Unix epoch.
         length: the length of the flow, in milliseconds.
         profile: weights of equal parts of a day, such as 24 for the hours in UTC; the mean weight stands for *rate*.
     """
@@ -114,7 +114,7 @@ def flows_of(
     ``delay`` is a delay (``5m``), a range (``1h..2h``), or a table of these with weights.
 
     Args:
-        start: the begin of flows without ``start``.
+        start: the start of flows without ``start``.
         length: the length of flows without ``for``.
         size: the size of bodies of flows without ``size``, in bytes.
 

@@ -119,7 +119,7 @@ class Timeline:
     def levels(self) -> DataFrame:
         """A row for each level and span with messages, and for the level ``all``, unordered.
 
-        The columns are ``level``, ``at`` (the begin of the span), ``held`` (mean) and ``held_peak``, ``bytes`` and
+        The columns are ``level``, ``at`` (the start of the span), ``held`` (mean) and ``held_peak``, ``bytes`` and
         ``bytes_peak`` (of bodies), ``hops`` (messages that left the level), ``hops_per_second`` (mean) and
         ``hops_peak`` (per second, in the tick with most hops).
         """
@@ -178,7 +178,7 @@ class Timeline:
         """A row for each queue and span in which the queue releases messages, unordered.
 
         The columns are ``level``, ``digit``, ``at``, ``released`` (messages), ``peak`` (released per second, in the
-        tick with most) and ``peak_at`` (the begin of that tick). The lanes of a queue are counted together.
+        tick with most) and ``peak_at`` (the start of that tick). The lanes of a queue are counted together.
         """
         span, queue = self._ticks_per_span, ("level", "digit")
         leaving = self.moves.groupBy(*queue, F.col("leave").alias("tick")).agg(
@@ -245,7 +245,7 @@ class Timeline:
         )
 
     def _changes(self) -> DataFrame:
-        """The changes in each tick of each level and of all levels, with a row for the begin of each span."""
+        """The changes in each tick of each level and of all levels, with a row for the start of each span."""
         entering = [F.col("level"), F.col("enter").alias("tick")]
         leaving = [F.col("level"), F.col("leave").alias("tick")]
         names = []

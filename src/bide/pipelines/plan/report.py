@@ -43,7 +43,7 @@ class LevelFigures:
 
     Attributes:
         held_peak: the largest number of messages held, as the mean of a tick.
-        held_peak_at: the begin of the span with *held_peak*.
+        held_peak_at: the start of the span with *held_peak*.
         bytes_peak: the largest size of the bodies held.
         hops: the number of messages that pass.
         hops_peak: the largest number of hops in a second.

@@ -1,7 +1,7 @@
 """Workload of a plan: the messages of a table, or flows, as classes of equal messages.
 
 A class of a table is ``n`` messages that are sent in the same millisecond with the same delay. A class of a flow has
-``n_rate``, the change in that millisecond of the number of messages sent per tick: positive at the begin of the flow,
+``n_rate``, the change in that millisecond of the number of messages sent per tick: positive at the start of the flow,
 negative at its end. So a flow of any number of messages needs two classes for each of its delays.
 """
 

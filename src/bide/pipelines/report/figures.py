@@ -49,7 +49,7 @@ class FlowFigures:
     """Messages scheduled and delivered in equal spans of time.
 
     Attributes:
-        first: the begin of the first span.
+        first: the start of the first span.
         width: the length of a span.
         scheduled: messages scheduled, for each span.
         delivered: messages delivered, for each span.
@@ -142,7 +142,7 @@ class PendingFigures:
     """Pending messages by target and due time.
 
     Attributes:
-        first: the begin of the first span.
+        first: the start of the first span.
         width: the length of a span.
         spans: the number of spans.
         targets: the targets with most messages, then one for all others if there are more.
@@ -201,7 +201,7 @@ class Failures:
     """The groups with most failures.
 
     Attributes:
-        first: the begin of the first span.
+        first: the start of the first span.
         width: the length of a span.
         spans: the number of spans.
         groups: the groups, the one with most failures first.

@@ -112,7 +112,7 @@ def survey(rows: DataFrame, plan: SchedulePlan, *, now: datetime, begun: datetim
 
 
 def due_times(messages: DataFrame, every: timedelta, *, now: datetime | None = None) -> DataFrame:
-    """Count messages by due time: ``due``, the begin of a span of length *every*, and ``count``.
+    """Count messages by due time: ``due``, the start of a span of length *every*, and ``count``.
 
     Messages due after the year 9999 count as due at its end, because Python cannot represent later times.
 
