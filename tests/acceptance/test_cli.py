@@ -69,7 +69,7 @@ def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_send_and_receive(program: Program) -> None:
+def test_sent_messages_are_received_with_their_properties(program: Program) -> None:
     with bide.connect_sync(program.environment["BIDE_URL"]) as client:
         client.declare(
             bide.Topology(
@@ -94,7 +94,7 @@ def test_send_and_receive(program: Program) -> None:
     assert program.fails(1, "receive", "orders", "--count", "1", "--timeout", "1s").startswith("bide: 0 of 1 messages")
 
 
-def test_send_many_and_at_a_due_time_in_the_past(program: Program) -> None:
+def test_repeated_messages_and_past_due_times_arrive_at_once(program: Program) -> None:
     program.run("receive", "q", "--declare", "--timeout", "1s", "--count", "1")
     assert len(lines(program.ok("send", "x", "--to", "q", "--count", "250", "--json"))) == 250
     program.ok("send", "late", "--to", "q", "--at", "2020-01-01T00:00:00+01:00")
@@ -135,7 +135,7 @@ def test_an_interrupted_receive_loses_nothing(program: Program, end: signal.Sign
     assert len(set(printed) & set(left)) <= 100
 
 
-def test_delay_apply_verify_destroy(program: Program) -> None:
+def test_verify_reports_what_apply_declared_and_destroy_removed(program: Program) -> None:
     assert "problem" in program.run("delay", "verify", *SMALL).stderr.decode()
     assert "39 queues" not in program.ok("delay", "apply", *SMALL)
     applied = json.loads(program.ok("delay", "apply", *SMALL, "--json"))
@@ -153,7 +153,7 @@ def test_delay_apply_verify_destroy(program: Program) -> None:
     assert program.run("delay", "verify", *SMALL).returncode == 1
 
 
-def test_apply_does_not_pass_over_a_policy_that_deletes_messages(program: Program, vhost: Vhost) -> None:
+def test_apply_warns_of_a_policy_that_deletes_messages(program: Program, vhost: Vhost) -> None:
     definition = {"pattern": ".*", "definition": {"expires": 86_400_000}, "priority": 3, "apply-to": "all"}
     vhost.broker.management.call("PUT", "policies", vhost.name, "housekeeping", body=definition)
     applied = program.run("delay", "apply", *SMALL, "--json")
@@ -231,11 +231,11 @@ def test_explain_prints_the_table_of_the_manual(program: Program) -> None:
         (["--url", "http://x", "receive", "q"], "amqp://"),
     ],
 )
-def test_bad_usage(program: Program, arguments: Sequence[str], words: str) -> None:
+def test_bad_usage_exits_with_2_and_the_reason(program: Program, arguments: Sequence[str], words: str) -> None:
     assert words in program.fails(2, *arguments)
 
 
-def test_failures_of_the_broker(program: Program) -> None:
+def test_broker_errors_exit_with_1_and_without_the_password(program: Program) -> None:
     url = program.environment["BIDE_URL"]
     parts = urlsplit(url)
     assert "does not exist" in program.fails(1, "send", "x", "--to", "nobody", "--in", "1s", *SMALL)
@@ -260,7 +260,7 @@ def commands(command: click.Command, name: str = "bide") -> list[tuple[str, clic
 
 
 @pytest.mark.parametrize(("name", "command"), commands(cli))
-def test_everything_has_a_help_text(name: str, command: click.Command) -> None:
+def test_every_command_and_option_has_a_help_text(name: str, command: click.Command) -> None:
     assert command.help, name
     assert len(command.help) > 20, name
     for option in command.params:

@@ -76,7 +76,7 @@ def ids_in(vhost: Vhost, queue: str, number: int) -> list[str]:
     return asyncio.run(work())
 
 
-def test_looking(program: Program, vhost: Vhost) -> None:
+def test_list_show_groups_and_stats_describe_failed_messages(program: Program, vhost: Vhost) -> None:
     fill(vhost, error=ValueError("no\nand\tno \x1b[31mred"))
     listed = program.ok("errors", "list")
     assert len(listed.splitlines()) == 3
@@ -104,7 +104,7 @@ def test_looking(program: Program, vhost: Vhost) -> None:
     assert "3 messages" in program.ok("errors", "stats")
 
 
-def test_deciding(program: Program, vhost: Vhost) -> None:
+def test_retry_archive_edit_and_discard_move_the_chosen_messages(program: Program, vhost: Vhost) -> None:
     fill(vhost, 5)
     assert program.ok("errors", "retry", "--all", "--dry-run") == "5 messages would be sent back: 5 to orders\n"
     assert json.loads(program.ok("errors", "retry", "m1", "--dry-run", "--json")) == {
@@ -132,13 +132,13 @@ def test_deciding(program: Program, vhost: Vhost) -> None:
     assert len(program.ok("errors", "history").splitlines()) == len(history)
 
 
-def test_spread_over_time(program: Program, vhost: Vhost) -> None:
+def test_a_retry_can_be_spread_over_time(program: Program, vhost: Vhost) -> None:
     fill(vhost, 4)
     assert program.ok("errors", "retry", "--all", "--yes", "--over", "1s").startswith("4 messages sent back")
     assert len(ids_in(vhost, "orders", 4)) == 4
 
 
-def test_what_it_refuses(program: Program, vhost: Vhost) -> None:
+def test_invalid_errors_commands_are_refused(program: Program, vhost: Vhost) -> None:
     assert "no queue 'error'" in program.fails(1, "errors", "list")
     fill(vhost)
     assert "give --yes" in program.fails(2, "errors", "retry", "--all")
@@ -181,7 +181,7 @@ def test_a_retry_names_each_target_before_a_message_moves(program: Program, vhos
     assert ready(vhost, "salaries") == 1
 
 
-def test_a_retry_of_ten_thousand_that_is_killed_half_way(program: Program, vhost: Vhost) -> None:
+def test_a_killed_retry_of_10_000_messages_is_finished_by_the_next(program: Program, vhost: Vhost) -> None:
     fill(vhost, PARKED)
     (group,) = lines(program.ok("errors", "groups", "--json"))
     assert group["count"] == PARKED

@@ -31,7 +31,7 @@ def without_address(text: str) -> str:
     return re.sub(r" on \S+, virtual host [^\s:]+", " on HERE", text)
 
 
-def test_on_status_off(program: Program, vhost: Vhost) -> None:
+def test_status_shows_what_on_and_off_did(program: Program, vhost: Vhost) -> None:
     assert "is not on" in program.fails(1, "tap", "on", *SMALL)
     program.ok("delay", "apply", *SMALL)
     assert program.ok("tap", "status", *SMALL).splitlines()[1:] == [
@@ -73,7 +73,7 @@ def test_on_status_off(program: Program, vhost: Vhost) -> None:
     assert json.loads(program.ok("tap", "off", "--delete", "--yes", "--json", *SMALL))["deleted"] == []
 
 
-def test_the_price_is_named_and_the_streams_outlive_the_infrastructure(program: Program, vhost: Vhost) -> None:
+def test_tap_on_names_the_cost_and_streams_survive_destroy(program: Program, vhost: Vhost) -> None:
     program.ok("delay", "apply", *NSB)
     done = program.run("tap", "on", *NSB)
     assert (done.returncode, done.stdout.decode().splitlines()[1]) == (0, "  scheduled  bide.tap.nsb.v2.scheduled  new")
@@ -109,11 +109,11 @@ def test_the_price_is_named_and_the_streams_outlive_the_infrastructure(program: 
         (("on", "--max-age", "later"), "later"),
     ],
 )
-def test_what_it_refuses(program: Program, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_tap_commands_are_refused(program: Program, arguments: tuple[str, ...], said: str) -> None:
     assert said in program.fails(2, "tap", *arguments)
 
 
-def test_without_the_management_api(program: Program) -> None:
+def test_without_the_management_api_the_status_is_unknown(program: Program) -> None:
     program.ok("delay", "apply", *SMALL)
     program.ok("tap", "on", *SMALL)
     done = program.run("tap", "status", *SMALL, "--management-url", "http://127.0.0.1:1")
@@ -122,7 +122,7 @@ def test_without_the_management_api(program: Program) -> None:
     assert "bindings and limits are not known: " in done.stderr.decode()
 
 
-def test_the_page_shows_what_is_printed(program: Program) -> None:
+def test_the_page_shows_the_printed_output(program: Program) -> None:
     """But for addresses and counts: each ``bide tap`` command of the page, in order."""
     program.ok("delay", "apply", *SMALL)
     program.ok("delay", "apply", "--layout", "nservicebus")

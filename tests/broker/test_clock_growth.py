@@ -44,7 +44,7 @@ def queues_of(vhost: Vhost) -> set[str]:
     return {name for name in names if name.startswith("bide.v1.") and ".settle." not in name}
 
 
-async def test_a_few_delays_do_not_declare_a_queue_that_they_do_not_need(vhost: Vhost, client: bide.Client) -> None:
+async def test_only_the_queues_of_used_digits_are_declared(vhost: Vhost, client: bide.Client) -> None:
     for delay in ("5m", "1h", "1d", "5m"):
         await client.publish(b"", to="q", delay=delay)
     assert queues_of(vhost) == {"bide.v1.undeliverable", "bide.v1.m5", "bide.v1.h1", "bide.v1.d1"}
@@ -56,7 +56,7 @@ async def test_binding_a_target_does_not_declare_digit_queues(vhost: Vhost, clie
 
 
 @pytest.mark.parametrize("key", ["one", "one.two.three.four.five.six"])
-async def test_first_uses_by_many_clients_at_once_lose_nothing_and_hasten_nothing(
+async def test_concurrent_first_uses_neither_lose_nor_hasten_messages(
     vhost: Vhost, key: str, connection: Connection
 ) -> None:
     shop = bide.Topology(
@@ -89,7 +89,9 @@ async def test_first_uses_by_many_clients_at_once_lose_nothing_and_hasten_nothin
         assert await ready(connection, clock.undeliverable) == 0
 
 
-async def test_a_bulk_of_due_times_on_an_empty_virtual_host_arrives_in_whole(vhost: Vhost, client: bide.Client) -> None:
+async def test_a_bulk_of_due_times_on_an_empty_virtual_host_arrives_completely(
+    vhost: Vhost, client: bide.Client
+) -> None:
     begin = datetime.now(UTC)
     letters = [
         bide.OutgoingMessage(str(number), to="q", deliver_at=begin + timedelta(milliseconds=1500 + 7 * number))
@@ -162,7 +164,7 @@ async def test_an_exchange_deleted_under_a_client_does_not_stop_its_messages(
     assert {message.body for message in await receive(client, "q", 2)} == {b"soon", b"later"}
 
 
-async def test_a_queue_that_is_declared_otherwise_does_not_keep_other_delays_from_being_used(
+async def test_a_mismatched_digit_queue_fails_only_its_own_delays(
     vhost: Vhost, client: bide.Client, connection: Connection
 ) -> None:
     async with await connection.channel() as channel:
@@ -191,7 +193,7 @@ async def modest_url(vhost: Vhost) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("declare", [True, False])
-async def test_who_may_not_declare_is_not_left_without_the_command_to_run(
+async def test_without_the_right_to_declare_the_error_names_the_command_to_run(
     vhost: Vhost, client: bide.Client, modest_url: str, *, declare: bool, connection: Connection
 ) -> None:
     # It has grown the very queue that is needed, but without the mark there is no telling what else is there.
@@ -206,7 +208,7 @@ async def test_who_may_not_declare_is_not_left_without_the_command_to_run(
         assert message.body == b"marked"
 
 
-async def test_a_mark_does_not_stand_for_a_queue_that_was_deleted(
+async def test_the_complete_mark_does_not_hide_a_deleted_queue(
     client: bide.Client, vhost: Vhost, modest_url: str, connection: Connection
 ) -> None:
     await install(connection, SMALL_CLOCK)
@@ -221,7 +223,7 @@ async def test_a_mark_does_not_stand_for_a_queue_that_was_deleted(
     assert len(await receive(client, "q", 2)) == 2
 
 
-async def test_a_limit_of_queues_does_not_let_a_message_go_without_its_queue(vhost: Vhost, client: bide.Client) -> None:
+async def test_a_queue_limit_fails_the_publish_instead_of_losing_it(vhost: Vhost, client: bide.Client) -> None:
     await client.publish(b"", to="q", delay="1s")
     vhost.broker.rabbitmqctl("set_vhost_limits", "-p", vhost.name, '{"max-queues": 0}')
     with pytest.raises(bide.errors.BrokerError, match=r"(?s)limit") as caught:
@@ -236,7 +238,7 @@ async def test_a_limit_of_queues_does_not_let_a_message_go_without_its_queue(vho
 # -- all of it ahead
 
 
-async def test_apply_alone_leaves_the_mark_and_destroy_takes_it_first(
+async def test_install_declares_the_complete_mark_and_destroy_removes_it(
     vhost: Vhost, client: bide.Client, connection: Connection
 ) -> None:
     mark = bide.Topology([SMALL_CLOCK.complete_mark])
@@ -253,7 +255,7 @@ async def test_apply_alone_leaves_the_mark_and_destroy_takes_it_first(
     assert queues_of(vhost) == set()
 
 
-async def test_a_grown_clock_that_is_not_empty_is_not_declared_in_whole_by_destroy(
+async def test_a_refused_destroy_declares_no_missing_queues(
     vhost: Vhost, client: bide.Client, api: ManagementApi, connection: Connection
 ) -> None:
     await client.publish(b"", to="q", delay="20s")
@@ -266,7 +268,7 @@ async def test_a_grown_clock_that_is_not_empty_is_not_declared_in_whole_by_destr
 # -- verify
 
 
-async def test_verify_does_not_miss_queues_that_were_never_needed(
+async def test_verify_accepts_missing_queues_that_were_never_used(
     client: bide.Client, api: ManagementApi, connection: Connection
 ) -> None:
     await client.publish(b"", to="q", delay="5m")

@@ -94,7 +94,7 @@ def circle() -> Exception:
         (asyncio.CancelledError, "RuntimeError"),
     ],
 )
-async def test_whatever_a_handler_raises_is_its_failure(
+async def test_any_exception_of_a_handler_is_a_failure(
     client: bide.Client, error: Callable[[], BaseException], exception: str, plain: bool
 ) -> None:
     queue, recorder = fresh("raises"), Recorder()
@@ -117,7 +117,7 @@ async def test_whatever_a_handler_raises_is_its_failure(
     assert message.stack
 
 
-async def test_what_cannot_be_printed_is_parked_even_where_the_log_cannot_be_written(client: bide.Client) -> None:
+async def test_an_unprintable_exception_is_parked_when_logging_fails(client: bide.Client) -> None:
     """Python prints what is wrong with a log's handler together with the exception that is being handled then."""
     queue, recorder = fresh("unlogged"), Recorder()
     app = bide.Endpoint(queue, error_queue=f"{queue}.error", observers=[recorder], retry=ONCE)
@@ -141,7 +141,7 @@ async def test_what_cannot_be_printed_is_parked_even_where_the_log_cannot_be_wri
     assert message.exception.rpartition(".")[2] == "NotedError"
 
 
-async def test_a_handler_that_cancels_its_own_task_does_not_hold_its_message_up(client: bide.Client) -> None:
+async def test_a_handler_that_cancels_its_own_task_is_retried(client: bide.Client) -> None:
     queue, recorder = fresh("cancels"), Recorder()
     app = bide.Endpoint(queue, error_queue=f"{queue}.error", observers=[recorder], retry=ONCE)
     tries = 0
@@ -162,7 +162,7 @@ async def test_a_handler_that_cancels_its_own_task_does_not_hold_its_message_up(
     assert tries == 3
 
 
-async def test_what_fails_at_once_for_ever_is_parked_with_its_own_exception(client: bide.Client) -> None:
+async def test_endless_immediate_retries_are_parked_with_the_exception(client: bide.Client) -> None:
     queue, recorder = fresh("now"), Recorder()
     app = bide.Endpoint(
         queue, error_queue=f"{queue}.error", observers=[recorder], retry=lambda failure: bide.RetryNow(), poison_after=4
@@ -194,7 +194,7 @@ async def test_what_fails_at_once_for_ever_is_parked_with_its_own_exception(clie
         lambda: bide.Park(7),  # type: ignore[arg-type]
     ],
 )
-async def test_a_policy_that_decides_nonsense_parks(client: bide.Client, decision: Callable[[], Any]) -> None:
+async def test_an_invalid_decision_parks_the_message(client: bide.Client, decision: Callable[[], Any]) -> None:
     queue, recorder = fresh("nonsense"), Recorder()
     app = bide.Endpoint(queue, error_queue=f"{queue}.error", observers=[recorder], retry=lambda failure: decision())
 
@@ -209,7 +209,7 @@ async def test_a_policy_that_decides_nonsense_parks(client: bide.Client, decisio
     assert (message.exception, message.text) == ("ValueError", "mine")
 
 
-async def test_a_retry_long_after_the_expiration_is_none(client: bide.Client) -> None:
+async def test_a_retry_after_the_expiration_is_not_sent(client: bide.Client) -> None:
     queue, recorder = fresh("late"), Recorder()
     longest = timedelta(days=999_999_999)
     app = bide.Endpoint(
@@ -226,7 +226,7 @@ async def test_a_retry_long_after_the_expiration_is_none(client: bide.Client) ->
     assert recorder.kinds() == ["expired"]
 
 
-async def test_bad_parts_are_refused_at_once(client: bide.Client) -> None:
+async def test_invalid_policies_observers_and_handlers_are_refused(client: bide.Client) -> None:
     async def decide(failure: bide.Failure) -> bide.Park:
         return bide.Park()
 
@@ -247,20 +247,20 @@ async def test_bad_parts_are_refused_at_once(client: bide.Client) -> None:
         yield message
 
     app = bide.Endpoint("q")
-    refused: list[tuple[Any, str]] = [(lazy, "generator"), (lazy_too, "generator"), (Recorder, "no function")]
+    refused: list[tuple[Any, str]] = [(lazy, "generator"), (lazy_too, "generator"), (Recorder, "not a function")]
     for handler, what in refused:
         with pytest.raises(InvalidInputError, match=what):
             app.handler(handler)
 
 
-async def test_delays_beyond_the_infrastructure_are_told_at_the_start(client: bide.Client) -> None:
+async def test_delays_longer_than_the_infrastructure_allows_fail_at_the_start(client: bide.Client) -> None:
     app = bide.Endpoint(fresh("long"), retry=bide.Retry(delays=["1s", "19s"], jitter=0.1))
     app.handler(lambda message: None)
-    with pytest.raises(InvalidDelayError, match=r"0:00:20\.9, .* holds 0:00:20"):
+    with pytest.raises(InvalidDelayError, match=r"0:00:20\.9, .* holds at most 0:00:20"):
         await app.run(client)
 
 
-async def test_a_stream_is_no_queue_for_an_endpoint(vhost: Vhost) -> None:
+async def test_a_stream_is_refused_as_a_queue(vhost: Vhost) -> None:
     async with bide.connect(vhost.url) as client:
         await client.declare(bide.Topology(queues=[Queue("log", arguments={"x-queue-type": "stream"})]))
         app = bide.Endpoint("log", management_url=vhost.broker.management_url)
@@ -269,7 +269,7 @@ async def test_a_stream_is_no_queue_for_an_endpoint(vhost: Vhost) -> None:
             await app.run(client)
 
 
-async def test_in_flight_is_what_is_being_handled(client: bide.Client) -> None:
+async def test_in_flight_counts_messages_being_handled(client: bide.Client) -> None:
     queue, recorder, free = fresh("idle"), Recorder(), asyncio.Event()
     app = bide.Endpoint(queue, error_queue=f"{queue}.error", observers=[recorder], retry=ONCE)
 
@@ -350,7 +350,7 @@ STRANGE = {
 
 @pytest.mark.parametrize("classic", [False, True])
 @pytest.mark.parametrize("strange", STRANGE)
-async def test_strange_messages_are_retried_and_parked_as_any(
+async def test_malformed_messages_are_retried_and_parked(
     client: bide.Client, connection: Connection, strange: str, classic: bool
 ) -> None:
     queue, recorder = fresh("strange"), Recorder()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.support import Vhost
 
 
-async def test_a_stall_does_not_use_up_the_channels(
+async def test_a_stalled_broker_does_not_use_up_the_channels(
     vhost: Vhost, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What many publishes need again is asked for once, and those that time out leave that running."""
@@ -60,7 +60,7 @@ async def test_a_stall_does_not_use_up_the_channels(
         assert await client._publisher.connection() is connection
 
 
-async def test_a_shortage_of_channels_is_not_an_error_of_a_publish(vhost: Vhost, proxy: Proxy) -> None:
+async def test_a_shortage_of_channels_does_not_fail_a_publish(vhost: Vhost, proxy: Proxy) -> None:
     """Channels that were given up count until the broker has closed them."""
     queue = fresh("q")
     async with bide.connect(proxy.url) as client:
@@ -107,7 +107,7 @@ async def test_a_new_digit_queue_does_not_lose_a_confirmed_message_when_its_node
         broker.delete_vhost(vhost)
 
 
-async def test_a_publish_that_times_out_does_not_stop_what_it_declared(vhost: Vhost, proxy: Proxy) -> None:
+async def test_a_publish_timeout_does_not_cancel_its_declarations(vhost: Vhost, proxy: Proxy) -> None:
     queue = fresh("q")
     async with bide.connect(proxy.url, timeout="500ms") as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))

@@ -58,7 +58,7 @@ async def test_a_password_is_not_sent_where_plain_is_not_offered(mechanisms: byt
         assert bytes(received) == codec.PROTOCOL_HEADER
 
 
-async def test_the_reason_of_an_alarm_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_control_characters_in_the_reason_of_an_alarm_are_escaped(caplog: pytest.LogCaptureFixture) -> None:
     """The broker's connection.blocked."""
     blocked = codec.method(10, 60, codec.short_string("low\x1b[2J\nCRITICAL: all is lost\u202e"))
     caplog.set_level(logging.WARNING)

@@ -70,7 +70,7 @@ async def test_a_hall_that_a_relay_declared_does_not_lose_messages_when_its_node
         broker.delete_vhost(f"hall-{number}")
 
 
-async def test_a_relay_can_be_stopped_while_the_broker_takes_no_publishes(frail: Frail) -> None:
+async def test_a_relay_can_be_stopped_while_publishers_are_blocked(frail: Frail) -> None:
     """What it has in hand is not lost: neither what is due when it comes, nor what has to wait."""
     broker = frail.broker
     async with bide.connect(broker.url, infrastructure=HALL) as client:
@@ -101,7 +101,7 @@ async def test_a_relay_can_be_stopped_while_the_broker_takes_no_publishes(frail:
                     break
 
 
-async def test_a_broker_that_is_killed_while_relays_work(frail: Frail) -> None:
+async def test_a_broker_killed_while_relays_work_loses_nothing(frail: Frail) -> None:
     """All of the messages arrive, none too early; the relays see to themselves."""
     count = 500
     broker = frail.broker

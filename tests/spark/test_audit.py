@@ -111,7 +111,7 @@ def with_client(url: str, infrastructure: Any, work: Callable[[bide.Client], Awa
 
 
 @pytest.mark.slow
-def test_rounds_follow_what_happens(audited: Audited) -> None:
+def test_each_round_adds_new_facts(audited: Audited) -> None:
     """Scheduled, delivered, and dealt with by an endpoint, with a round after each."""
 
     async def schedule(client: bide.Client) -> None:
@@ -211,7 +211,7 @@ def put_what_is_odd(audited: Audited) -> dict[str, list[bytes]]:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_decoded_does_not_stop_an_audit(
+def test_undecodable_messages_do_not_stop_an_audit(
     audited: Audited, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the tables, in what the commands print, and in the report; and the rounds go on."""
@@ -247,7 +247,7 @@ def test_what_cannot_be_decoded_does_not_stop_an_audit(
 
 
 @pytest.mark.slow
-def test_only_nservicebus_and_celery(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> None:
+def test_nservicebus_and_celery_are_audited_without_bide(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> None:
     """A broker where nothing of bide publishes."""
     net, celery = bide.NServiceBus(), bide.Celery()
     taps = [taps_of(one).topology(Retention()) for one in (net, celery)]
@@ -302,7 +302,9 @@ def test_only_nservicebus_and_celery(spark: SparkSession, vhost: Vhost, tmp_path
 
 
 @pytest.mark.slow
-def test_one_row_wherever_a_message_comes_from_and_goes(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> None:
+def test_a_message_from_dotnet_parked_and_retried_has_one_row(
+    spark: SparkSession, vhost: Vhost, tmp_path: Path
+) -> None:
     """A .NET endpoint sent it days before it is due, one of ours parks it, and an operator sends it back."""
     net = bide.NServiceBus(routing="direct")
     queues = Topology(queues=[Queue.quorum("Shop.Orders"), Queue.quorum("errors"), Queue(EVENTS, arguments=STREAM)])
@@ -347,7 +349,7 @@ def test_one_row_wherever_a_message_comes_from_and_goes(spark: SparkSession, vho
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_what_is_interrupted_between_facts_and_note(audited: Audited, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_interrupted_before_its_note_is_replaced(audited: Audited, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch comes again, and takes the place of the first attempt."""
 
     async def schedule(client: bide.Client) -> None:
@@ -376,7 +378,7 @@ def test_what_is_interrupted_between_facts_and_note(audited: Audited, monkeypatc
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on(audited: Audited, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_audit_is_continued(audited: Audited, capsys: pytest.CaptureFixture[str]) -> None:
     """``kill -9`` of Python and JVM while facts are written, and the same command again."""
     number = 300
 
@@ -413,7 +415,7 @@ def test_a_run_that_is_killed_goes_on(audited: Audited, capsys: pytest.CaptureFi
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_rounds_until_it_is_ended(audited: Audited, tmp_path: Path) -> None:
+def test_sigterm_ends_an_audit_after_its_round(audited: Audited, tmp_path: Path) -> None:
     """SIGTERM lets the round that is under way come to its end."""
     command = [
         *("pipeline", "audit", "--every", "1s", "--into", str(audited.place), "--json"),
@@ -446,7 +448,9 @@ def test_rounds_until_it_is_ended(audited: Audited, tmp_path: Path) -> None:
     assert audited.run().rows["processed"] == 0, "nobody has the lock, and nothing is left to read"
 
 
-def test_what_the_command_says(vhost: Vhost, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_missing_streams_bad_options_and_locks(
+    vhost: Vhost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     where = ("--into", str(tmp_path / "new"), "--url", vhost.url, "--stream-port", str(stream_port(vhost.broker)))
     assert cli.run(["pipeline", "audit", "--once", *where]) == 1
     assert "there is nothing to audit: neither the streams of taps (bide.v1.tap.scheduled, " in capsys.readouterr().err

@@ -90,7 +90,9 @@ def test_gaps_end_an_audit_until_they_are_allowed(
     # Far more than the stream keeps.
     audit.tell(TOLD, *(f"many-{number}" for number in range(100)), size=5_000)
     said = audit.run(code=1)
-    assert "retention was quicker than the reading. Go on with what is left with --allow-gaps, or audit into" in said
+    assert (
+        "retention removed them before they were read. Go on with what is left with --allow-gaps, or audit into" in said
+    )
     assert 0 < audit.rows("processed", "--allow-gaps") < 100
 
     async def anew(client: bide.Client) -> None:
@@ -107,7 +109,7 @@ def test_gaps_end_an_audit_until_they_are_allowed(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_source_of_which_no_stream_is_left(
+def test_a_source_without_any_stream_left_fails_until_allowed(
     spark: SparkSession, vhost: Vhost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Most audits read the taps of one layout and one events stream: each is all that there is of its kind."""
@@ -166,7 +168,7 @@ def test_a_source_of_which_no_stream_is_left(
     assert audit.rows("processed") == 0
 
 
-def test_a_batch_that_leaves_streams_out_is_told_of_in_the_words_of_the_command() -> None:
+def test_an_error_of_the_data_source_names_options_of_the_command() -> None:
     """PySpark before 4.2 has it in the checkpoint when that is seen."""
     theirs = f"the checkpoint has positions of x, which the batch that it has begun leaves out: {WAY_OUT_OF_LEFT_OUT}"
     said = str(own_words(InvalidOptionError(theirs)))

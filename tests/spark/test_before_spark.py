@@ -44,7 +44,7 @@ def table(tmp_path: Path) -> Path:
         (("--to", "orders", "--ledger", "odd"), "ledger.json in "),
     ],
 )
-def test_a_schedule(
+def test_errors_of_a_schedule_are_found_before_spark_starts(
     table: Path,
     arguments: tuple[str, ...],
     said: str,
@@ -63,7 +63,7 @@ def test_a_schedule(
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_replay(clock_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_a_replay_are_found_before_spark_starts(clock_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     error = fresh("error")
     with bide.connect_sync(clock_url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum(error)]))
@@ -81,7 +81,7 @@ def test_a_replay(clock_url: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert told.count("\n") == 1
 
 
-async def test_a_plan_in_a_notebook(clock_url: str) -> None:
+async def test_a_schedule_can_be_checked_inside_an_event_loop(clock_url: str) -> None:
     """There a loop runs already where it is checked."""
     settings = SinkSettings.make(clock_url, infrastructure=SMALL_CLOCK, constants={"to": "nowhere"})
     with pytest.raises(TargetNotFoundError, match="the queue 'nowhere' does not exist"):
@@ -90,7 +90,7 @@ async def test_a_plan_in_a_notebook(clock_url: str) -> None:
 
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize(("folder", "said"), [("none", "is not of an audit"), ("x" * 300, "cannot be read: ")])
-def test_a_replay_of_an_audit(
+def test_errors_of_a_replay_of_an_audit_are_found_before_spark_starts(
     folder: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

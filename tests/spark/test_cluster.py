@@ -16,7 +16,7 @@ from tests.support import Vhost
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def test_source_and_sink_by_py_files(vhost: Vhost, tmp_path: Path) -> None:
+def test_source_and_sink_work_on_a_cluster_with_py_files(vhost: Vhost, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     assert run(["pipeline", "bundle", str(tmp_path / "bide.zip")]) == 0
     with standalone(tmp_path) as cluster:

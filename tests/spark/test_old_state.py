@@ -73,7 +73,7 @@ TO_DOTNET: Final = plan(
         (TO_DOTNET, "898ddf6805cbf7f29087910dc2c9fc5a", "05ac78b49a193003a7a5df73e21ea2f9"),
     ],
 )
-def test_digests_of_schedules(plan: SchedulePlan, digest: str, of_ledger: str) -> None:
+def test_digests_of_schedules_are_unchanged(plan: SchedulePlan, digest: str, of_ledger: str) -> None:
     """Message ids and ledgers are found by them."""
     assert (plan.digest(), plan.ledger_digest()) == (digest, of_ledger)
 
@@ -82,7 +82,7 @@ REPLAY: Final = "f123019c90690da158c81a31d63f6230"
 """The digest of a replay without options."""
 
 
-def test_digests_of_replays() -> None:
+def test_digests_of_replays_are_unchanged() -> None:
     given: dict[str, Any] = {"url": "amqp://localhost", "folder": Folder("/audit"), "to": None, "parked": False,
                              "skip_missing": False, "ledger": None, "part_rows": 2_000}  # fmt: skip
     usual = OfAudit(**given, where=None, limit=None, over=timedelta(0))
@@ -90,7 +90,7 @@ def test_digests_of_replays() -> None:
     assert (usual.plan, other.plan) == (REPLAY, "fedd4f825d29b6290dd79ba430ab850e")
 
 
-def test_what_a_later_bide_adds_leaves_digests_as_they_are() -> None:
+def test_new_settings_with_defaults_do_not_change_digests() -> None:
     @dataclass(frozen=True, slots=True, kw_only=True)
     class LaterClock(bide.Clock):
         jitter: timedelta = timedelta(0)
@@ -110,7 +110,7 @@ def test_what_a_later_bide_adds_leaves_digests_as_they_are() -> None:
     assert LaterPlan(settings=later, at_column="due").ledger_digest() != USUAL.ledger_digest()
 
 
-def test_infrastructures_of_others_have_digests() -> None:
+def test_foreign_infrastructures_have_digests() -> None:
     """Of what every infrastructure tells, where nothing says which of its values are settings."""
 
     class Others:
@@ -142,7 +142,7 @@ def rows_of(spark: SparkSession) -> DataFrame:
     )
 
 
-def test_a_schedule_goes_on(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> None:
+def test_a_schedule_of_version_1_is_continued(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> None:
     """Of 40 rows, in four parts, two parts were sent."""
     with bide.connect_sync(vhost.url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum("reminders")]))
@@ -186,7 +186,9 @@ def fill(streams: Streams, counts: dict[str, int]) -> None:
         streams.fill(name, range(count))
 
 
-def test_a_replay_goes_on(spark: SparkSession, streams: Streams, audit: Folder, tmp_path: Path) -> None:
+def test_a_replay_of_version_1_is_continued(
+    spark: SparkSession, streams: Streams, audit: Folder, tmp_path: Path
+) -> None:
     """Both discarded messages were chosen, in parts of one, and one part was sent."""
     shutil.copytree(HERE / "replay-ledger-v1", tmp_path / "ledger")
     choices = Choices(folder=str(tmp_path / "ledger"))
@@ -210,7 +212,7 @@ def test_a_replay_goes_on(spark: SparkSession, streams: Streams, audit: Folder, 
 
 
 @pytest.mark.slow
-def test_an_audit_goes_on(spark: SparkSession, streams: Streams, audit: Folder) -> None:
+def test_an_audit_of_version_2_is_continued(spark: SparkSession, streams: Streams, audit: Folder) -> None:
     """What was interrupted is done, and what streams have more is read."""
     assert audit.noted() == 2
     assert audit.unfinished_work()

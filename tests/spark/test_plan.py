@@ -183,7 +183,9 @@ ticks = st.sampled_from([(21_600, 1.0), (3_600, 60.0), (43_200, 0.25)])
 @pytest.mark.long
 @SPARKING
 @given(rows=tables, spans=ticks)
-def test_a_table_against_each_message_by_itself(spark: SparkSession, rows: list[Any], spans: tuple[int, float]) -> None:
+def test_a_plan_of_a_table_equals_a_count_message_by_message(
+    spark: SparkSession, rows: list[Any], spans: tuple[int, float]
+) -> None:
     table = spark.createDataFrame(
         [(NOW + sent, delay, n, size) for sent, delay, n, size in rows], "at long, delay long, n int, size int"
     ).selectExpr("timestamp_millis(at) as at", "delay", "n", "size")
@@ -196,7 +198,7 @@ def test_a_table_against_each_message_by_itself(spark: SparkSession, rows: list[
         check(found, pulses(layout, [(NOW + sent, delay, n, size, 0.0) for sent, delay, n, size in rows]))
 
 
-def test_flows_against_the_integral_of_each_of_their_delays(spark: SparkSession) -> None:
+def test_a_plan_of_flows_equals_the_integral_over_their_delays(spark: SparkSession) -> None:
     flows = flows_of(
         [
             {"rate": "36000/h", "delay": "1h30m0.37s", "start": "2026-11-21T06:10:00.25Z", "for": "45m", "size": 1000},
@@ -222,7 +224,7 @@ def test_flows_against_the_integral_of_each_of_their_delays(spark: SparkSession)
     check(whole_minutes, pulses("nservicebus", expected))
 
 
-def test_kinds_of_columns(spark: SparkSession) -> None:
+def test_delays_can_be_intervals_milliseconds_or_due_times(spark: SparkSession) -> None:
     """A delay as an interval, as milliseconds, or as a due time."""
     table = spark.sql(
         """select timestamp'2026-11-21 06:00:00.004' as at, interval '0 00:01:02.0305' day to second as delay,
@@ -251,15 +253,13 @@ def test_kinds_of_columns(spark: SparkSession) -> None:
         (Columns(at="at"), InvalidInputError, "the column with the delay, or the one with the due time"),
     ],
 )
-def test_tables_that_cannot_be_planned_for(
-    spark: SparkSession, columns: Columns, error: type[Exception], said: str
-) -> None:
+def test_invalid_tables_are_refused(spark: SparkSession, columns: Columns, error: type[Exception], said: str) -> None:
     rows = [("2026-11-21 06:00:00", 5, 1), ("soon", 5, 1), ("2026-11-21 06:00:00", 5, -1)]
     with pytest.raises(error, match=said):
         of_table(spark.createDataFrame(rows, "at string, delay int, n int"), columns)
 
 
-def test_what_a_layout_cannot_hold(spark: SparkSession) -> None:
+def test_delays_longer_than_a_layout_allows_are_refused(spark: SparkSession) -> None:
     table = spark.sql("select current_timestamp() as at, 400000000000 as delay")
     workload = of_table(table, Columns(at="at", delay="delay"))
     with pytest.raises(InvalidInputError, match=r"4629 days.* and nservicebus holds 3106 days"):
@@ -270,7 +270,7 @@ def test_what_a_layout_cannot_hold(spark: SparkSession) -> None:
         of_table(table.where("delay < 0"), Columns(at="at", delay="delay"))
 
 
-def test_the_command(
+def test_the_command_plans_flows_and_writes_tables(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flows = tmp_path / "flows.toml"
@@ -331,7 +331,7 @@ def test_the_command(
         assert told.count("\n") == 1
 
 
-def test_the_command_with_a_table(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_plans_a_table(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = spark.sql("select timestamp'2026-11-21 06:00:00' as sent, id * 60000 as delay, 7 as many from range(2)")
     table.write.parquet(str(tmp_path / "table.parquet"))
     table.where("delay = 0").write.json(str(tmp_path / "undelayed.json"))
@@ -345,7 +345,7 @@ def test_the_command_with_a_table(spark: SparkSession, tmp_path: Path, capsys: p
     assert "clock: no message waits" in capsys.readouterr().out
 
 
-def test_the_plan_against_a_broker(spark: SparkSession, clock_url: str) -> None:
+def test_planned_queue_lengths_equal_measured_ones(spark: SparkSession, clock_url: str) -> None:
     """20,000 messages in ten seconds: what each level holds all along, as measured and as planned."""
     chance = random.Random(11)
     table = [
@@ -374,7 +374,7 @@ def test_the_plan_against_a_broker(spark: SparkSession, clock_url: str) -> None:
     assert is_close(*attempts[-1]), attempts
 
 
-def test_the_example_of_the_docs(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documented_example_prints_its_plan(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "pipeline-plan.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     rows = spark.sql(

@@ -118,7 +118,7 @@ def shop(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> Iterator[Shop]:
 
 
 @pytest.mark.slow
-def test_what_was_discarded_goes_back_once(
+def test_discarded_messages_are_replayed_once(
     shop: Shop, release: tuple[int, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def publish(client: bide.Client) -> None:
@@ -215,7 +215,7 @@ def fill(shop: Shop, number: int) -> None:
     shop.audit()
 
 
-def test_the_same_message_as_a_retry_sends(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replayed_message_equals_that_of_a_retry(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     """Out of a tap, after a retry, as out of the error queue."""
 
     async def publish(client: bide.Client) -> None:
@@ -250,7 +250,7 @@ async def drop(client: bide.Client, stream: str) -> None:
         await channel.delete_queue(stream)
 
 
-def test_what_is_not_there_any_more(
+def test_messages_missing_in_the_streams_are_reported(
     shop: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of the driver alone, which asks how far a stream goes.
@@ -299,7 +299,7 @@ def test_what_is_not_there_any_more(
         assert run(["pipeline", "replay", *arguments]) == 2
 
 
-def test_a_limit_is_one_of_messages_that_are_there(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_counts_only_available_messages(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     async def publish(client: bide.Client) -> None:
         await client.publish_many(events("discarded", range(9, 10)))
 
@@ -315,7 +315,7 @@ def test_a_limit_is_one_of_messages_that_are_there(shop: Shop, capsys: pytest.Ca
     assert "1 that no tap has seen" in capsys.readouterr().err
 
 
-def test_one_run_at_a_time(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_replay_is_refused_while_the_first_runs(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     fill(shop, 2)
     with holder_of(shop.ledger) as process:
         assert shop.replay(*NOWHERE) == 1
@@ -334,7 +334,7 @@ def test_one_run_at_a_time(shop: Shop, capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_replay_is_continued(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     """``kill -9`` of Python and JVM while parts are under way, and the same command again."""
     number = 2_400
     fill(shop, number)

@@ -65,7 +65,7 @@ def retry(name: str, message_id: str, *, due: float, sent: float) -> dict[str, A
     return copy(name, message_id, due=due, sent=sent, headers={"bide-retries": "1", "bide-first-due": str(ms(due - 9))})
 
 
-def test_ids_that_are_used_again(spark: SparkSession, folder: Folder) -> None:
+def test_a_reused_message_id_is_resolved_by_the_time_of_sending(spark: SparkSession, folder: Folder) -> None:
     """By the time of sending; a copy for a retry is no newer than what was sent a week later."""
     last = -WEEK
     delivered = [
@@ -106,7 +106,7 @@ def test_ids_that_are_used_again(spark: SparkSession, folder: Folder) -> None:
     }
 
 
-def test_where_nothing_tells_when_it_was_sent(spark: SparkSession, folder: Folder) -> None:
+def test_without_a_time_of_sending_the_time_of_the_failure_decides(spark: SparkSession, folder: Folder) -> None:
     """By the time of the failure, as well as clocks agree."""
     delivered = [
         strange("before", "again", -100),

@@ -77,7 +77,7 @@ def test_rows_become_messages(spark: SparkSession) -> None:
     assert elsewhere == again, "however they are delayed"
 
 
-def test_what_a_survey_finds(spark: SparkSession) -> None:
+def test_a_survey_counts_bad_past_and_far_rows(spark: SparkSession) -> None:
     rows = spark.createDataFrame(
         [("a", "2026-11-21 05:59:59"), ("b", "2026-11-21T06:00:10Z"), ("c", "soon"), ("d", None), ("e", "2026-11-22")],
         "body string, due string",
@@ -94,7 +94,7 @@ def test_what_a_survey_finds(spark: SparkSession) -> None:
     assert {one["due"]: one["count"] for one in counts} == {at_six - 3600: 1, at_six: 1, at_six + 18 * 3600: 1}
 
 
-def test_due_times_that_python_has_not(spark: SparkSession) -> None:
+def test_due_times_outside_the_years_1_to_9999_are_bad_rows(spark: SparkSession) -> None:
     """Spark reads years of five digits, and years before the first."""
     times = [
         "2026-11-21 06:00:10",
@@ -126,7 +126,7 @@ def test_due_times_that_python_has_not(spark: SparkSession) -> None:
                                     timedelta(seconds=19, microseconds=999_001), timedelta(-1), timedelta(400)]),
     ],
 )  # fmt: skip
-def test_delays_of_every_kind(spark: SparkSession, kind: str, delays: list[Any]) -> None:
+def test_delays_can_be_text_numbers_or_intervals(spark: SparkSession, kind: str, delays: list[Any]) -> None:
     rows = spark.createDataFrame([("x", delay) for delay in delays], f"body string, wait {kind}")
     settings = SinkSettings.make(
         "amqp://localhost", infrastructure=bide.Clock(max_delay=timedelta(days=300)), constants={"to": "orders"}
@@ -144,7 +144,7 @@ def test_delays_of_every_kind(spark: SparkSession, kind: str, delays: list[Any])
     assert near == {0: 1, 60: 1, 3_600: 1}
 
 
-def test_either_times_or_delays(spark: SparkSession) -> None:
+def test_exactly_one_of_due_times_and_delays_is_required(spark: SparkSession) -> None:
     rows = spark.sql("select 'x' as body, current_timestamp() as due, true as wait")
     for names in ({"at_column": None}, {"delay_column": "wait"}):
         with pytest.raises(InvalidInputError, match="the column of due times or that of delays, and not both"):
@@ -156,7 +156,7 @@ def test_either_times_or_delays(spark: SparkSession) -> None:
     assert usual.digest() != other.digest()
 
 
-def test_bad_columns_and_ids(spark: SparkSession) -> None:
+def test_bad_columns_and_duplicate_ids_are_refused(spark: SparkSession) -> None:
     rows = spark.sql("select 'x' as body, 'k' as id, 5 as due union all select 'y', 'k', 6")
     for values, said in (
         ({"at_column": "when"}, "no column 'when': there are body, id, due"),
@@ -174,7 +174,7 @@ def test_bad_columns_and_ids(spark: SparkSession) -> None:
             survey(one, plan_for("amqp://localhost", "orders", id_column="id"), now=NOW)
 
 
-def test_every_row_is_sent_once_and_what_is_in_the_ledger_is_not_sent_again(
+def test_every_row_is_sent_once_across_runs_with_one_ledger(
     spark: SparkSession, clock_url: str, queue: str, tmp_path: Path
 ) -> None:
     due = datetime.now(UTC) + timedelta(seconds=3)
@@ -197,9 +197,7 @@ def test_every_row_is_sent_once_and_what_is_in_the_ledger_is_not_sent_again(
     assert rest(clock_url, queue) == []
 
 
-def test_rows_of_a_session_that_is_not_the_active_one(
-    spark: SparkSession, clock_url: str, queue: str, tmp_path: Path
-) -> None:
+def test_rows_of_an_inactive_session_are_sent(spark: SparkSession, clock_url: str, queue: str, tmp_path: Path) -> None:
     """In a notebook with two sessions, the active one is that which was used last."""
     rows = reminders(spark, 3, due=f"timestamp'{datetime.now(UTC).isoformat()}'")
     plan, ledger = plan_for(clock_url, queue), Ledger(str(tmp_path / "ledger"))
@@ -209,7 +207,7 @@ def test_rows_of_a_session_that_is_not_the_active_one(
     assert len(drain(clock_url, queue, 3)) == 3
 
 
-def test_a_ledger_goes_on_only_with_what_it_was_begun_for(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_ledger_refuses_another_plan_broker_or_rows(spark: SparkSession, tmp_path: Path) -> None:
     rows = reminders(spark, 10, due="timestamp'2026-11-21 07:00:00'")
     plan, ledger = plan_for("amqp://localhost:1/a", "orders"), Ledger(str(tmp_path / "ledger"))
     ledger.begin(head_for(ledger, plan, survey(rows, plan, now=NOW)))
@@ -240,7 +238,7 @@ def csv(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_command_line(
+def test_the_command_sends_every_row(
     clock_url: str, queue: str, csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = ("--url", clock_url, "--to", queue, "--at-column", "due", "--ledger", tmp_path / "ledger")
@@ -265,7 +263,7 @@ def test_the_command_line(
 
 
 @pytest.mark.usefixtures("spark")
-def test_delays_by_the_command_line(
+def test_the_command_reads_a_delay_column(
     clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "reminders.csv"
@@ -286,7 +284,7 @@ def test_delays_by_the_command_line(
 
 
 @pytest.mark.usefixtures("spark")
-def test_due_times_far_away_by_the_command_line(
+def test_the_command_reports_due_times_out_of_range(
     clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "reminders.csv"
@@ -325,7 +323,7 @@ def test_another_infrastructure_has_another_ledger(
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_source_as_hadoop_writes_it(
+def test_a_file_uri_with_one_slash_is_the_same_source(
     clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one slash. It is the same file wherever the command is run, so it has the same ledger."""
@@ -344,7 +342,7 @@ def test_a_source_as_hadoop_writes_it(
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_wrong_target_is_told_before_spark_starts(
+def test_a_missing_target_is_reported_before_spark_starts(
     clock_url: str, queue: str, csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # A time zone that is none is told as soon as Spark is there.
@@ -362,14 +360,14 @@ def test_a_wrong_target_is_told_before_spark_starts(
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_dry_run_asks_no_broker(csv: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_needs_no_broker(csv: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ("--url", "amqp://127.0.0.1:1", "--to", "typo", "--at-column", "due", "--dry-run")
     assert schedule(csv, *where) == 0
     assert capsys.readouterr().out.startswith("10 messages to the queue typo on 127.0.0.1:1/; nothing was sent")
 
 
 @pytest.mark.usefixtures("spark")
-def test_what_the_command_line_refuses(
+def test_invalid_command_lines_are_refused(
     clock_url: str, queue: str, csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with csv.open("a") as file:
@@ -417,7 +415,7 @@ def test_what_the_command_line_refuses(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on(
+def test_a_killed_schedule_is_continued(
     spark: SparkSession, clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``kill -9`` of Python and JVM while parts are under way, and the same command again."""

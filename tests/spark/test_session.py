@@ -67,7 +67,7 @@ def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
 
 
 @pytest.mark.slow
-def test_a_java_that_is_killed_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_killed_java_is_reported_in_one_line(tmp_path: Path) -> None:
     """In the middle of a job, as the kernel does it where memory runs out."""
     source = tmp_path / "rows.csv"
     source.write_text("order_id,due\n" + "o-1,2026-01-01\n" * 100_000)
@@ -119,14 +119,14 @@ def programs_of(group: int) -> list[str]:
 
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("zone", ["Mars/Olympus", ""])
-def test_a_time_zone_that_is_none(zone: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_time_zone_is_refused(zone: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*ANY_PLAN, "--time-zone", zone]) == 2
     assert capsys.readouterr().err == (
         f"bide: Spark does not know the time zone {zone!r}: give one such as UTC, Europe/Berlin or +02:00\n"
     )
 
 
-def test_what_fails_in_a_batch_is_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_error_in_a_batch_is_reported_briefly(spark: SparkSession, tmp_path: Path) -> None:
     """The function of a streaming query, and a task that it starts: what Spark wraps around it is many lines."""
 
     def broken(batch: DataFrame, number: int) -> None:

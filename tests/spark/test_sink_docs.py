@@ -37,18 +37,18 @@ def names(text: str) -> list[str]:
     return re.findall(r"`([\w-]+)`", text)
 
 
-def test_every_column_is_in_its_table() -> None:
+def test_every_column_is_documented() -> None:
     assert sorted(name for cells in table("Columns") for name in names(cells[0])) == sorted(COLUMNS)
 
 
-def test_every_option_is_in_its_table_or_said_to_replace_a_column() -> None:
+def test_every_option_is_documented() -> None:
     replacing = re.search(r"An option that has the name of a column replaces that column[^:]*:(.*?)\.", PAGE, re.DOTALL)
     assert replacing
     assert sorted(names(replacing[1])) == sorted(OF_COLUMNS)
     assert sorted(name for cells in table("Options") for name in names(cells[0])) == sorted(KNOWN - OF_COLUMNS)
 
 
-def test_the_defaults_are_those_that_it_names() -> None:
+def test_the_documented_defaults_are_used() -> None:
     options = {name: cells for cells in table("Options") for name in names(cells[0])}
     found = SinkSettings.read(Options({"queue": "orders"}), {})
     default = {name: cells[1].strip("`") for name, cells in options.items()}
@@ -62,7 +62,7 @@ def test_the_defaults_are_those_that_it_names() -> None:
     assert (default["idPrefix"], default["rejects"], found.id_prefix, found.rejects) == ("", "", None, None)
 
 
-def test_the_examples(spark: SparkSession, vhost_url: str, tmp_path: Path) -> None:
+def test_the_examples_send_their_rows(spark: SparkSession, vhost_url: str, tmp_path: Path) -> None:
     examples = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(examples) == 3
 

@@ -113,7 +113,9 @@ def made(letter: OutgoingMessage) -> PreparedMessage:
 @example(CLOCKS[0], [OutgoingMessage(b"", to="q", headers={"big": "x" * FRAME_MAX})])
 @example(CLOCKS[0], [OutgoingMessage(b"", exchange="x", routing_key="." * 130, delay="1s")])
 @example(CLOCKS[0], [OutgoingMessage(b"", exchange="x", routing_key="." * 130, deliver_at=NOW)])
-def test_not_a_bit_differs(infrastructure: DelayInfrastructure, several: list[OutgoingMessage]) -> None:
+def test_messages_of_a_known_kind_are_encoded_to_the_same_bytes(
+    infrastructure: DelayInfrastructure, several: list[OutgoingMessage]
+) -> None:
     check = MessageChecker()
     encoder = Encoder(infrastructure, frame_max=FRAME_MAX)
     # The second time the kind of each letter is known.
@@ -188,7 +190,7 @@ RIGHT = tuple(
 @pytest.mark.parametrize(
     "letter", list(wrong_letters()), ids=lambda letter: repr(letter).replace(repr(letter.json), "...")
 )
-def test_a_wrong_letter_is_refused_whatever_was_right_before(letter: OutgoingMessage) -> None:
+def test_an_invalid_message_is_refused_after_valid_ones(letter: OutgoingMessage) -> None:
     with pytest.raises(InvalidInputError) as expected:
         made(letter)
     check = MessageChecker()
@@ -199,7 +201,7 @@ def test_a_wrong_letter_is_refused_whatever_was_right_before(letter: OutgoingMes
     assert str(caught.value) == str(expected.value)
 
 
-def test_kinds_are_not_remembered_without_end() -> None:
+def test_at_most_10_000_kinds_are_cached() -> None:
     check = MessageChecker()
     for number in range(25_000):
         check.check(OutgoingMessage(b"", to=f"q{number}"))
@@ -210,7 +212,7 @@ def test_kinds_are_not_remembered_without_end() -> None:
     assert len(encoder._prepared) <= 10_000
 
 
-def test_every_digit_of_every_level() -> None:
+def test_every_digit_of_every_level_is_encoded_the_same() -> None:
     """Each wait of one digit, and a wait of all digits at their highest."""
     check = MessageChecker()
     for clock in CLOCKS[:2]:

@@ -207,7 +207,7 @@ class TestAForbiddenImport:
             ("client.client", "", "the whole of bide"),
         ],
     )
-    def test_is_named(self, importer: str, imported: str, why: str) -> None:
+    def test_is_refused_with_the_reason(self, importer: str, imported: str, why: str) -> None:
         found = refusal(importer, imported)
         assert found is not None
         assert why in found
@@ -226,7 +226,7 @@ class TestAForbiddenImport:
         with pytest.raises(AssertionError, match="in no layer"):
             member_of("somewhere.new")
 
-    def test_a_circle_is_named(self) -> None:
+    def test_a_circle_of_imports_is_found(self) -> None:
         assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) is None
         assert circle({"a": {"b"}, "b": {"a"}}) is not None
 
@@ -237,7 +237,7 @@ def test_third_party_packages_stay_in_their_layers(module: str) -> None:
     assert others <= THIRD_PARTY.get(member_of(module), frozenset())
 
 
-def test_what_is_imported_is_what_is_installed() -> None:
+def test_imported_packages_are_the_declared_dependencies() -> None:
     """Every package that is imported is a dependency by its own right, and none is installed for nothing."""
     project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())["project"]
     extras = project.get("optional-dependencies", {}).values()
@@ -261,7 +261,7 @@ def test_pure_modules_do_no_input_or_output(module: str) -> None:
     assert not called & PURE_BUILTINS_REFUSED
 
 
-def test_no_modules_need_each_other() -> None:
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
     """Not even inside functions or for the type checker. Packages import what they offer, so they are left out."""
     graph = {
         module: {one.target for one in imports_of(module) if one.own}
@@ -272,11 +272,11 @@ def test_no_modules_need_each_other() -> None:
     assert found is None, f"a circle of imports: {found}"
 
 
-def test_the_table_names_only_what_exists() -> None:
+def test_the_layers_name_only_existing_modules() -> None:
     assert set(PLACES) <= set(MODULES)
 
 
-def test_few_modules_stand_beside_the_packages() -> None:
+def test_at_most_the_agreed_number_of_modules_is_outside_packages() -> None:
     beside = [path.name for path in PACKAGE.glob("*.py") if path.name != "__main__.py"]
     assert len(beside) <= TOP_MODULES, beside
 

@@ -31,5 +31,7 @@ SHOP = BrokerUrl.parse("amqp://ana:secret@shop.example/orders")
         (None, {"BIDE_URL": "amqp://shop.example/a/b"}, "http://shop.example:15672"),
     ],
 )
-def test_where_it_is_looked_for(named: str | None, environment: dict[str, str], address: str) -> None:
+def test_the_address_comes_from_the_argument_then_the_environment_then_the_broker_url(
+    named: str | None, environment: dict[str, str], address: str
+) -> None:
     assert management_api(SHOP, named, environment=environment).address == address

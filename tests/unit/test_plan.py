@@ -29,7 +29,7 @@ MIDNIGHT = int(datetime(2026, 11, 21, tzinfo=UTC).timestamp() * 1000)
 
 @pytest.mark.parametrize("infrastructure", LAYOUTS, ids=lambda one: one.name)
 @given(delay=st.one_of(st.integers(1, 100_000), st.integers(1, 268_435_455_000)))
-def test_stays_are_the_queues_that_a_message_passes(infrastructure: bide.DelayInfrastructure, delay: int) -> None:
+def test_stays_equal_the_queues_on_the_route(infrastructure: bide.DelayInfrastructure, delay: int) -> None:
     ladder = PlanLevels.of(infrastructure)
     stays = list(ladder.stays(0, delay))
     steps = infrastructure.steps(timedelta(milliseconds=delay), QueueTarget("orders"))
@@ -40,7 +40,7 @@ def test_stays_are_the_queues_that_a_message_passes(infrastructure: bide.DelayIn
 
 
 @pytest.mark.parametrize("infrastructure", LAYOUTS, ids=lambda one: one.name)
-def test_units_of_a_ladder(infrastructure: bide.DelayInfrastructure) -> None:
+def test_each_unit_is_a_whole_number_of_the_next(infrastructure: bide.DelayInfrastructure) -> None:
     """What makes digits a matter of one division and one remainder."""
     ladder = PlanLevels.of(infrastructure)
     for above, below in zip(ladder.rungs, ladder.rungs[1:], strict=False):
@@ -48,7 +48,7 @@ def test_units_of_a_ladder(infrastructure: bide.DelayInfrastructure) -> None:
     assert ladder.longest < ladder.rungs[0].unit * (ladder.rungs[0].highest + 1)
 
 
-def test_a_layout_that_has_no_ladder() -> None:
+def test_celery_cannot_be_planned_for() -> None:
     with pytest.raises(InvalidInputError, match="'celery' cannot be planned for: clock and nservicebus can"):
         PlanLevels.of(bide.Celery())
 
@@ -57,17 +57,17 @@ def test_a_layout_that_has_no_ladder() -> None:
     ("text", "rate"),
     [("5000/s", 5000), ("1e9/d", 1e9 / 86400), ("1,200 per hour", 1 / 3), ("90/min", 1.5), (2, 2), ("0/s", 0)],
 )
-def test_rates(text: str | float, rate: float) -> None:
+def test_rates_are_parsed(text: str | float, rate: float) -> None:
     assert parse_rate(text) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("text", ["5000", "", "fast", "-1/s", -1, "1/week", True, None])
-def test_bad_rates(text: str) -> None:
+def test_invalid_rates_are_refused(text: str) -> None:
     with pytest.raises(InvalidInputError, match="rate"):
         parse_rate(text)
 
 
-def test_delays() -> None:
+def test_a_delay_can_be_a_range() -> None:
     assert delay_range("5m") == (300_000, 300_000)
     assert delay_range("1h..PT2H") == (3_600_000, 7_200_000)
     with pytest.raises(InvalidInputError, match="end before they begin"):
@@ -121,12 +121,12 @@ def test_a_profile_follows_the_hours_of_the_day() -> None:
         ("1/s", "should be a table"),
     ],
 )
-def test_bad_flows(flow: dict[str, object], said: str) -> None:
+def test_invalid_flows_are_refused(flow: dict[str, object], said: str) -> None:
     with pytest.raises(InvalidInputError, match=said):
         flows_of([flow])
 
 
-def test_verdicts() -> None:
+def test_verdicts_compare_demand_with_capacity() -> None:
     capacity = Capacity.measured("clock", broker="3.10", prefetch=32, hops=10_000, disk=10**9)
     found = {
         one.what: one for one in judge(capacity, hops=7_000, release=20_000, messages=10**6, bytes=5 * 10**8, lanes=2)
@@ -150,7 +150,7 @@ def test_verdicts() -> None:
         Capacity.measured("celery")
 
 
-def test_no_queue_is_said_to_release_more_than_was_measured() -> None:
+def test_planned_release_rates_do_not_exceed_the_measured_ones() -> None:
     """By the benchmark's newest burst, give or take a twentieth, and by the page that has other releases too."""
     kept = [Results.load(file) for file in sorted((ROOT / "benchmarks/results").glob("*-4.3.*.json"))]
     for prefetch, setting in ((32, burst.LOW), (1000, burst.HIGH)):
@@ -163,7 +163,7 @@ def test_no_queue_is_said_to_release_more_than_was_measured() -> None:
         assert f"\n| {row} | {cells} |\n" in said
 
 
-def test_the_page_says_what_verdicts_are_held_against() -> None:
+def test_the_page_shows_the_capacities_of_the_verdicts() -> None:
     said = (ROOT / "docs/pipeline-plan.md").read_text()
     for row, figures in (
         ("hops/s, `Clock`", {release: of["clock"] for release, of in HOPS.items()}),
@@ -174,7 +174,7 @@ def test_the_page_says_what_verdicts_are_held_against() -> None:
         assert f"\n| {row} | {figures['3.10']:,} | {figures['4.3']:,} |\n" in said
 
 
-def test_sizes() -> None:
+def test_sizes_are_parsed_and_formatted() -> None:
     assert [size_of("--disk", text) for text in (None, "5", "200G", "1.5tb", "3 k")] == [
         None,
         5,

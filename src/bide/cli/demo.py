@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bide.amqp.url import BrokerUrl
     from bide.demo.figures import DemoFigures
     from bide.demo.progress import Progress
-    from bide.demo.report import ReportPlace, Told
+    from bide.demo.report import DemoReport, ReportFolder
     from bide.demo.workload import Shop
 
 _STDERR: Final = 2
@@ -80,7 +80,7 @@ def demo(
 
     from bide.demo.plan import make_plan
     from bide.demo.progress import Progress
-    from bide.demo.view import outcome, showing
+    from bide.demo.view import result, showing
     from bide.demo.workload import make_shop
     from bide.durations import parse_delay
 
@@ -104,18 +104,18 @@ def demo(
         report = None if demonstration.report is None else demonstration.report.to_dict()
         print_json(figures.to_dict() | {"report": report, "no_report": why_not or demonstration.failure or None})
     else:
-        shown = outcome(
+        shown = result(
             figures,
             progress.lateness,
             live=console.is_terminal,
-            told=demonstration.report,
-            why_not=why_not or demonstration.failure,
+            report=demonstration.report,
+            no_report=why_not or demonstration.failure,
         )
         console.print(shown, crop=False)
     return 1 if figures.problems or demonstration.failure else 0
 
 
-def _place(into: Path) -> tuple[ReportPlace | None, str]:
+def _place(into: Path) -> tuple[ReportFolder | None, str]:
     """The folder of the report, or why there will be no report.
 
     Raises:
@@ -125,10 +125,10 @@ def _place(into: Path) -> tuple[ReportPlace | None, str]:
 
     if why_not := missing():
         return None, why_not
-    from bide.demo.report import ReportPlace
+    from bide.demo.report import ReportFolder
 
-    place = ReportPlace(into)
-    place.begin()
+    place = ReportFolder(into)
+    place.create()
     return place, ""
 
 
@@ -177,11 +177,11 @@ class _DemoCommand:
     """
 
     def __init__(
-        self, broker: _Broker, prefix: str, progress: Progress, shop: Shop | None, place: ReportPlace | None
+        self, broker: _Broker, prefix: str, progress: Progress, shop: Shop | None, place: ReportFolder | None
     ) -> None:
         from bide.delay.clock import Clock
 
-        self.report: Told | None = None
+        self.report: DemoReport | None = None
         self.failure = ""
         self._broker, self._progress, self._shop, self._place = broker, progress, shop, place
         self._clock = Clock(prefix=prefix)
@@ -201,14 +201,14 @@ class _DemoCommand:
             run_async(self._clean())
         return figures
 
-    def _write_report(self, shop: Shop, place: ReportPlace) -> None:
-        from bide.demo.report import tell
+    def _write_report(self, shop: Shop, place: ReportFolder) -> None:
+        from bide.demo.report import write_report
 
         broker = self._broker
         try:
             with ended_by_signals():
-                self.report = tell(
-                    broker.text, self._clock, shop, place=place, port=broker.stream_port, progress=self._progress
+                self.report = write_report(
+                    broker.text, self._clock, shop, folder=place, port=broker.stream_port, progress=self._progress
                 )
         except (BideError, OSError) as error:
             # The deliveries are measured: print their figures even if the report fails.

@@ -15,7 +15,15 @@ from bide.amqp.delivery import Delivery
 from bide.amqp.url import BrokerUrl
 from bide.client.client import Client, connect
 from bide.error_queues.operation import WINDOW
-from bide.error_queues.stream_browser import HEADER_OFFSET, answer, end_of, next_of, no_answer, offset_of, subscribe
+from bide.error_queues.stream_browser import (
+    HEADER_OFFSET,
+    end_of,
+    next_of,
+    no_answer,
+    offset_of,
+    require_answer,
+    subscribe,
+)
 from bide.errors import ConnectionLostError, NotFoundError, TargetNotFoundError
 from bide.messages.prepared import PreparedMessage
 from bide.pipelines.run_sync import wait_for
@@ -86,7 +94,7 @@ async def _held(connection: Connection, stream: str, wanted: int) -> range:
     first = await _first(connection, stream)
     if first is None or first > wanted:
         return range(0)
-    end = await end_of(connection, stream, patience=_PATIENCE, wanted=wanted)
+    end = await end_of(connection, stream, max_wait=_PATIENCE, wanted=wanted)
     if end is None:
         raise no_answer(connection, _PATIENCE)
     return range(first, end)
@@ -100,7 +108,7 @@ async def _first(connection: Connection, stream: str) -> int | None:
     async with subscription.channel:
         delivery = await next_of(subscription, _PATIENCE)
         if delivery is None:
-            await answer(subscription, _PATIENCE)
+            await require_answer(subscription, _PATIENCE)
             # It may have stood still for a moment.
             delivery = await next_of(subscription, 0)
         return offset_of(delivery) if delivery is not None else None
@@ -218,7 +226,7 @@ async def copies(connection: Connection, stream: str, offsets: Sequence[int]) ->
                 delivery = await next_of(subscription, _PATIENCE)
                 # At its end, a stream that was declared again gives what is new: as slowly as that comes, for ever.
                 if delivery is None or time.monotonic() - asked > _PATIENCE:
-                    end = await end_of(connection, stream, patience=_PATIENCE, wanted=left[0])
+                    end = await end_of(connection, stream, max_wait=_PATIENCE, wanted=left[0])
                     if end is not None and end <= left[0]:
                         return
                     asked = time.monotonic()
