@@ -16,6 +16,7 @@ import pytest
 
 import bide
 from bide.cli.app import cli
+from bide.topology import Argument
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -102,6 +103,29 @@ def test_repeated_messages_and_past_due_times_arrive_at_once(program: Program) -
     assert received[-1]["body"] == "late"
     assert received[-1]["lateness_ms"] > 1e9
     assert len({one["message_id"] for one in received}) == 251
+
+
+@pytest.mark.parametrize("management", [True, False], ids=["management", "amqp"])
+def test_receiving_from_a_delay_queue_hastens_nothing(program: Program, vhost: Vhost, management: bool) -> None:
+    """By its name, by its arguments or else by the keys of its messages; a name alone does not make a delay queue."""
+    program.environment["BIDE_MANAGEMENT_URL"] = vhost.broker.management_url if management else "http://127.0.0.1:1"
+    clock = bide.Clock()
+    level: dict[str, Argument] = {"x-message-ttl": 3_600_000, "x-dead-letter-exchange": "bide.v1.c"}
+    queues = [bide.Queue.quorum("q"), bide.Queue.quorum("backup.v1.s3"), bide.Queue.quorum("mine", level)]
+    binding = bide.Binding("bide.v1.m", "mine", "~m9")
+    with bide.connect_sync(program.environment["BIDE_URL"]) as client:
+        client.declare(clock.core_topology() | bide.Topology(queues=queues, bindings=[binding]))
+        receipt = client.publish(b"x", to="q", delay="10s")
+        client.publish(b"y", to="q", delay="9m")
+        client.publish(b"z", to="backup.v1.s3")
+    for queue in ("bide.v1.s10", "mine"):
+        said = program.fails(2, "receive", queue, "--count", "1", "--timeout", "20s")
+        assert said.startswith(f"bide: the queue {queue!r} belongs to a delay infrastructure: messages wait there")
+    if management:
+        assert "z" in program.ok("receive", "backup.v1.s3", "--count", "1", "--timeout", "20s")
+    (message,) = lines(program.ok("receive", "q", "--count", "1", "--timeout", "40s", "--json"))
+    assert (message["body"], message["message_id"]) == ("x", receipt.message_id)
+    assert message["lateness_ms"] >= 0
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])

@@ -330,10 +330,11 @@ async def test_a_message_that_cannot_be_repeated_is_in_doubt(
     await connection.close()
 
 
+@pytest.mark.parametrize("name", ["x", "x" * 230], ids=["named", "cut-off"])
 @pytest.mark.parametrize("count", [1, 2])
-async def test_a_single_message_to_a_deleted_exchange_is_not_in_doubt(vhost: Vhost, count: int) -> None:
-    """Of several the exchange may have taken some before it was deleted."""
-    queue, exchange = fresh("q"), fresh("x")
+async def test_a_single_message_to_a_deleted_exchange_is_not_in_doubt(vhost: Vhost, count: int, name: str) -> None:
+    """Of several the exchange may have taken some before it was deleted. The broker cuts a long name off."""
+    queue, exchange = fresh("q"), fresh(name)
     async with bide.connect(vhost.url, infrastructure=CLOCK) as client:
         await client.declare(
             bide.Topology(

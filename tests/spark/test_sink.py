@@ -328,6 +328,30 @@ def test_a_micro_batch_that_is_repeated_replaces_its_rejects(
     assert len(drain(clock_url, queue, 18)) == 18
 
 
+def test_a_micro_batch_that_is_repeated_does_not_move_due_times_that_spark_computed(
+    spark: SparkSession, clock_url: str, queue: str, tmp_path: Path
+) -> None:
+    source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    spark.range(0, 3, 1, 1).selectExpr("cast(id as string) as value").write.parquet(str(source))
+
+    def run() -> dict[bytes, tuple[str | None, datetime | None]]:
+        rows = spark.readStream.schema("value string").parquet(str(source))
+        due = "current_timestamp() + interval 1 second as deliver_at"
+        options = {"url": clock_url, "queue": queue, "checkpointLocation": str(checkpoint), "past": "send", **SMALL}
+        stream = rows.selectExpr("value", due).writeStream.format("rabbitmq").options(**options)
+        stream.trigger(availableNow=True).start().awaitTermination()
+        return {one.body: (one.message_id, one.due) for one in drain(clock_url, queue, 3)}
+
+    first = run()
+    assert len(first) == 3
+    assert all(due is not None for _, due in first.values())
+    # As if the driver had died before it wrote down that the micro-batch is done.
+    (commit,) = (checkpoint / "commits").glob("[0-9]*")
+    commit.unlink()
+    commit.with_name(f".{commit.name}.crc").unlink(missing_ok=True)
+    assert run() == first
+
+
 def test_repeated_writes_with_a_prefix_have_the_same_ids(spark: SparkSession, clock_url: str, queue: str) -> None:
     frame = spark.range(0, 100, 1, 2).selectExpr("cast(id as string) as value")
     for _ in range(2):

@@ -42,7 +42,7 @@ def receive(
     """Print the messages of QUEUE as they arrive, until interrupted.
 
     A message is acknowledged once its line is written. Messages that were not printed stay in the queue, and nothing is
-    lost when this command ends, however it ends.
+    lost when this command ends, however it ends. The queues of a delay infrastructure are refused.
 
     --json prints body, exchange, routing_key, message_id, headers, due and lateness_ms. A body that is not UTF-8 is
     base64, and body_encoding says so.
@@ -65,9 +65,11 @@ async def _receive(
 ) -> None:
     from bide.client.client import connect
     from bide.durations import format_delay
+    from bide.error_queues.delay_queues import refuse_delay_queue
     from bide.topology import Queue, Topology
 
     async with connect(settings.broker_url()) as client:
+        await refuse_delay_queue(client, queue, None)
         if declare:
             await client.declare(Topology(queues=[Queue.quorum(queue)]))
         received = await _print_messages(client, queue, count=count, time_limit=time_limit, render=render)
@@ -83,6 +85,9 @@ async def _print_messages(
     client: Client, queue: str, *, count: int | None, time_limit: timedelta | None, render: Callable[[Message], bytes]
 ) -> int:
     """Print up to *count* messages until the timeout, and return their number."""
+    from bide.delay.recognition import refusal
+    from bide.error_queues.delay_queues import holds_waiting
+
     writer = LineWriter()
     prefetch = PREFETCH if count is None else min(PREFETCH, count)
     received = 0
@@ -94,6 +99,8 @@ async def _print_messages(
         async with limit, client.consume(queue, prefetch=prefetch) as messages:
             try:
                 async for message in messages:
+                    if holds_waiting(message.raw):
+                        raise refusal(queue, "waiting")
                     await writer.write(render(message))
                     received += 1
                     if count is None or received <= count - prefetch:

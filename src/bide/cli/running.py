@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -62,12 +63,13 @@ def confirm(question: str) -> None:
     Raises:
         ClickException: the answer was no.
         Abort: Ctrl-C.
-        UsageError: there is no answer, because standard input is empty.
+        UsageError: there is no answer, because standard input is empty or closed.
     """
     try:
         agreed = click.confirm(question, err=True)
-    except click.Abort as error:
-        if isinstance(error.__context__, EOFError):
+    except (click.Abort, OSError) as error:
+        is_closed = isinstance(error, OSError) and error.errno == errno.EBADF
+        if is_closed or isinstance(error.__context__, EOFError):
             click.echo(err=True)
             raise click.UsageError("standard input has no answer to the question: give --yes to skip it") from None
         raise

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from datetime import timedelta
 from functools import partial
 from math import inf
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from bide.admin.apply import apply, check_streams, exists, is_into, names_in
 from bide.admin.settling import settle
@@ -20,16 +20,18 @@ from bide.delay.protocol import DelayInfrastructure, DelayRoute, ExchangeTarget,
 from bide.durations import sending_time
 from bide.errors import (
     AccessRefusedError,
+    BideError,
     MessageTooLargeError,
     NotAppliedError,
     TargetNotFoundError,
+    UnroutableError,
     UnsupportedTargetError,
 )
 from bide.messages.prepared import MessageTemplate, Moment, PreparedMessage
 from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
 from bide.runtime.shared_tasks import SharedTasks
-from bide.topology import Exchange, Topology
+from bide.topology import Binding, Exchange, Topology
 
 log = logger(__name__)
 
@@ -67,6 +69,18 @@ class Preparation(NamedTuple):
 
     moment: Moment
     number: int
+
+
+class Returnable(Protocol):
+    """A message that was sent, and that the broker may return.
+
+    Attributes:
+        hops: queues that it waits in.
+        unroutable: whether it came back before.
+    """
+
+    hops: int
+    unroutable: bool
 
 
 class BrokerState:
@@ -247,17 +261,30 @@ class BrokerState:
             self._applied = self._core_put = False
             if self._growth is not None:
                 self._growth.forget()
-            self._requirements.clear()
+        self._forget_targets()
+
+    def _forget_targets(self) -> None:
         self._targets.clear()
+        self._requirements.clear()
         self._kinds.clear()
+
+    def is_worth_repeating(self, sent: Returnable, error: BideError) -> bool:
+        """Whether a message may be routed when it is sent again, because its delay infrastructure is declared again.
+
+        An exchange or a binding behind the exchange that the message entered by was deleted, or is not there yet. Each
+        message is sent again for this reason once.
+        """
+        if not isinstance(error, UnroutableError) or not sent.hops or sent.unroutable:
+            return False
+        sent.unroutable = True
+        self.forget(self.infrastructure.delivery_exchange)
+        return True
 
     async def _ensure_applied(self) -> None:
         probes = self.infrastructure.probes()
         is_complete = await exists(self.connection, probes)
         if self._growth is not None:
-            if not is_complete and not (self._core_put and await self._has_exchanges(self._growth)):
-                await self._put_core(self._growth)
-                self._core_put = True
+            await self._ensure_core(self._growth, is_complete=is_complete)
             self._growth.is_complete = is_complete
             self._doubt_at = self.connection.loop.time() + REBIND_AFTER.total_seconds()
         elif is_complete:
@@ -275,33 +302,43 @@ class BrokerState:
             )
         self._applied = True
 
-    async def _has_exchanges(self, growth: Growth) -> bool:
-        return await exists(self.connection, Topology(growth.core.exchanges))
+    async def _ensure_core(self, growth: Growth, *, is_complete: bool) -> None:
+        """Declare what every delay needs, or its bindings alone where the mark says that the rest is there."""
+        was_there = is_complete or self._core_put
+        is_there = was_there and await exists(self.connection, Topology(growth.core.exchanges, growth.core.queues))
+        if is_there and self._core_put:
+            return
+        if not is_there:
+            await self._put_core(growth, "exchanges or queues that every delay needs are missing" if was_there else "")
+        elif self._declare:
+            await self._bind_again(growth.core.bindings)
+        self._core_put = True
+        # An exchange that was deleted took the bindings of targets with it.
+        self._forget_targets()
 
-    async def _put_core(self, growth: Growth) -> None:
+    async def _put_core(self, growth: Growth, reason: str) -> None:
         if not self._declare:
-            raise growth.not_applied()
+            raise growth.not_applied(reason)
         delivery = self.infrastructure.delivery_exchange
         try:
             if not await exists(self.connection, Topology([Exchange(delivery)])):
                 await check_streams(self.connection, prefix=delivery)
             await apply(self.connection, growth.core, can_move=False)
         except AccessRefusedError as error:
-            raise growth.not_applied(str(error)) from error
+            raise growth.not_applied(reason or str(error)) from error
 
     async def _complete(self, probes: Topology) -> None:
         """Declare the bindings of the probes: the probes are declared last, so nothing else can be missing."""
         if not self._declare:
             return
         queues = {one.name for one in probes.queues}
-        bindings = [one for one in self.infrastructure.topology().bindings if is_into(one, queues)]
+        await self._bind_again(one for one in self.infrastructure.topology().bindings if is_into(one, queues))
+
+    async def _bind_again(self, bindings: Iterable[Binding]) -> None:
+        """Declare bindings of the infrastructure again, if this user may."""
+        topology = Topology(bindings=bindings)
         try:
-            await apply(
-                self.connection,
-                Topology(bindings=bindings),
-                external=names_in(Topology(bindings=bindings)),
-                can_move=False,
-            )
+            await apply(self.connection, topology, external=names_in(topology), can_move=False)
         except AccessRefusedError as error:
             log.debug("the delay infrastructure is taken as it is: %s", error)
 
@@ -398,9 +435,8 @@ class BrokerState:
         return known.get(key, 0.0) > self.connection.loop.time()
 
     def _remember_kind(self, kind: MessageTemplate | None, until: float, *, waits: bool) -> None:
-        if kind is None:
-            return
-        self._kinds[kind, waits] = until
+        if kind is not None:
+            self._kinds[kind, waits] = until
 
     def _remember(self, known: dict[_Key, float], key: _Key) -> None:
         known[key] = self.connection.loop.time() + REBIND_AFTER.total_seconds()

@@ -9,13 +9,13 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from bide.admin.apply import check_release
-from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Awaited
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.client.broker_state import BrokerState, Preparation, too_large
-from bide.client.publish_result import denied, in_doubt
+from bide.client.broker_state import BrokerState, Preparation
+from bide.client.channel_closure import ChannelClosure, final_error
+from bide.client.publish_result import in_doubt
 from bide.client.reconnecting import ReconnectingConnection
 from bide.client.trials import Trials
 from bide.delay.protocol import DelayInfrastructure
@@ -25,11 +25,8 @@ from bide.errors import (
     ClosedError,
     ConnectionLostError,
     InvalidInputError,
-    MessageTooLargeError,
     PublishError,
     PublishInDoubtError,
-    TargetNotFoundError,
-    UnroutableError,
 )
 from bide.messages.checker import MessageChecker
 from bide.messages.prepared import PreparedMessage
@@ -76,14 +73,15 @@ class _Sending:
 
     Attributes:
         attempts: how often it was sent.
+        refusals: how many of these the broker certainly did not take.
         was_lost: whether the connection broke after it was sent.
         reason: why it is not confirmed yet.
         suspect: whether it may be the one for which the broker closed a channel.
-        blamed: whether it certainly is.
+        verdict: the error to report, if it certainly is.
         lacks_digits: whether it could not be encoded, because digits of its delay were not ready.
         preparation: of its next sending; see :meth:`bide.client.broker_state.BrokerState.prepare`.
         elsewhere: whether another host confirmed it.
-        unroutable: whether the delay infrastructure had no way for it, and was looked after since.
+        unroutable: whether it came back; see :meth:`bide.client.broker_state.BrokerState.is_worth_repeating`.
         trouble: what was known of the node, when a connection broke that it waited on.
     """
 
@@ -91,9 +89,10 @@ class _Sending:
     mandatory: bool
     reason: str
     attempts: int = 0
+    refusals: int = 0
     was_lost: bool = False
     suspect: bool = False
-    blamed: bool = False
+    verdict: BideError | None = None
     lacks_digits: bool = False
     preparation: Preparation | None = None
     elsewhere: bool = False
@@ -110,19 +109,12 @@ class _Sending:
         """The error for a message that was sent and not confirmed."""
         return in_doubt(self.message.message_id, reason)
 
-    def may_be_there(self, error: BideError) -> bool:
-        """Whether the broker may have it from an earlier sending, though it refuses it now."""
-        if isinstance(error, TargetNotFoundError):
-            # What it goes to was there before.
-            return self.attempts > 1
-        return self.was_lost and not isinstance(error, MessageTooLargeError)
-
     def out_of_time(self, seconds: float, connection: Connection | None) -> PublishError:
         """The error for a message whose time is up."""
         reason = (connection.trouble if connection is not None else "") or self.trouble or self.reason
         if connection is not None and connection.is_open and connection.blocked_by is not None:
             reason = f"the broker takes no publishes at the moment: {connection.blocked_by}"
-        if self.attempts:
+        if self.attempts > self.refusals:
             return self.in_doubt(f"no confirm within {seconds:g} s: {reason}")
         message_id = self.message.message_id
         return PublishError(
@@ -249,9 +241,9 @@ class Publisher:
         try:
             return await self.session()
         except BideError as error:
-            if not sending.attempts:
+            if (final := final_error(sending, error)) is error:
                 raise
-            raise denied(sending.message.message_id, error) from error
+            raise final from error
 
     async def _round(self, session: BrokerState, sending: _Sending) -> bool:
         """Try to send a message once, and tell whether it was confirmed; False if it is worth another try."""
@@ -267,41 +259,34 @@ class Publisher:
             async with session.suspects, await session.connection.channel(confirms=True) as channel:
                 await session.connection.writable()
                 return await self._send(session, channel, sending)
-        except PublishError as error:
-            if sending.elsewhere:
-                return True
-            if isinstance(error, UnroutableError) and sending.hops and not sending.unroutable:
-                # Somebody deleted an exchange or a binding behind the exchange that it enters by.
-                sending.unroutable = True
-                sending.reason = str(error)
-                session.forget(session.infrastructure.delivery_exchange)
-                return False
-            if sending.attempts < (3 if sending.unroutable else 2):
-                raise
-            # The broker may have taken it before, and that was not heard.
-            raise denied(sending.message.message_id, error) from error
         except BideError as error:
             if sending.elsewhere:
                 return True
-            sending.reason = str(error)
-            sending.trouble = session.connection.trouble
-            if sending.attempts == before:
-                # Nothing was sent: what the broker, or our own checks, said before would only come again.
-                # (That a connection broke that only checked the broker is not its last word.)
-                is_open = session.connection.is_open and not isinstance(error, ConnectionLostError)
-                if is_open or not isinstance(error, BrokerError):
-                    if not before or isinstance(error, MessageTooLargeError):
-                        raise
-                    raise denied(sending.message.message_id, error) from error
-            elif sending.blamed:
-                if not sending.may_be_there(error):
-                    raise
-                raise denied(sending.message.message_id, error) from error
-            elif self.on_lost == "raise" or isinstance(error, ClosedError):
-                raise sending.in_doubt(str(error)) from error
-            else:
-                sending.was_lost = sending.was_lost or not session.connection.is_open
-            return False
+            final = self._final_error(session, sending, error, was_sent=sending.attempts > before)
+            if final is None:
+                return False
+            if final is error:
+                raise
+            raise final from error
+
+    def _final_error(
+        self, session: BrokerState, sending: _Sending, error: BideError, *, was_sent: bool
+    ) -> BideError | None:
+        """The error to report after a try that failed; None if the message is worth another try."""
+        sending.reason = str(error)
+        if isinstance(error, PublishError):
+            sending.refusals += 1
+            return None if session.is_worth_repeating(sending, error) else final_error(sending, error)
+        sending.trouble = session.connection.trouble
+        if not was_sent:
+            # What the broker, or our own checks, said before would only come again.
+            # (That a connection broke that only checked the broker is not its last word.)
+            is_open = session.connection.is_open and not isinstance(error, ConnectionLostError)
+            return final_error(sending, error) if is_open or not isinstance(error, BrokerError) else None
+        if sending.verdict is None and (self.on_lost == "raise" or isinstance(error, ClosedError)):
+            return sending.in_doubt(str(error))
+        sending.was_lost = sending.was_lost or not session.connection.is_open
+        return sending.verdict
 
     def _unconfirmed(self) -> Iterable[_Sending]:
         return self._waiting.values() if self.on_lost == "repeat" else ()
@@ -327,43 +312,16 @@ class Publisher:
         try:
             await confirm.future
             return True
-        except PublishError:
-            raise
         except BrokerError as error:
-            if session.connection.is_open:
-                # The broker closed the channel alone: one of the messages on it is to blame.
-                self._judge(session, channel, sending, encoded.exchange, error)
+            if session.connection.is_open and not isinstance(error, PublishError):
+                # The broker closed the channel alone, for one of the messages on it.
+                closure = ChannelClosure(error, channel.close_text, channel.confirms.failed)
+                sending.suspect = not closure.is_known
+                if closure.applies_to(encoded.exchange, message.body):
+                    closure.record(session)
+                    may_return = session.infrastructure.owns(encoded.exchange) and self.on_lost == "repeat"
+                    sending.verdict = closure.verdict(sending, may_return=may_return)
             raise
-
-    def _judge(
-        self, session: BrokerState, channel: Channel, sending: _Sending, exchange: str, error: BrokerError
-    ) -> None:
-        """Find out whether this message made the broker close the channel, or was only on it too."""
-        text, failed = channel.close_text, channel.confirms.failed
-        size = reply_codes.size_limit(text)
-        if size is not None:
-            _, limit = size
-            session.remember_limit(limit)
-            sending.blamed = len(sending.message.body) > limit
-            if sending.blamed:
-                raise too_large(sending.message, limit) from error
-            return
-        refused = reply_codes.subject(text)
-        if refused == exchange:
-            session.forget(exchange)
-            if isinstance(error, TargetNotFoundError) and sending.attempts == 1:
-                is_alone = failed[exchange] == 1
-                may_return = session.infrastructure.owns(exchange) and self.on_lost == "repeat"
-                if may_return or not is_alone:
-                    # The exchange was there before, and may have taken it. It is looked for once more, or put there.
-                    return
-        if sending.suspect or failed.total() == 1:
-            sending.blamed = True
-        elif refused is not None:
-            # Whether an exchange may be written to, the broker asks for the first message of a channel to it.
-            sending.blamed = refused == exchange
-        else:
-            sending.suspect = True
 
     async def session(self) -> BrokerState:
         """What is known of the broker, on an open connection.

@@ -97,8 +97,7 @@ def refuse_target(queue: str, arguments: Mapping[str, Any] | None = None) -> Non
 def refusal(queue: str, part: Part) -> DelayQueueError:
     """The error for an operation on a queue of a delay infrastructure."""
     return DelayQueueError(
-        f"the queue {queue!r} belongs to a delay infrastructure: {_INSTEAD[part]}. Name an error queue or a "
-        "dead-letter queue instead"
+        f"the queue {queue!r} belongs to a delay infrastructure: {_INSTEAD[part]}. Name another queue instead"
     )
 
 

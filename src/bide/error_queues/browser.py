@@ -12,8 +12,9 @@ from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
 from bide.amqp.url import BrokerUrl
-from bide.delay.recognition import is_waiting, refusal
+from bide.delay.recognition import refusal
 from bide.error_queues.browsed_message import BrowsedMessage, deliveries_of
+from bide.error_queues.delay_queues import holds_waiting
 from bide.error_queues.delivery_count import DeliveryCountReset
 from bide.error_queues.stream_check import is_stream, stream_error
 from bide.errors import BideError, BrokerError, TargetNotFoundError
@@ -132,7 +133,7 @@ class QueueBrowser:
                 idle = 0.0
                 seen += 1
                 delivery = self._next()
-                if self._is_waiting(delivery):
+                if holds_waiting(delivery):
                     self._holds_waiting = True
                     raise refusal(self._queue, "waiting")
                 held = BrowsedMessage.of(delivery)
@@ -154,10 +155,6 @@ class QueueBrowser:
                     break
         if not seen:
             await self._refuse_stream()
-
-    @staticmethod
-    def _is_waiting(delivery: Delivery) -> bool:
-        return is_waiting(delivery.exchange, delivery.routing_key, delivery.values.get("headers") or {})
 
     def _next(self) -> Delivery:
         delivery = self._unread.popleft()

@@ -16,6 +16,7 @@ from bide.delay.allowed_targets import ANY_TARGET, AllowedTargets
 from bide.delay.protocol import check_name
 from bide.durations import DelayLike, format_delay, parse_delay
 from bide.error_queues.browser import PREFETCH, QueueBrowser, browse
+from bide.error_queues.delay_queues import refuse_delay_queue
 from bide.error_queues.delivery_count import DeliveryCountReset
 from bide.error_queues.grouping import By, Group, Groups, Summary
 from bide.error_queues.operation import WINDOW, Operation, Pace, Progress
@@ -420,9 +421,7 @@ class ErrorQueue:
         Raises:
             DelayQueueError: the queue belongs to a delay infrastructure.
         """
-        count_reset = await DeliveryCountReset.of(self._client, queue, self._management_url)
-        recognition.refuse(queue, count_reset.arguments, sends=sends)
-        return count_reset
+        return await refuse_delay_queue(self._client, queue, self._management_url, sends=sends)
 
     async def _check_target(self, queue: str) -> None:
         """Refuse a queue that messages cannot be sent to.

@@ -13,7 +13,14 @@ from bide.client.message import KEPT_PROPERTIES, Message
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.protocol import HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_SET_ASIDE, HEADER_TO
 from bide.delay.received import OWN_PREFIX
-from bide.errors import InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
+from bide.errors import (
+    AccessRefusedError,
+    DeclarationMismatchError,
+    InvalidInputError,
+    PublishRefusedError,
+    TargetNotFoundError,
+    UnroutableError,
+)
 from bide.messages.outgoing import OutgoingMessage
 from bide.messages.prepared import PreparedMessage, check_message
 
@@ -24,6 +31,16 @@ PREFETCH: Final = 10_000
 """Upper bound of messages that stay in the queue: beyond it, the rest cannot be reached."""
 
 _PROPERTIES: Final = (*KEPT_PROPERTIES, "priority", "expiration")
+
+_OF_ONE_TARGET: Final = (
+    AccessRefusedError,
+    DeclarationMismatchError,
+    InvalidInputError,
+    PublishRefusedError,
+    TargetNotFoundError,
+    UnroutableError,
+)
+"""Errors that concern one message or its target, and not the messages behind it."""
 
 _REPLACED_HEADERS: Final = frozenset({HEADER_TO, HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_SET_ASIDE})
 """Headers that publishing sets again."""
@@ -72,7 +89,7 @@ async def resend(client: Client, *, allow: Iterable[str]) -> Resent:
                 copy = _copy_for_target(message)
                 allowed.check(copy.target)
                 await client.forward(copy)
-            except (TargetNotFoundError, UnroutableError, PublishRefusedError, InvalidInputError) as error:
+            except _OF_ONE_TARGET as error:
                 kept[f"{_target(message)}: {type(error).__name__}"] += 1
                 # Left unsettled until the consumer closes; the broker would redeliver a requeued message at once.
                 if kept.total() == PREFETCH:

@@ -124,7 +124,9 @@ class ManagementApi:
             if self._client is None:
                 self._client = httpx2.AsyncClient(**endpoint.options())
             try:
-                response = await self._client.request(method, endpoint.url(*path, query=query), json=body)
+                response = await self._client.request(
+                    method, endpoint.url(*path, query=query), json=body, extensions={"trace": endpoint.trace}
+                )
             except httpx2.HTTPError as error:
                 if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout) and len(self._endpoints) > 1:
                     # No endpoint has answered yet; the first one that answers is used from then on.

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
+from bide.amqp.exposure import warn_about_http
 from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidUrlError, ManagementApiError
 
@@ -63,6 +64,11 @@ class ManagementEndpoint:
             "timeout": self.timeout.total_seconds(),
             "trust_env": False,
         }
+
+    async def trace(self, event: str, details: Mapping[str, Any]) -> None:
+        """Warn about a password that others can read, before it is sent: the HTTP client reports its steps here."""
+        if event == "connection.connect_tcp.complete":
+            warn_about_http(self.base, self.user, details["return_value"].get_extra_info("socket"))
 
     def read(self, response: httpx2.Response, *, missing_ok: bool = False) -> Any:
         """Decode a response; None if it is empty.

@@ -24,11 +24,11 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 from bide.admin.apply import exists
-from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
 from bide.client.broker_state import too_large
+from bide.client.channel_closure import ChannelClosure
 from bide.client.client import Client
 from bide.client.message import Message
 from bide.client.reconnecting import ReconnectingConnection
@@ -288,15 +288,12 @@ class Caller:
 
     def _raise_if_refused(self, channel: Channel, request: PreparedMessage, exchange: str, error: BideError) -> None:
         """Raise the broker's error if this request made the broker close the channel."""
-        size = reply_codes.size_limit(channel.close_text)
-        if size is not None:
-            _, self._size_limit = size
-            if len(request.body) > self._size_limit:
-                raise too_large(request, self._size_limit) from error
-        elif channel.close_text:
-            was_alone = channel.confirms.failed.total() == 1
-            if was_alone or reply_codes.subject(channel.close_text) == exchange:
-                raise error
+        if not channel.close_text:
+            return
+        closure = ChannelClosure(error, channel.close_text, channel.confirms.failed)
+        self._size_limit = closure.limit or self._size_limit
+        if closure.applies_to(exchange, request.body):
+            raise error if closure.limit is None else too_large(request, closure.limit) from error
 
     async def _open(self) -> _ReplyChannel:
         async with self._opening:

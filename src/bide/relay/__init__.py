@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bide.relay.shift import Relayed
+from bide.relay.connection_loop import Relayed
 from bide.relay.worker import PREFETCH, Relay
 
 __all__ = ["PREFETCH", "Relay", "Relayed"]

@@ -30,7 +30,7 @@ from bide.errors import (
     NotAppliedError,
     TargetNotFoundError,
 )
-from bide.relay.shift import ConnectionLoop, Relayed
+from bide.relay.connection_loop import ConnectionLoop, Relayed
 from bide.runtime.logs import logger
 
 log = logger(__name__)
@@ -108,7 +108,7 @@ class Relay:
                     if not prepared:
                         await self._prepare(connection)
                         prepared = True
-                    shift = ConnectionLoop(
+                    loop = ConnectionLoop(
                         connection,
                         self._hall,
                         self.done,
@@ -116,7 +116,7 @@ class Relay:
                         prefetch=self._prefetch,
                         grace=self._grace,
                     )
-                    await shift.work(self._stopping, on_start)
+                    await loop.work(self._stopping, on_start)
                 except BrokerError as error:
                     if not prepared:
                         raise

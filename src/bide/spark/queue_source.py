@@ -69,6 +69,7 @@ class QueueReader(DataSourceReader):
         """Read the messages that are in the queue now. They are requeued after all have been read.
 
         Raises:
+            DelayQueueError: the queue belongs to a delay infrastructure.
             TargetNotFoundError: the queue does not exist.
             BrokerError: the broker cannot be reached, or refuses, or the queue is a stream.
         """

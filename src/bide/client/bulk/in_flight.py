@@ -7,6 +7,7 @@ from typing import Any
 
 from bide.amqp.confirms import Unconfirmed
 from bide.client.broker_state import BrokerState, Preparation
+from bide.client.encoding import Encoded
 from bide.client.publish_result import PublishResult
 from bide.errors import BideError, InvalidInputError
 from bide.messages.prepared import PreparedMessage
@@ -25,12 +26,14 @@ class InFlightMessage(Unconfirmed):
         prepared_in: the session in which everything was found to be there that it needs.
         preparation: of its next sending; see :meth:`bide.client.broker_state.BrokerState.prepare`.
         elsewhere: whether another host confirmed it.
+        hops: queues that it waits in.
+        unroutable: whether it came back; see :meth:`bide.client.broker_state.BrokerState.is_worth_repeating`.
         on_settled: called with it and the error, or None, when its fate is known.
     """
 
     __slots__ = (
         *("attempts", "elsewhere", "error", "hops", "message", "on_settled", "outgoing", "position"),
-        *("preparation", "prepared_in", "refusals", "was_lost"),
+        *("preparation", "prepared_in", "refusals", "unroutable", "was_lost"),
     )
 
     def __init__(
@@ -52,17 +55,22 @@ class InFlightMessage(Unconfirmed):
         self.preparation: Preparation | None = None
         self.elsewhere = False
         self.hops = 0
+        self.unroutable = False
+
+    def begin(self, message: PreparedMessage, encoded: Encoded) -> bytes:
+        """Note that it is being sent, and return its frames."""
+        self.message = message
+        self.preparation = None
+        self.hops = encoded.hops
+        self.attempts += 1
+        Unconfirmed.__init__(self, encoded.exchange, encoded.routing_key, message.message_id, message.body)
+        return encoded.frames
 
     @property
     def mandatory(self) -> bool:
         """Whether it is returned where no queue takes it."""
         mandatory: bool = self.outgoing.mandatory
         return mandatory
-
-    @property
-    def may_be_there(self) -> bool:
-        """Whether the broker may have it from a sending that was not confirmed."""
-        return self.attempts > self.refusals
 
     def settle(self, error: BideError | None) -> None:
         """Its fate is known."""

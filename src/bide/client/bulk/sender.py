@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
-from bide.amqp.confirms import Unconfirmed
-from bide.client.broker_state import BrokerState, too_large
+from bide.client.broker_state import BrokerState
 from bide.client.bulk.in_flight import InFlightMessage, unsendable
 from bide.client.bulk.input import NOTHING, BulkInput, source_of
 from bide.client.bulk.preparing import Preparing, is_verdict
 from bide.client.bulk.unreachable import Unreachable
-from bide.client.publish_result import denied, in_doubt, not_sent, with_unsent
+from bide.client.channel_closure import ChannelClosure, final_error
+from bide.client.publish_result import in_doubt, not_sent, with_unsent
 from bide.client.publisher import OnLost, Publisher
 from bide.errors import (
     BideError,
@@ -25,10 +24,8 @@ from bide.errors import (
     ClosedError,
     ConnectionLostError,
     InvalidInputError,
-    MessageTooLargeError,
     NotAppliedError,
     PublishError,
-    TargetNotFoundError,
     UnsupportedBrokerError,
 )
 from bide.messages.outgoing import OutgoingMessage
@@ -152,8 +149,12 @@ class BulkSender:
             self._has_moved = True
             if error is None:
                 self._known.append(parcel)
+                return
+            parcel.refusals += 1
+            if self._session is not None and self._session.is_worth_repeating(parcel, error):
+                parcel.prepared_in = None
+                self._again.append(parcel)
             else:
-                parcel.refusals += 1
                 self._denied(parcel, error)
         else:
             self._lost.append(parcel)
@@ -307,11 +308,7 @@ class BulkSender:
                 unprepared.append(parcel)
                 held += len(message.body)
                 continue
-            parcel.message, encoded = made
-            parcel.preparation = None
-            Unconfirmed.__init__(parcel, encoded.exchange, encoded.routing_key, message.message_id, message.body)
-            channel.post(encoded.frames, parcel)
-            parcel.attempts += 1
+            channel.post(parcel.begin(*made), parcel)
             self._in_flight += 1
             self._bytes += len(message.body)
         return True
@@ -340,10 +337,7 @@ class BulkSender:
 
     def _denied(self, parcel: InFlightMessage, error: BideError) -> None:
         """The broker does not take it now; it may have done so when it was sent before, and the confirm was lost."""
-        assert parcel.message is not None
-        if parcel.may_be_there and not isinstance(error, MessageTooLargeError):
-            error = denied(parcel.message.message_id, error)
-        self._failed(parcel, error)
+        self._failed(parcel, final_error(parcel, error))
 
     def _take_back(self) -> None:
         """Send the messages whose preparation has ended before others, or deny them."""
@@ -378,8 +372,10 @@ class BulkSender:
         assert channel.closed_with is not None
         error = channel.closed_with
         if channel.connection.is_open and not isinstance(error, ClosedError):
-            # The broker closed the channel alone: one of the messages on it is to blame.
-            lost = self._without_blamed(session, channel, lost)
+            # The broker closed the channel alone, for one of the messages on it.
+            lost = self._without_rejected(
+                ChannelClosure(error, channel.close_text, Counter(one.exchange for one in lost)), session, lost
+            )
         else:
             for one in lost:
                 one.was_lost = True
@@ -387,49 +383,25 @@ class BulkSender:
         if lost and (self._on_lost == "raise" or isinstance(error, ClosedError)):
             raise self._in_doubt(str(error)) from error
 
-    def _without_blamed(
-        self, session: BrokerState, channel: Channel, lost: list[InFlightMessage]
+    def _without_rejected(
+        self, closure: ChannelClosure, session: BrokerState, lost: list[InFlightMessage]
     ) -> list[InFlightMessage]:
-        """Settle those that made the broker close the channel, as far as it tells, and return the others.
+        """Settle the messages for which the broker closed the channel, if it is known which; return the others.
 
-        Where the broker does not say which it was, fewer and fewer are sent at once, until it is alone.
+        If it is not known, fewer and fewer are sent at once, until the rejected message is alone.
         """
-        error = channel.closed_with
-        assert error is not None
-        refused = reply_codes.subject(channel.close_text)
-        blamed = [] if refused is None else [one for one in lost if one.exchange == refused]
-        is_known = bool(blamed)
-        if refused is not None and blamed:
-            session.forget(refused)
-        if (size := reply_codes.size_limit(channel.close_text)) is not None:
-            _, limit = size
-            session.remember_limit(limit)
-            blamed = [one for one in lost if len(one.body) > limit]
-            for one in blamed:
-                assert one.message is not None
-                self._failed(one, too_large(one.message, limit))
-        elif blamed and isinstance(error, TargetNotFoundError):
-            # The exchange was there before, and may have taken some of them, if there are several. It is looked for
-            # once more, or put there.
-            for one in blamed:
+        rejected = [one for one in lost if closure.applies_to(one.exchange, one.body)]
+        if rejected:
+            closure.record(session)
+        for one in rejected:
+            error = closure.verdict(one, may_return=True)
+            if error is not None:
+                self._failed(one, error)
+            else:
                 one.prepared_in = None
-                if len(lost) == 1:
-                    one.refusals += 1
-            blamed = [one for one in blamed if one.attempts > 1]
-            for one in blamed:
-                self._denied(one, error)
-        else:
-            blamed = blamed or (lost if len(lost) == 1 else [])
-            for one in blamed:
-                # Whether an exchange may be written to, the broker asks for the first message of a channel to it; and
-                # what it refuses now, it refused before, where that is not what a broken connection left open.
-                one.refusals = 0 if one.was_lost else one.attempts
-                self._denied(one, error)
-        is_known = is_known or bool(blamed)
-        self._has_moved = self._has_moved or is_known
-        self._limit = self._window if is_known else max(1, len(lost) // 4)
-        settled = set(map(id, blamed))
-        return [one for one in lost if id(one) not in settled]
+        self._has_moved = self._has_moved or bool(rejected)
+        self._limit = self._window if rejected else max(1, len(lost) // 4)
+        return [one for one in lost if one.error is None]
 
     def _in_doubt(self, reason: str) -> BulkInDoubtError:
         """The error that says what is in doubt: what was sent and is not confirmed."""

@@ -25,7 +25,7 @@ from bide.errors import (
     UnroutableError,
 )
 from bide.relay.decision import RelayDecision, RelayedMessage, RelayStep, set_aside
-from bide.relay.lane import RelayedInFlight, RelaySender
+from bide.relay.sender import RelayedInFlight, RelaySender
 from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology
@@ -81,10 +81,10 @@ class ConnectionLoop:
         self._consuming: Channel | None = None
         # An exchange of others may make the broker close the channel, and what else is on it is then sent once more:
         # not what goes to queues, and still less what stays within the hall.
-        self._aside = RelaySender(connection, told=self._told_aside, failed=self._fail)
-        self._inside = RelaySender(connection, told=self._told_inside, failed=self._fail)
-        self._to_queues = RelaySender(connection, told=self._told_outside, failed=self._fail)
-        self._to_exchanges = RelaySender(connection, told=self._told_outside, failed=self._fail)
+        self._aside = RelaySender(connection, on_result=self._on_aside_result, failed=self._fail)
+        self._inside = RelaySender(connection, on_result=self._on_inside_result, failed=self._fail)
+        self._to_queues = RelaySender(connection, on_result=self._on_outside_result, failed=self._fail)
+        self._to_exchanges = RelaySender(connection, on_result=self._on_outside_result, failed=self._fail)
         self._over: asyncio.Future[BideError] = connection.loop.create_future()
         self._idle = asyncio.Event()
         self._draining = False
@@ -101,7 +101,7 @@ class ConnectionLoop:
         Raises:
             BideError: what broke.
         """
-        told = asyncio.create_task(stopping.wait())
+        stop = asyncio.create_task(stopping.wait())
         try:
             channel = self._consuming = await self._connection.channel()
             await channel.qos(self._prefetch)
@@ -111,13 +111,13 @@ class ConnectionLoop:
             ]
             if on_start is not None:
                 on_start(self._connection)
-            await self._first_of(told)
+            await self._first_of(stop)
             if stopping.is_set() and not self._over.done() and not self._connection.lost.done():
                 await self._finish(channel, tags)
             else:
                 self._raise()
         finally:
-            told.cancel()
+            stop.cancel()
             self._close()
 
     async def _first_of(self, task: asyncio.Task[Any], *, seconds: float | None = None) -> None:
@@ -146,8 +146,8 @@ class ConnectionLoop:
     async def _drain(self, channel: Channel, tags: Sequence[str]) -> None:
         for tag in tags:
             await channel.cancel(tag)
-        for parcel in list(self._resting):
-            self._give_back(parcel)
+        for message in list(self._resting):
+            self._give_back(message)
         self._draining = True
         while self._in_hand:
             self._idle.clear()
@@ -199,18 +199,18 @@ class ConnectionLoop:
             )
         self._send(RelayedInFlight(delivery, decision, relayed))
 
-    def _send(self, parcel: RelayedInFlight) -> None:
-        exchange = parcel.decision.exchange
-        if parcel.decision.step != "target":
-            self._inside.put(parcel)
+    def _send(self, message: RelayedInFlight) -> None:
+        exchange = message.decision.exchange
+        if message.decision.step != "target":
+            self._inside.put(message)
         elif exchange in (DEFAULT_EXCHANGE, self._hall.delivery_exchange):
-            self._to_queues.put(parcel)
+            self._to_queues.put(message)
         elif self._is_known(exchange):
-            self._to_exchanges.put(parcel)
+            self._to_exchanges.put(message)
         elif exchange in self._asking:
-            self._asking[exchange].append(parcel)
+            self._asking[exchange].append(message)
         else:
-            self._asking[exchange] = [parcel]
+            self._asking[exchange] = [message]
             task = asyncio.create_task(self._ask_for(exchange))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -224,60 +224,60 @@ class ConnectionLoop:
         try:
             there = await exists(self._connection, Topology([Exchange(exchange)]))
         except AccessRefusedError as error:
-            # From 4.3 on it is not told to a user without any right to it.
+            # From 4.3 on RabbitMQ does not tell a user without any permission for it whether an exchange exists.
             there, reason = False, str(error)
         except BideError as error:
             self._fail(error)
             return
-        parcels = self._asking.pop(exchange)
+        waiting = self._asking.pop(exchange)
         if there:
             self._known[exchange] = self._connection.loop.time() + _KNOWN_FOR
-        for parcel in parcels:
+        for message in waiting:
             if there:
-                self._to_exchanges.put(parcel)
+                self._to_exchanges.put(message)
             else:
-                self._set_aside(parcel.delivery, reason)
+                self._set_aside(message.delivery, reason)
 
-    # -- what becomes of them
+    # -- results
 
-    def _told_inside(self, parcel: RelayedInFlight, error: BideError | None) -> None:
+    def _on_inside_result(self, message: RelayedInFlight, error: BideError | None) -> None:
         match error:
             case None:
-                self._count(parcel.decision.step)
-                self._settled(parcel.delivery)
+                self._count(message.decision.step)
+                self._settled(message.delivery)
             case PublishRefusedError() | UnroutableError():
                 # A queue of the hall has no leader, or is missing: the message is safe where it is, so try again.
-                self._complain(f"{parcel.exchange!r} takes no messages at the moment: tried again every {_PAUSE:g} s")
-                self._resting[parcel] = self._connection.loop.call_later(_PAUSE, self._try_again, parcel)
+                self._complain(f"{message.exchange!r} takes no messages at the moment: tried again every {_PAUSE:g} s")
+                self._resting[message] = self._connection.loop.call_later(_PAUSE, self._try_again, message)
                 if self._draining:
-                    self._give_back(parcel)
+                    self._give_back(message)
             case InvalidInputError():
-                self._set_aside(parcel.delivery, str(error))
+                self._set_aside(message.delivery, str(error))
             case AccessRefusedError() | TargetNotFoundError():
                 self._fail(error)
             case _:
-                self._set_aside(parcel.delivery, str(error))
+                self._set_aside(message.delivery, str(error))
 
-    def _told_outside(self, parcel: RelayedInFlight, error: BideError | None) -> None:
-        relayed = parcel.relayed
+    def _on_outside_result(self, message: RelayedInFlight, error: BideError | None) -> None:
+        relayed = message.relayed
         assert relayed is not None
         match error:
             case None:
-                self._count(parcel.decision.step)
-                self._settled(parcel.delivery)
+                self._count(message.decision.step)
+                self._settled(message.delivery)
             case PublishRefusedError():
                 self._done.refused += 1
                 self._complain(f"{relayed.target} refuses messages, which wait to be offered again")
-                self._inside.put(RelayedInFlight(parcel.delivery, relayed.again(), relayed))
-            case AccessRefusedError() if parcel.exchange == DEFAULT_EXCHANGE:
-                # That is no matter of one target.
+                self._inside.put(RelayedInFlight(message.delivery, relayed.again(), relayed))
+            case AccessRefusedError() if message.exchange == DEFAULT_EXCHANGE:
+                # The permission for the default exchange concerns all targets.
                 self._fail(error)
             case UnroutableError():
-                key = f" with the routing key {parcel.routing_key!r}" if parcel.exchange else ""
-                self._set_aside(parcel.delivery, f"no queue takes messages for {relayed.target}{key}")
+                key = f" with the routing key {message.routing_key!r}" if message.exchange else ""
+                self._set_aside(message.delivery, f"no queue takes messages for {relayed.target}{key}")
             case _:
-                self._known.pop(parcel.exchange, None)
-                self._set_aside(parcel.delivery, str(error))
+                self._known.pop(message.exchange, None)
+                self._set_aside(message.delivery, str(error))
 
     def _count(self, step: RelayStep) -> None:
         match step:
@@ -290,9 +290,9 @@ class ConnectionLoop:
             case "aside":
                 self._done.undeliverable += 1
 
-    def _try_again(self, parcel: RelayedInFlight) -> None:
-        del self._resting[parcel]
-        self._inside.put(parcel)
+    def _try_again(self, message: RelayedInFlight) -> None:
+        del self._resting[message]
+        self._inside.put(message)
 
     def _settled(self, delivery: Delivery) -> None:
         self._settle(delivery, lambda channel: channel.ack(delivery.delivery_tag))
@@ -303,18 +303,18 @@ class ConnectionLoop:
         decision = set_aside(self._hall, delivery.routing_key, delivery.values, reason=reason, user=self._user)
         self._aside.put(RelayedInFlight(delivery, decision))
 
-    def _told_aside(self, parcel: RelayedInFlight, error: BideError | None) -> None:
-        self._count(parcel.decision.step)
+    def _on_aside_result(self, message: RelayedInFlight, error: BideError | None) -> None:
+        self._count(message.decision.step)
         if error is None:
-            self._settled(parcel.delivery)
+            self._settled(message.delivery)
             return
         # Too large with one more header, or not to be written by us: dead-lettering takes it there without the reason.
-        log.info("the message %r is set aside without the reason: %s", parcel.message_id, error)
-        self._settle(parcel.delivery, lambda channel: channel.reject(parcel.delivery.delivery_tag, requeue=False))
+        log.info("the message %r is set aside without the reason: %s", message.message_id, error)
+        self._settle(message.delivery, lambda channel: channel.reject(message.delivery.delivery_tag, requeue=False))
 
-    def _give_back(self, parcel: RelayedInFlight) -> None:
-        self._resting.pop(parcel).cancel()
-        self._settle(parcel.delivery, lambda channel: channel.nack(parcel.delivery.delivery_tag))
+    def _give_back(self, message: RelayedInFlight) -> None:
+        self._resting.pop(message).cancel()
+        self._settle(message.delivery, lambda channel: channel.nack(message.delivery.delivery_tag))
 
     def _settle(self, delivery: Delivery, how: Callable[[Channel], None]) -> None:
         if self._consuming is not None and self._consuming.is_open:

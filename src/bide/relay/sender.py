@@ -1,17 +1,18 @@
-"""Sending what a relay has in hand: pipelined, and with one message to blame where the broker takes offence."""
+"""Pipelined, confirmed publishing for the relay."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
-from bide.amqp import codec, reply_codes
+from bide.amqp import codec
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Unconfirmed
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
-from bide.errors import BideError, BrokerError, InvalidInputError, PublishError
+from bide.client.channel_closure import ChannelClosure
+from bide.errors import BideError, InvalidInputError, PublishError
 from bide.relay.decision import RelayDecision, RelayedMessage
 from bide.runtime.logs import logger
 
@@ -27,61 +28,61 @@ class RelayedInFlight(Unconfirmed):
         relayed: the message as it was read; None where it could not be, or is set aside.
     """
 
-    __slots__ = ("_lane", "decision", "delivery", "relayed")
+    __slots__ = ("_sender", "decision", "delivery", "relayed")
 
     def __init__(self, delivery: Delivery, decision: RelayDecision, relayed: RelayedMessage | None = None) -> None:
         super().__init__(decision.exchange, decision.routing_key, delivery.values.get("message_id"), delivery.body)
         self.delivery = delivery
         self.relayed = relayed
         self.decision = decision
-        self._lane: RelaySender | None = None
+        self._sender: RelaySender | None = None
 
-    def sent_by(self, lane: RelaySender) -> None:
-        """It is on its way now."""
-        self._lane = lane
+    def sent_by(self, sender: RelaySender) -> None:
+        """Remember the sender, and forget an earlier return."""
+        self._sender = sender
         self.returned = None
 
     def settle(self, error: BideError | None) -> None:
-        """What became of it."""
-        assert self._lane is not None
-        self._lane.settled(self, error)
+        """Pass the result on to the sender."""
+        assert self._sender is not None
+        self._sender.settled(self, error)
 
 
-Told = Callable[[RelayedInFlight, BideError | None], None]
-"""Called once for every parcel, with None when the broker has it, and else with the reason why it will not take it."""
+OnResult = Callable[[RelayedInFlight, BideError | None], None]
+"""Called once for each message: with None if the broker has it, else with the reason why the broker rejects it."""
 
 
 class RelaySender:
-    """A channel with confirms that messages are sent by, opened anew when the broker closes it.
+    """A publishing channel with confirms, opened again when the broker closes it.
 
-    The broker answers a message that it cannot accept by closing the channel, with all that is unconfirmed on it, and
-    does not always say for which. Then these are sent again one at a time, until it is clear which one it was.
+    If it is not known for which message the broker closed the channel, the unconfirmed messages are sent again one at a
+    time, until the rejected one is found.
 
     Args:
-        told: what becomes of each parcel. Not called for what is on its way when the connection breaks.
+        on_result: receives the result of each message. Not called for unconfirmed messages if the connection breaks.
         failed: called when no channel can be opened.
     """
 
-    def __init__(self, connection: Connection, *, told: Told, failed: Callable[[BideError], None]) -> None:
+    def __init__(self, connection: Connection, *, on_result: OnResult, failed: Callable[[BideError], None]) -> None:
         self._connection = connection
-        self._told = told
+        self._on_result = on_result
         self._failed = failed
         self._waiting: deque[RelayedInFlight] = deque()
-        self._flying: dict[RelayedInFlight, None] = {}
+        self._unconfirmed: dict[RelayedInFlight, None] = {}
         self._lost: list[RelayedInFlight] = []
         self._suspects = 0
         self._channel: Channel | None = None
         self._opening: asyncio.Task[None] | None = None
 
-    def put(self, parcel: RelayedInFlight) -> None:
+    def put(self, message: RelayedInFlight) -> None:
         """Send it as soon as possible."""
-        self._waiting.append(parcel)
+        self._waiting.append(message)
         self._go_on()
 
     def close(self) -> None:
-        """Send no more; nothing is told of what is still on its way."""
+        """Send no more messages, and report no more results."""
         self._waiting.clear()
-        self._flying.clear()
+        self._unconfirmed.clear()
         if self._opening is not None:
             self._opening.cancel()
         channel, self._channel = self._channel, None
@@ -94,26 +95,26 @@ class RelaySender:
             if self._opening is None and not self._lost:
                 self._opening = asyncio.create_task(self._open())
             return
-        while self._waiting and not (self._suspects and self._flying):
+        while self._waiting and not (self._suspects and self._unconfirmed):
             self._send(channel, self._waiting.popleft())
 
-    def _send(self, channel: Channel, parcel: RelayedInFlight) -> None:
+    def _send(self, channel: Channel, message: RelayedInFlight) -> None:
         try:
             frames = codec.publish(
                 channel.number,
-                exchange=parcel.exchange,
-                routing_key=parcel.routing_key,
+                exchange=message.exchange,
+                routing_key=message.routing_key,
                 mandatory=True,
-                encoded_properties=codec.properties(parcel.decision.values),
-                body=parcel.body,
+                encoded_properties=codec.properties(message.decision.values),
+                body=message.body,
                 frame_max=self._connection.frame_max,
             )
         except InvalidInputError as error:
-            self._told(parcel, error)
+            self._on_result(message, error)
             return
-        self._flying[parcel] = None
-        parcel.sent_by(self)
-        channel.post(b"".join(frames), parcel)
+        self._unconfirmed[message] = None
+        message.sent_by(self)
+        channel.post(b"".join(frames), message)
 
     async def _open(self) -> None:
         try:
@@ -125,37 +126,37 @@ class RelaySender:
             self._opening = None
         self._go_on()
 
-    def settled(self, parcel: RelayedInFlight, error: BideError | None) -> None:
+    def settled(self, message: RelayedInFlight, error: BideError | None) -> None:
         """The broker's answer to one of them, or the end of the channel."""
-        if parcel not in self._flying:
-            # The lane was closed meanwhile.
+        if message not in self._unconfirmed:
+            # The sender was closed meanwhile.
             return
-        del self._flying[parcel]
+        del self._unconfirmed[message]
         if error is not None and not isinstance(error, PublishError):
             if not self._lost:
-                self._connection.loop.call_soon(self._judge, self._channel, error)
-            self._lost.append(parcel)
+                self._connection.loop.call_soon(self._on_channel_closed, self._channel, error)
+            self._lost.append(message)
             return
         self._suspects = max(self._suspects - 1, 0)
-        self._told(parcel, error)
+        self._on_result(message, error)
         if self._waiting:
             self._go_on()
 
-    def _judge(self, channel: Channel | None, error: BideError) -> None:
-        """The channel is closed: find out which of the messages on it made the broker do so."""
+    def _on_channel_closed(self, channel: Channel | None, error: BideError) -> None:
+        """Report the messages for which the broker closed the channel, and send the others again."""
         lost, self._lost = self._lost, []
         if channel is None or self._channel is not channel or not self._connection.is_open:
             return
         self._channel = None
         self._suspects = max(self._suspects - 1, 0)
-        exchange = reply_codes.subject(channel.close_text) if isinstance(error, BrokerError) else None
-        guilty = [one for one in lost if one.exchange == exchange] or (lost if len(lost) == 1 else [])
-        if not guilty:
+        closure = ChannelClosure(error, channel.close_text, Counter(one.exchange for one in lost))
+        rejected = [one for one in lost if closure.applies_to(one.exchange, one.body)]
+        if not rejected:
             log.info(
                 "the broker closed a channel with %d messages on it, which are sent one by one: %s", len(lost), error
             )
             self._suspects = len(lost)
-        self._waiting.extendleft(reversed([one for one in lost if one not in guilty]))
-        for one in guilty:
-            self._told(one, error)
+        self._waiting.extendleft(one for one in reversed(lost) if not closure.applies_to(one.exchange, one.body))
+        for one in rejected:
+            self._on_result(one, error)
         self._go_on()
