@@ -120,8 +120,8 @@ async def test_a_queue_deleted_under_a_client_does_not_lose_or_hasten_its_messag
     await eventually(set_aside)
     assert await ready(connection, "q") == 0
     # After half a minute it looks again. Here that is over at once.
-    session = await client._publisher.session()
-    monkeypatch.setattr(session, "_doubt_at", 0.0)
+    state = await client._publisher.state()
+    monkeypatch.setattr(state, "_doubt_at", 0.0)
     receipt = await client.publish(b"again", to="q", delay="1s")
     (message,) = await receive(client, "q", 1)
     assert (message.body, receipt.attempts) == (b"again", 1)
@@ -158,8 +158,8 @@ async def test_an_exchange_deleted_under_a_client_does_not_stop_its_messages(
         await channel.delete_exchange(f"bide.v1.{exchange}")
     await client.publish(b"soon", to="q", delay="10ms")
     # Every half a minute the client looks at what it uses. Here that is over at once.
-    session = await client._publisher.session()
-    monkeypatch.setattr(session, "_doubt_at", 0.0)
+    state = await client._publisher.state()
+    monkeypatch.setattr(state, "_doubt_at", 0.0)
     await client.publish(b"later", to="q", delay="10ms")
     # What had no way waits for the broker to try again.
     assert {message.body for message in await receive(client, "q", 2)} == {b"soon", b"later"}
@@ -190,8 +190,8 @@ async def test_who_may_not_declare_is_not_in_doubt_where_an_exchange_was_deleted
         await receive(client, "q", 1)
         async with await connection.channel() as channel:
             await channel.delete_exchange(f"bide.v1.{exchange}")
-        session = await modest._publisher.session()
-        session.forget("bide.v1.delivery")
+        state = await modest._publisher.state()
+        state.forget("bide.v1.delivery")
         missing = r"every delay needs are missing|is not complete"
         with pytest.raises(NotAppliedError, match=missing):
             await modest.publish(b"", to="q", delay="50ms")

@@ -115,11 +115,11 @@ async def test_a_publish_timeout_does_not_cancel_its_declarations(vhost: Vhost, 
         proxy.rate = 2_000
         with pytest.raises(BideError, match=r"not sent within 0\.5 s: what it needs on its way was not there yet"):
             await client.publish(b"", to=queue, delay="1s")
-        session = await client._publisher.session()
+        state = await client._publisher.state()
 
         async def declared() -> bool:
-            return session._applied
+            return state._applied
 
         await eventually(declared)
         proxy.rate = None
-        assert await client._publisher.session() is session
+        assert await client._publisher.state() is state

@@ -188,8 +188,8 @@ async def test_a_returned_message_with_a_lost_confirm_is_unroutable(vhost: Vhost
         publishing = asyncio.create_task(client.publish(b"", to="nowhere", message_id="back"))
 
         async def returned() -> bool:
-            session = client._publisher._session
-            waiting = session._channel.confirms._waiting.values() if session and session._channel else ()
+            state = client._publisher._state
+            waiting = state._channel.confirms._waiting.values() if state and state._channel else ()
             return any(one.returned for one in waiting)
 
         await eventually(returned)

@@ -330,7 +330,7 @@ async def test_only_bodies_over_the_limit_of_the_broker_fail(frail: Frail, manda
         }
         assert f"'30' has {BODY_LIMIT + 30} bytes, the broker's limit is {BODY_LIMIT}: send less" in str(failed[30])
         # Now that the limit is known, nothing is sent that is over it.
-        channel = client._publisher._session._channel  # type: ignore[union-attr]
+        channel = client._publisher._state._channel  # type: ignore[union-attr]
         with pytest.raises(bide.errors.MessageTooLargeError, match=str(BODY_LIMIT)):
             await client.publish(b"x" * (BODY_LIMIT + 1), to=queue, delay="1s")
         assert channel is not None

@@ -95,7 +95,7 @@ class BrokerState:
 
     Attributes:
         encoder: of the messages that go through this connection.
-        is_outdated: NServiceBus uses the virtual host now, and another session has to use the infrastructure beside it.
+        is_outdated: NServiceBus uses the virtual host now, and another state has to use the infrastructure beside it.
         suspects: held while a message is sent on a channel of its own, see :meth:`Publisher.publish`.
     """
 
@@ -209,7 +209,7 @@ class BrokerState:
         if route.hops and self._spares_neighbours and self._neighbours_known_until <= self.connection.loop.time():
             await self._tasks.run((self, "neighbours"), self._look_for_neighbours)
         if self.is_outdated:
-            # Another session binds the target so that NServiceBus is spared.
+            # Another state binds the target so that NServiceBus is spared.
             return prepared
         if self._growth is not None and digits:
             try:

@@ -47,7 +47,7 @@ class Client:
         self._publisher = publisher
         self._stamp = stamp
         self._receiving = ReconnectingConnection(replace(url, name=f"{url.name} (receiving)"))
-        publisher.link.on_leave = self._receiving.leave
+        publisher.reconnecting.on_leave = self._receiving.leave
         # A consumer that the caller has dropped must not be kept.
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
 

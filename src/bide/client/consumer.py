@@ -43,7 +43,7 @@ class Consumer:
 
     def __init__(
         self,
-        link: ReconnectingConnection,
+        reconnecting: ReconnectingConnection,
         queue: str,
         *,
         prefetch: int = 100,
@@ -52,7 +52,7 @@ class Consumer:
     ) -> None:
         check_name("queue", queue)
         self.queue = queue
-        self._link = link
+        self._reconnecting = reconnecting
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
         self._arguments = arguments
         self._exclusive = exclusive
@@ -157,7 +157,7 @@ class Consumer:
     async def _subscribe(self) -> Subscription:
         pause = _FIRST_PAUSE
         while True:
-            connection = await self._link.connection()
+            connection = await self._reconnecting.connection()
             try:
                 return await Subscription.open(
                     connection,

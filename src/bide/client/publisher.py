@@ -133,7 +133,7 @@ class Publisher:
 
     Attributes:
         checker: checks what is to be sent.
-        link: the publishing connection, as it comes and goes.
+        reconnecting: the publishing connection, as it comes and goes.
         trials: send messages that wait to another host, where this one confirms nothing.
         timeout, on_lost, max_in_flight: as given.
     """
@@ -149,9 +149,9 @@ class Publisher:
         max_in_flight: int = 10_000,
     ) -> None:
         self.checker = MessageChecker()
-        self.trials = Trials(self._session_on)
+        self.trials = Trials(self._state_on)
         self.trials.sources.add(self._unconfirmed)
-        self.link = ReconnectingConnection(url, trials=self.trials.of_targets)
+        self.reconnecting = ReconnectingConnection(url, trials=self.trials.of_targets)
         self._infrastructure = infrastructure
         self._declare = declare
         self.timeout = timeout
@@ -159,24 +159,24 @@ class Publisher:
         self.max_in_flight = max_in_flight
         self._waiting: dict[int, _Sending] = {}
         self._window = asyncio.Semaphore(max_in_flight)
-        self._session: BrokerState | None = None
+        self._state: BrokerState | None = None
         self._tasks = SharedTasks()
         self._opening = asyncio.Lock()
 
     async def connection(self) -> Connection:
         """The publishing connection."""
-        return (await self.session()).connection
+        return (await self.state()).connection
 
     async def infrastructure(self) -> DelayInfrastructure:
         """The delay infrastructure as it is used on this broker's release."""
-        return (await self.session()).infrastructure
+        return (await self.state()).infrastructure
 
     async def close(self) -> None:
         """Close the connection."""
         try:
             await self._tasks.stop()
         finally:
-            await self.link.close()
+            await self.reconnecting.close()
 
     async def prepare(self, message: PreparedMessage) -> None:
         """See to it that such a message can be delivered after its delay, without sending it.
@@ -186,14 +186,14 @@ class Publisher:
         """
         async with asyncio.timeout(self.timeout.total_seconds()):
             while True:
-                session = await self.session()
+                state = await self.state()
                 try:
-                    await session.prepare(message, digits=False)
+                    await state.prepare(message, digits=False)
                 except BrokerError:
-                    if session.connection.is_open:
+                    if state.connection.is_open:
                         raise
                 else:
-                    if not session.is_outdated:
+                    if not state.is_outdated:
                         return
 
     async def publish(self, message: PreparedMessage, *, mandatory: bool = True) -> Receipt:
@@ -223,46 +223,46 @@ class Publisher:
                 self._waiting[id(sending)] = sending
                 sending.reason = "the broker was not reached"
                 while True:
-                    session = await self._session_for(sending)
-                    if await self._round(session, sending):
+                    state = await self._state_for(sending)
+                    if await self._round(state, sending):
                         return sending.receipt()
                     log.debug("the message %s is not confirmed yet: %s", message.message_id, sending.reason)
         except TimeoutError as error:
             if sending.elsewhere:
                 return sending.receipt()
-            connection = self._session.connection if self._session is not None else None
+            connection = self._state.connection if self._state is not None else None
             if connection is not None and connection.lost.done():
                 sending.reason = f"{sending.reason}: {connection.lost.result()}"
             raise sending.out_of_time(seconds, connection) from error
         finally:
             self._waiting.pop(id(sending), None)
 
-    async def _session_for(self, sending: _Sending) -> BrokerState:
+    async def _state_for(self, sending: _Sending) -> BrokerState:
         try:
-            return await self.session()
+            return await self.state()
         except BideError as error:
             if (final := final_error(sending, error)) is error:
                 raise
             raise final from error
 
-    async def _round(self, session: BrokerState, sending: _Sending) -> bool:
+    async def _round(self, state: BrokerState, sending: _Sending) -> bool:
         """Try to send a message once, and tell whether it was confirmed; False if it is worth another try."""
         before = sending.attempts
         try:
             sending.reason = "what it needs on its way was not there yet"
-            if sending.lacks_digits or not session.is_prepared(sending.message):
-                sending.preparation = await session.prepare(sending.message, sending.preparation)
-                if session.is_outdated:
+            if sending.lacks_digits or not state.is_prepared(sending.message):
+                sending.preparation = await state.prepare(sending.message, sending.preparation)
+                if state.is_outdated:
                     return False
             if not sending.suspect:
-                return await self._send(session, await session.channel(), sending)
-            async with session.suspects, await session.connection.channel(confirms=True) as channel:
-                await session.connection.writable()
-                return await self._send(session, channel, sending)
+                return await self._send(state, await state.channel(), sending)
+            async with state.suspects, await state.connection.channel(confirms=True) as channel:
+                await state.connection.writable()
+                return await self._send(state, channel, sending)
         except BideError as error:
             if sending.elsewhere:
                 return True
-            final = self._final_error(session, sending, error, was_sent=sending.attempts > before)
+            final = self._final_error(state, sending, error, was_sent=sending.attempts > before)
             if final is None:
                 return False
             if final is error:
@@ -270,30 +270,30 @@ class Publisher:
             raise final from error
 
     def _final_error(
-        self, session: BrokerState, sending: _Sending, error: BideError, *, was_sent: bool
+        self, state: BrokerState, sending: _Sending, error: BideError, *, was_sent: bool
     ) -> BideError | None:
         """The error to report after a try that failed; None if the message is worth another try."""
         sending.reason = str(error)
         if isinstance(error, PublishError):
             sending.refusals += 1
-            return None if session.is_worth_repeating(sending, error) else final_error(sending, error)
-        sending.trouble = session.connection.trouble
+            return None if state.is_worth_repeating(sending, error) else final_error(sending, error)
+        sending.trouble = state.connection.trouble
         if not was_sent:
             # What the broker, or our own checks, said before would only come again.
             # (That a connection broke that only checked the broker is not its last word.)
-            is_open = session.connection.is_open and not isinstance(error, ConnectionLostError)
+            is_open = state.connection.is_open and not isinstance(error, ConnectionLostError)
             return final_error(sending, error) if is_open or not isinstance(error, BrokerError) else None
         if sending.verdict is None and (self.on_lost == "raise" or isinstance(error, ClosedError)):
             return sending.in_doubt(str(error))
-        sending.was_lost = sending.was_lost or not session.connection.is_open
+        sending.was_lost = sending.was_lost or not state.connection.is_open
         return sending.verdict
 
     def _unconfirmed(self) -> Iterable[_Sending]:
         return self._waiting.values() if self.on_lost == "repeat" else ()
 
-    async def _send(self, session: BrokerState, channel: Channel, sending: _Sending) -> bool:
+    async def _send(self, state: BrokerState, channel: Channel, sending: _Sending) -> bool:
         """Send it and wait for the confirm; False if nothing was sent, because digits of its delay are not ready."""
-        made = session.encode(
+        made = state.encode(
             sending.message, channel=channel.number, mandatory=sending.mandatory, prepared=sending.preparation
         )
         sending.lacks_digits = made is None
@@ -304,7 +304,7 @@ class Publisher:
         sending.message = message
         sending.hops = encoded.hops
         confirm = Awaited(
-            encoded.exchange, encoded.routing_key, message.message_id, message.body, loop=session.connection.loop
+            encoded.exchange, encoded.routing_key, message.message_id, message.body, loop=state.connection.loop
         )
         channel.post(encoded.frames, confirm)
         sending.attempts += 1
@@ -313,46 +313,46 @@ class Publisher:
             await confirm.future
             return True
         except BrokerError as error:
-            if session.connection.is_open and not isinstance(error, PublishError):
+            if state.connection.is_open and not isinstance(error, PublishError):
                 # The broker closed the channel alone, for one of the messages on it.
                 closure = ChannelClosure(error, channel.close_text, channel.confirms.failed)
                 sending.suspect = not closure.is_known
                 if closure.applies_to(encoded.exchange, message.body):
-                    closure.record(session)
-                    may_return = session.infrastructure.owns(encoded.exchange) and self.on_lost == "repeat"
+                    closure.record(state)
+                    may_return = state.infrastructure.owns(encoded.exchange) and self.on_lost == "repeat"
                     sending.verdict = closure.verdict(sending, may_return=may_return)
             raise
 
-    async def session(self) -> BrokerState:
+    async def state(self) -> BrokerState:
         """What is known of the broker, on an open connection.
 
         Raises:
             ClosedError: the publisher was closed.
             BrokerError: the first connection could not be opened, or the broker is none that can be used.
         """
-        session = self._session
-        if session is not None and session.connection.is_open and not session.is_outdated:
-            if session.connection.loop is not asyncio.get_running_loop():
-                await self.link.connection()
-            return session
+        state = self._state
+        if state is not None and state.connection.is_open and not state.is_outdated:
+            if state.connection.loop is not asyncio.get_running_loop():
+                await self.reconnecting.connection()
+            return state
         async with self._opening:
-            session = self._session
-            if session is not None and session.connection.is_open and not session.is_outdated:
-                return session
+            state = self._state
+            if state is not None and state.connection.is_open and not state.is_outdated:
+                return state
             while True:
-                connection = await self.link.connection()
+                connection = await self.reconnecting.connection()
                 try:
-                    session = self._session = self._session_on(connection, self._session)
-                    return session
+                    state = self._state = self._state_on(connection, self._state)
+                    return state
                 except BrokerError:
                     if connection.is_open:
                         raise
 
-    def _session_on(self, connection: Connection, replacing: BrokerState | None) -> BrokerState:
+    def _state_on(self, connection: Connection, replacing: BrokerState | None) -> BrokerState:
         """What is not known yet of the broker on a connection.
 
         Args:
-            replacing: the session that was used before. Where it found NServiceBus, this one spares NServiceBus.
+            replacing: the state that was used before. Where it found NServiceBus, this one spares NServiceBus.
         """
         check_release(connection)
         infrastructure = self._infrastructure.for_release(connection.release)

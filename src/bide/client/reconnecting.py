@@ -45,7 +45,7 @@ class ReconnectingConnection:
             :class:`bide.client.failover.Failover`.
 
     Attributes:
-        on_leave: called with the address of a host that was left as broken, for other links to the same hosts.
+        on_leave: called with the address of a host that was left as broken, for other connections to the same hosts.
     """
 
     def __init__(self, url: BrokerUrl, *, trials: Callable[[], Sequence[Trial]] = list) -> None:
@@ -67,7 +67,7 @@ class ReconnectingConnection:
         until the connection is back or the caller's own time limit ends the wait.
 
         Raises:
-            ClosedError: the link was closed.
+            ClosedError: this was closed.
             InvalidInputError: it was opened in another event loop.
             BrokerError: the first connection could not be opened.
             TlsError: the broker's certificate is not to be trusted, the first time or later.
@@ -148,7 +148,7 @@ class ReconnectingConnection:
             self.on_leave(left.address)
 
     def leave(self, address: str) -> None:
-        """Leave this host, which another link has found broken, and try it last from now on."""
+        """Leave this host, which another connection has found broken, and try it last from now on."""
         self._left = address
         connection = self._connection
         if connection is not None and connection.is_open and connection.address == address:

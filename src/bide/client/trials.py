@@ -36,15 +36,15 @@ class Trials:
     """Chooses messages that wait for their confirms and sends them over a connection to another host.
 
     Args:
-        session_on: returns what is known of the broker on a connection, given the session that it replaces there.
+        state_on: returns what is known of the broker on a connection, given the state that it replaces there.
 
     Attributes:
         sources: asked for the messages that wait and may be sent again.
     """
 
-    def __init__(self, session_on: Callable[[Connection, BrokerState | None], BrokerState]) -> None:
+    def __init__(self, state_on: Callable[[Connection, BrokerState | None], BrokerState]) -> None:
         self.sources = set[Callable[[], Iterable[Waiting]]]()
-        self._session_on = session_on
+        self._state_on = state_on
 
     def of_targets(self) -> list[Trial]:
         """One trial for each of some targets of the messages that wait."""
@@ -66,15 +66,15 @@ class Trials:
         if candidates is None:
             return False
         waiting = random.choice(candidates)  # noqa: S311 (no secret)
-        session = self._session_on(other, None)
+        state = self._state_on(other, None)
         async with await other.channel(confirms=True) as channel:
             made = prepared = None
             while made is None:
-                prepared = await session.prepare(waiting.message, prepared)
-                if session.is_outdated:
-                    session = self._session_on(other, session)
+                prepared = await state.prepare(waiting.message, prepared)
+                if state.is_outdated:
+                    state = self._state_on(other, state)
                     continue
-                made = session.encode(
+                made = state.encode(
                     waiting.message, channel=channel.number, mandatory=waiting.mandatory, prepared=prepared
                 )
             message, encoded = made

@@ -82,7 +82,7 @@ class Relay:
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
         self._declare = declare
         self._grace = parse_delay(grace).total_seconds()
-        self._link = ReconnectingConnection(replace(address, name=f"{address.name} (relay)"))
+        self._reconnecting = ReconnectingConnection(replace(address, name=f"{address.name} (relay)"))
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -126,12 +126,12 @@ class Relay:
                     if connection.is_open:
                         await self._rest()
         finally:
-            await self._link.close()
+            await self._reconnecting.close()
         return self.done
 
     async def _connection(self) -> Connection | None:
         """The open connection, or None when the relay shall stop."""
-        connecting = asyncio.create_task(self._link.connection())
+        connecting = asyncio.create_task(self._reconnecting.connection())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({connecting, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -23,7 +23,7 @@ class InFlightMessage(Unconfirmed):
         refusals: how many of these the broker certainly did not take.
         was_lost: whether the connection broke after it was sent.
         error: why it is not on the broker, once that is known.
-        prepared_in: the session in which everything was found to be there that it needs.
+        prepared_in: the broker state in which everything was found that it needs.
         preparation: of its next sending; see :meth:`bide.client.broker_state.BrokerState.prepare`.
         elsewhere: whether another host confirmed it.
         hops: queues that it waits in.

@@ -27,29 +27,29 @@ class Preparing:
     def __init__(self, on_end: Callable[[], None]) -> None:
         self.size = 0
         self._on_end = on_end
-        self._parcels: dict[asyncio.Task[None], InFlightMessage] = {}
+        self._messages: dict[asyncio.Task[None], InFlightMessage] = {}
         self._ended: list[asyncio.Task[None]] = []
 
     def __len__(self) -> int:
-        return len(self._parcels)
+        return len(self._messages)
 
     def __iter__(self) -> Iterator[InFlightMessage]:
-        return iter(self._parcels.values())
+        return iter(self._messages.values())
 
     @property
     def has_ended(self) -> bool:
         """Whether :meth:`ended` would return something."""
         return bool(self._ended)
 
-    async def start(self, session: BrokerState, parcels: Iterable[InFlightMessage]) -> None:
-        """Prepare messages for a session, and wait a moment for them, unless others take longer than that already."""
-        is_first = not self._parcels
+    async def start(self, state: BrokerState, messages: Iterable[InFlightMessage]) -> None:
+        """Prepare messages for a connection. Wait a moment for them, unless others take longer than that already."""
+        is_first = not self._messages
         tasks = []
-        for parcel in parcels:
-            task = asyncio.create_task(_prepare(session, parcel))
+        for in_flight in messages:
+            task = asyncio.create_task(_prepare(state, in_flight))
             tasks.append(task)
-            self._parcels[task] = parcel
-            self.size += _size(parcel)
+            self._messages[task] = in_flight
+            self.size += _size(in_flight)
             task.add_done_callback(self._end)
         if is_first:
             await asyncio.wait(tasks, timeout=_MOMENT)
@@ -59,22 +59,22 @@ class Preparing:
         tasks, self._ended = self._ended, []
         ended = []
         for task in tasks:
-            parcel = self._parcels.pop(task)
-            self.size -= _size(parcel)
-            ended.append((parcel, task.exception()))
+            in_flight = self._messages.pop(task)
+            self.size -= _size(in_flight)
+            ended.append((in_flight, task.exception()))
         return ended
 
     def give_up(self) -> list[InFlightMessage]:
         """Stop preparing, and return the messages."""
-        parcels = list(self)
-        for task in self._parcels:
+        messages = list(self)
+        for task in self._messages:
             task.cancel()
-        self._parcels, self._ended, self.size = {}, [], 0
-        return parcels
+        self._messages, self._ended, self.size = {}, [], 0
+        return messages
 
     async def close(self) -> None:
         """Stop preparing."""
-        tasks = list(self._parcels)
+        tasks = list(self._messages)
         self.give_up()
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -82,24 +82,24 @@ class Preparing:
         if not task.cancelled():
             # So asyncio does not log the error of a message that was given up meanwhile.
             task.exception()
-        if task in self._parcels:
+        if task in self._messages:
             self._ended.append(task)
             self._on_end()
 
 
-def _size(parcel: InFlightMessage) -> int:
-    assert parcel.message is not None
-    return len(parcel.message.body)
+def _size(in_flight: InFlightMessage) -> int:
+    assert in_flight.message is not None
+    return len(in_flight.message.body)
 
 
-def is_verdict(error: BaseException | None, session: BrokerState) -> bool:
+def is_verdict(error: BaseException | None, state: BrokerState) -> bool:
     """Whether the error of a preparation is the last word on its message, and not that of a broken connection."""
     if isinstance(error, BrokerError):
-        return session.connection.is_open and not isinstance(error, ConnectionLostError)
+        return state.connection.is_open and not isinstance(error, ConnectionLostError)
     return isinstance(error, InvalidInputError)
 
 
-async def _prepare(session: BrokerState, parcel: InFlightMessage) -> None:
-    assert parcel.message is not None
-    parcel.preparation = await session.prepare(parcel.message, parcel.preparation)
-    parcel.prepared_in = session
+async def _prepare(state: BrokerState, in_flight: InFlightMessage) -> None:
+    assert in_flight.message is not None
+    in_flight.preparation = await state.prepare(in_flight.message, in_flight.preparation)
+    in_flight.prepared_in = state

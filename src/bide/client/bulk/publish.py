@@ -58,16 +58,16 @@ class BulkPublish:
     @staticmethod
     async def _outcomes(run: BulkSender) -> AsyncGenerator[PublishResult, None]:
         async with aclosing(run.rounds()) as rounds:
-            async for parcels in rounds:
-                for parcel in parcels:
-                    yield parcel.outcome()
+            async for settled in rounds:
+                for one in settled:
+                    yield one.outcome()
 
     @staticmethod
     async def _reports(run: BulkSender) -> AsyncGenerator[PublishSummary, None]:
         async with aclosing(run.rounds()) as rounds:
-            async for parcels in rounds:
-                tally = Tally(keep=len(parcels))
-                _count(parcels, tally)
+            async for settled in rounds:
+                tally = Tally(keep=len(settled))
+                _count(settled, tally)
                 yield tally.report()
 
     @staticmethod
@@ -75,8 +75,8 @@ class BulkPublish:
         tally = Tally(keep=KEPT_FAILURES)
         try:
             async with aclosing(run.rounds()) as rounds:
-                async for parcels in rounds:
-                    _count(parcels, tally)
+                async for settled in rounds:
+                    _count(settled, tally)
         except BulkInDoubtError as error:
             error.report = tally.report()
             raise
@@ -89,8 +89,8 @@ class BulkPublish:
         return report
 
 
-def _count(parcels: list[InFlightMessage], tally: Tally) -> None:
-    failed = [one for one in parcels if one.error is not None]
-    tally.confirm(len(parcels) - len(failed))
+def _count(settled: list[InFlightMessage], tally: Tally) -> None:
+    failed = [one for one in settled if one.error is not None]
+    tally.confirm(len(settled) - len(failed))
     if failed:
         tally.fail(one.outcome() for one in failed)

@@ -76,7 +76,7 @@ class BulkSender:
         self._window = self._limit = window
         self._on_lost = on_lost
         self._timeout = timeout
-        self._session: BrokerState | None = None
+        self._state: BrokerState | None = None
         self._channel: Channel | None = None
         self._taken = 0
         self._in_flight = 0
@@ -140,31 +140,31 @@ class BulkSender:
     def _is_done(self, source: BulkInput) -> bool:
         return (source.ended or self._end is not None) and not self._is_waiting()
 
-    def settled(self, parcel: InFlightMessage, error: BideError | None) -> None:
+    def settled(self, in_flight: InFlightMessage, error: BideError | None) -> None:
         """The broker's word on one message, or the end of its channel."""
         self._in_flight -= 1
-        self._bytes -= len(parcel.body)
+        self._bytes -= len(in_flight.body)
         self._news.set()
         if error is None or isinstance(error, PublishError):
             self._has_moved = True
             if error is None:
-                self._known.append(parcel)
+                self._known.append(in_flight)
                 return
-            parcel.refusals += 1
-            if self._session is not None and self._session.is_worth_repeating(parcel, error):
-                parcel.prepared_in = None
-                self._again.append(parcel)
+            in_flight.refusals += 1
+            if self._state is not None and self._state.is_worth_repeating(in_flight, error):
+                in_flight.prepared_in = None
+                self._again.append(in_flight)
             else:
-                self._denied(parcel, error)
+                self._denied(in_flight, error)
         else:
-            self._lost.append(parcel)
+            self._lost.append(in_flight)
 
     async def _round(self, source: BulkInput) -> None:
         """One turn: send what may be sent, or wait for whatever comes first."""
         try:
             await self._go_on(source)
         except TimeoutError as error:
-            connection = self._session.connection if self._session is not None else None
+            connection = self._state.connection if self._state is not None else None
             if connection is not None and connection.is_open and connection.blocked_by is not None:
                 # It is there, and says that it takes messages again later.
                 self._has_moved = True
@@ -180,8 +180,8 @@ class BulkSender:
             raise error.reason from error.reason.__cause__
         except BideError as error:
             is_final = isinstance(error, ClosedError) or not isinstance(error, BrokerError)
-            if self._session is not None and not self._session.connection.is_open and not is_final:
-                self._trouble = self._session.connection.trouble
+            if self._state is not None and not self._state.connection.is_open and not is_final:
+                self._trouble = self._state.connection.trouble
                 log.debug("publishing goes on over another connection after: %s", error)
             elif self._is_waiting():
                 raise self._in_doubt(str(error)) from error
@@ -199,33 +199,33 @@ class BulkSender:
             self._sort()
         if not self._again and not self._in_flight:
             self._limit = self._window
-        session, channel = self._session, self._channel
-        if session is None or channel is None or not session.connection.is_open or not channel.is_open:
-            self._trouble = session.connection.trouble if session is not None else self._trouble
+        state, channel = self._state, self._channel
+        if state is None or channel is None or not state.connection.is_open or not channel.is_open:
+            self._trouble = state.connection.trouble if state is not None else self._trouble
             async with self._patience("the broker was not reached"):
-                session = self._session = await self._connected()
-                channel = self._channel = await session.connection.channel(confirms=True)
-        elif session.is_outdated:
+                state = self._state = await self._connected()
+                channel = self._channel = await state.connection.channel(confirms=True)
+        elif state.is_outdated:
             async with self._patience("the broker was not reached"):
-                session = self._session = await self._connected()
+                state = self._state = await self._connected()
         loop = asyncio.get_running_loop()
         started = loop.time()
         unprepared: list[InFlightMessage] = []
-        is_interrupted = self._send(source, session, channel, unprepared)
+        is_interrupted = self._send(source, state, channel, unprepared)
         # The broker cannot be heard while the input takes its time.
         took = loop.time() - started
         self._since += took
         self._deadline += took
         if unprepared:
             async with self._patience(_UNPREPARED):
-                await self._preparing.start(session, unprepared)
+                await self._preparing.start(state, unprepared)
         elif is_interrupted:
             # So that confirms, and other tasks, get their turn.
             await asyncio.sleep(0)
         elif not (self._known or self._lost or self._preparing.has_ended or self._is_done(source)):
             self._news.clear()
-            if not session.connection.is_writable:
-                session.connection.when_writable(self._has_room)
+            if not state.connection.is_writable:
+                state.connection.when_writable(self._has_room)
             if self._is_waiting():
                 async with self._patience(_UNPREPARED if self._preparing else ""):
                     await self._news.wait()
@@ -235,9 +235,9 @@ class BulkSender:
                 self._has_moved = True
 
     async def _connected(self) -> BrokerState:
-        """The session of an open connection, opened anew if need be, which is tried as long as it may succeed."""
+        """The state of an open connection; a lost one is opened again as long as that may succeed."""
         try:
-            return await self._publisher.session()
+            return await self._publisher.state()
         except BideError as error:
             raise _OutOfReachError(error) from error
 
@@ -263,18 +263,16 @@ class BulkSender:
     def _out_of_time(self) -> str:
         was_sent = self._in_flight or any(one.attempts for one in (*self._lost, *self._again, *self._preparing))
         what = "no confirm" if was_sent else "nothing was sent"
-        reason = (self._session.connection.trouble if self._session else "") or self._trouble or self._reason
+        reason = (self._state.connection.trouble if self._state else "") or self._trouble or self._reason
         return f"{what} within {self._deadline - self._since:g} s{reason and ': '}{reason}"
 
     def _has_room(self) -> None:
         self._has_moved = True
         self._news.set()
 
-    def _send(
-        self, source: BulkInput, session: BrokerState, channel: Channel, unprepared: list[InFlightMessage]
-    ) -> bool:
+    def _send(self, source: BulkInput, state: BrokerState, channel: Channel, unprepared: list[InFlightMessage]) -> bool:
         """Send what may be sent now, set aside what is not prepared, and return whether there may be more to send."""
-        connection, number, clock = session.connection, channel.number, asyncio.get_running_loop().time
+        connection, number, clock = state.connection, channel.number, asyncio.get_running_loop().time
         end, held = clock() + _TURN_SECONDS, 0
         for _ in range(_TURN):
             if clock() >= end:
@@ -283,32 +281,32 @@ class BulkSender:
             is_full = number_held >= self._limit or self._bytes + held + self._preparing.size >= MAX_BYTES
             if is_full or not connection.is_writable:
                 return False
-            parcel = self._again.popleft() if self._again else self._take(source)
-            if parcel is None:
+            in_flight = self._again.popleft() if self._again else self._take(source)
+            if in_flight is None:
                 return False
-            message, made = parcel.message, None
-            if parcel.elsewhere:
-                self._known.append(parcel)
+            message, made = in_flight.message, None
+            if in_flight.elsewhere:
+                self._known.append(in_flight)
                 continue
             if message is None:
                 continue
-            if parcel.prepared_in is session or session.is_prepared(message):
+            if in_flight.prepared_in is state or state.is_prepared(message):
                 try:
-                    made = session.encode(
-                        message, channel=number, mandatory=parcel.outgoing.mandatory, prepared=parcel.preparation
+                    made = state.encode(
+                        message, channel=number, mandatory=in_flight.outgoing.mandatory, prepared=in_flight.preparation
                     )
                 except Exception as error:  # noqa: BLE001 (what is wrong with one message does not harm the others)
-                    self._denied(parcel, unsendable(parcel.position, error))
+                    self._denied(in_flight, unsendable(in_flight.position, error))
                     continue
             elif (unreachable := self._unreachable.error(message.kind)) is not None:
-                self._denied(parcel, unreachable)
+                self._denied(in_flight, unreachable)
                 continue
             if made is None:
-                parcel.prepared_in = None
-                unprepared.append(parcel)
+                in_flight.prepared_in = None
+                unprepared.append(in_flight)
                 held += len(message.body)
                 continue
-            channel.post(parcel.begin(*made), parcel)
+            channel.post(in_flight.begin(*made), in_flight)
             self._in_flight += 1
             self._bytes += len(message.body)
         return True
@@ -327,38 +325,38 @@ class BulkSender:
                 raise InvalidInputError(f"item {position} is a {type(outgoing).__name__}: give a bide.OutgoingMessage")
             return InFlightMessage(outgoing, position, self._publisher.checker.check(outgoing), self.settled)
         except Exception as error:  # noqa: BLE001 (whatever is wrong with one message is no harm to the others)
-            parcel = InFlightMessage(outgoing, position, None, self.settled)
-            self._failed(parcel, unsendable(position, error))
-            return parcel
+            in_flight = InFlightMessage(outgoing, position, None, self.settled)
+            self._failed(in_flight, unsendable(position, error))
+            return in_flight
 
-    def _failed(self, parcel: InFlightMessage, error: BideError) -> None:
-        parcel.error = error
-        self._known.append(parcel)
+    def _failed(self, in_flight: InFlightMessage, error: BideError) -> None:
+        in_flight.error = error
+        self._known.append(in_flight)
 
-    def _denied(self, parcel: InFlightMessage, error: BideError) -> None:
+    def _denied(self, in_flight: InFlightMessage, error: BideError) -> None:
         """The broker does not take it now; it may have done so when it was sent before, and the confirm was lost."""
-        self._failed(parcel, final_error(parcel, error))
+        self._failed(in_flight, final_error(in_flight, error))
 
     def _take_back(self) -> None:
         """Send the messages whose preparation has ended before others, or deny them."""
         ended = self._preparing.ended()
         if not ended:
             return
-        assert self._session is not None
-        again = [parcel for parcel, error in ended if not is_verdict(error, self._session)]
+        assert self._state is not None
+        again = [in_flight for in_flight, error in ended if not is_verdict(error, self._state)]
         self._again = deque(sorted((*again, *self._again), key=lambda one: one.position))
-        for parcel, error in ended:
-            if isinstance(error, BideError) and is_verdict(error, self._session):
-                self._denied(parcel, error)
+        for in_flight, error in ended:
+            if isinstance(error, BideError) and is_verdict(error, self._state):
+                self._denied(in_flight, error)
                 if isinstance(error, NotAppliedError | UnsupportedBrokerError):
                     # The next message would fare no better.
                     self._end = error
-                if isinstance(error, BrokerError) and parcel.message is not None:
-                    self._unreachable.add(parcel.message.kind, error)
+                if isinstance(error, BrokerError) and in_flight.message is not None:
+                    self._unreachable.add(in_flight.message.kind, error)
         for _, error in ended:
             # Where the connection was another, that only checked the broker, it is tried again.
-            is_lost = isinstance(error, ConnectionLostError) and self._session.connection.is_open
-            if error is not None and not is_lost and not is_verdict(error, self._session):
+            is_lost = isinstance(error, ConnectionLostError) and self._state.connection.is_open
+            if error is not None and not is_lost and not is_verdict(error, self._state):
                 raise error
         # That was an answer.
         self._has_moved = True
@@ -366,15 +364,15 @@ class BulkSender:
     def _sort(self) -> None:
         """Find out what becomes of the messages that were not confirmed when their channel closed."""
         lost, self._lost = self._lost, []
-        session, channel = self._session, self._channel
-        assert session is not None
+        state, channel = self._state, self._channel
+        assert state is not None
         assert channel is not None
         assert channel.closed_with is not None
         error = channel.closed_with
         if channel.connection.is_open and not isinstance(error, ClosedError):
             # The broker closed the channel alone, for one of the messages on it.
             lost = self._without_rejected(
-                ChannelClosure(error, channel.close_text, Counter(one.exchange for one in lost)), session, lost
+                ChannelClosure(error, channel.close_text, Counter(one.exchange for one in lost)), state, lost
             )
         else:
             for one in lost:
@@ -384,7 +382,7 @@ class BulkSender:
             raise self._in_doubt(str(error)) from error
 
     def _without_rejected(
-        self, closure: ChannelClosure, session: BrokerState, lost: list[InFlightMessage]
+        self, closure: ChannelClosure, state: BrokerState, lost: list[InFlightMessage]
     ) -> list[InFlightMessage]:
         """Settle the messages for which the broker closed the channel, if it is known which; return the others.
 
@@ -392,7 +390,7 @@ class BulkSender:
         """
         rejected = [one for one in lost if closure.applies_to(one.exchange, one.body)]
         if rejected:
-            closure.record(session)
+            closure.record(state)
         for one in rejected:
             error = closure.verdict(one, may_return=True)
             if error is not None:
