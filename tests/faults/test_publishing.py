@@ -357,7 +357,7 @@ async def test_an_infrastructure_that_is_not_declared_in_time_fails_the_publish(
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         proxy.on_method[QUEUE_BIND] = "deaf"
         with pytest.raises(
-            PublishError, match=r"not sent within 3 s: what it needs on its way was not there yet"
+            PublishError, match=r"not sent within 3 s: the queues and bindings that it needs were not declared yet"
         ) as caught:
             await client.publish(b"", to=queue, delay="1s")
         assert not isinstance(caught.value, PublishInDoubtError)
