@@ -1,9 +1,9 @@
 # Targets set up what they need. If that is done already, it takes a fraction of a second.
 
 PYTHON_BIN := .venv/bin/python
-# Most tests wait for a broker, so running a few files at a time takes half as long. WORKERS=0 runs one at a time.
-# tests/conftest.py has the order of the files.
-WORKERS ?= 4
+# Most tests wait for a broker, so more workers than cores are faster. WORKERS=0 runs one test after the other.
+# tests/conftest.py sets the order of files, and which workers run Spark.
+WORKERS ?= 6
 PARALLEL = --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --ignore=tests/timing
 # Lateness is measured without other load; -rP prints the figures.
 TIMING = $(PYTHON_BIN) -m pytest -rP tests/timing

@@ -168,7 +168,7 @@ def test_verify_reports_what_apply_declared_and_destroy_removed(program: Program
     assert report["ok"] is True
     assert {one["check"] for one in report["findings"]} >= {"release", "queues", "bindings", "stuck messages"}
     with bide.connect_sync(program.environment["BIDE_URL"]) as client:
-        client.wait_for(_delete(client, "bide.v1.s7"))
+        client.destroy(bide.Topology(queues=[bide.Queue("bide.v1.s7")]), force=True)
     said = program.run("delay", "verify", *SMALL)
     assert said.returncode == 1
     assert "1 of " in said.stdout.decode()
@@ -208,13 +208,6 @@ def test_apply_does_not_fail_without_the_management_api(program: Program) -> Non
     assert (applied.returncode, applied.stderr) == (0, b"")
     said = program.fails(1, "delay", "apply", "--protect", *SMALL, BIDE_MANAGEMENT_URL=unreachable)
     assert "127.0.0.1:1" in said
-
-
-async def _delete(client: bide.SyncClient, queue: str) -> None:
-    connection = await client._client._publisher.connection()
-    channel = await connection.channel()
-    await channel.delete_queue(queue)
-    await channel.close()
 
 
 def test_explain_prints_the_table_of_the_manual(program: Program) -> None:

@@ -19,7 +19,7 @@ from bide.amqp.url import BrokerUrl
 from bide.errors import DeclarationMismatchError, NotAppliedError, NotEmptyError
 from bide.management.api import ManagementApi
 from tests.broker.conftest import SMALL_CLOCK
-from tests.broker.receiving import eventually, ready, receive
+from tests.broker.receiving import connection_of, eventually, ready, receive
 from tests.support import Vhost
 
 TARGET = bide.Topology(queues=[bide.Queue.quorum("q")])
@@ -149,7 +149,7 @@ async def test_an_infrastructure_deleted_under_a_client_is_declared_again(
 async def test_an_exchange_deleted_under_a_client_does_not_stop_its_messages(
     client: bide.Client, monkeypatch: pytest.MonkeyPatch, exchange: str, *, is_marked: bool
 ) -> None:
-    connection = await client._publisher.connection()
+    connection = await connection_of(client)
     if is_marked:
         await install(connection, SMALL_CLOCK)
     await client.publish(b"", to="q", delay="10ms")

@@ -20,7 +20,7 @@ from bide.errors import (
     DeliveryLostError,
     TargetNotFoundError,
 )
-from tests.broker.receiving import eventually, fresh, ready, receive
+from tests.broker.receiving import connection_of, eventually, fresh, ready, receive
 from tests.faults.proxy import CONSUME, Proxy
 from tests.patience import ON_TIME, PATIENCE
 from tests.support import Vhost
@@ -158,7 +158,7 @@ async def test_an_exclusive_consumer_waits_until_the_broker_closes_its_old_conne
 async def test_a_silent_broker_is_noticed_by_its_missing_heartbeats(vhost: Vhost, proxy: Proxy, sending: bool) -> None:
     queue = await filled(vhost.url, 1)
     async with bide.connect(f"{proxy.url}?heartbeat=1", timeout="60s") as client:
-        connection = await client._publisher.connection()
+        connection = await connection_of(client)
         await client.publish(b"", to=queue)
         consumer = client.consume(queue, prefetch=1)
         first = await anext(consumer)
@@ -292,7 +292,7 @@ async def test_a_cancelled_close_leaves_no_connection_open(vhost: Vhost, proxy: 
     first, second = await anext(messages), await anext(messages)
     await first.ack()
     assert second._subscription is not None
-    connections = [second._subscription.channel.connection, await client._publisher.connection()]
+    connections = [second._subscription.channel.connection, await connection_of(client)]
     proxy.stall()
     started = asyncio.get_running_loop().time()
     with pytest.raises(TimeoutError):

@@ -9,7 +9,6 @@ from datetime import timedelta
 import pytest
 
 import bide
-from bide.admin.infrastructure import install
 from bide.admin.taps import turn_on
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
@@ -185,7 +184,7 @@ async def test_without_configure_permission_only_undelayed_messages_are_sent(vho
         await client.publish(b"", to="mine")
     async with bide.connect(vhost.url, infrastructure=CLOCK) as administrator:
         await administrator.publish(b"", to="mine", delay="1s")
-        await install(await administrator._publisher.connection(), CLOCK)
+        await administrator.declare(CLOCK.topology())
     async with bide.connect(limited, infrastructure=CLOCK) as client:
         # Where all of the infrastructure is there already, the right to bind a target is enough.
         receipt = await client.publish(b"", to="mine", delay="1s")
@@ -202,7 +201,7 @@ async def test_without_write_permission_the_error_names_the_exchange(vhost: Vhos
                 [bide.Binding(exchange, queue, "#")],
             )
         )
-        await install(await administrator._publisher.connection(), CLOCK)
+        await administrator.declare(CLOCK.topology())
     vhost.broker.set_permissions(vhost.name, "limited", configure=".*", write=f"^{queue}$", read=".*")
     async with bide.connect(limited, infrastructure=CLOCK) as client:
         with pytest.raises(AccessRefusedError, match=r"'amq\.default' in vhost.*give this user the permission"):

@@ -265,6 +265,7 @@ bide.spark.drain(spark, "q", write=write, url=url)
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_driver_killed_before_its_acks_duplicates_but_loses_nothing(
     spark: SparkSession, vhost_url: str, channel: Channel, tmp_path: Path

@@ -245,9 +245,7 @@ def test_a_replayed_message_equals_that_of_a_retry(shop: Shop, capsys: pytest.Ca
 
 async def drop(client: bide.Client, stream: str) -> None:
     """Delete a stream with what it holds."""
-    connection = await client._publisher.connection()
-    async with await connection.channel() as channel:
-        await channel.delete_queue(stream)
+    await client.destroy(Topology(queues=[Queue(stream)]), force=True)
 
 
 def test_messages_missing_in_the_streams_are_reported(
@@ -277,8 +275,7 @@ def test_messages_missing_in_the_streams_are_reported(
     assert "replayed 0 messages" in capsys.readouterr().out
 
     async def start_anew(client: bide.Client) -> None:
-        connection = await client._publisher.connection()
-        await apply(connection, taps.topology(Retention()), external=[*taps.sources, *taps.names])
+        await client.declare(taps.topology(Retention()), external=[*taps.sources, *taps.names])
         await client.publish("another", to="orders", delay="50ms")
 
     shop.work(start_anew)

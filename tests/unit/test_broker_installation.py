@@ -134,7 +134,7 @@ def test_a_release_below_the_minimum_is_refused(tmp_path: Path) -> None:
 def test_an_incomplete_installation_is_an_error(tmp_path: Path) -> None:
     home = make_home(tmp_path / "half", "4.0.0")
     (home / "plugins" / "rabbit-4.0.0").rmdir()
-    with pytest.raises(LocalBrokerError, match="is not a whole RabbitMQ"):
+    with pytest.raises(LocalBrokerError, match="is not a complete RabbitMQ"):
         find_installation(home=home)
 
 

@@ -20,6 +20,7 @@ from bide.errors import (
     UnroutableError,
 )
 from bide.topology import Exchange, Queue, Topology
+from tests.broker.receiving import connection_of
 from tests.patience import PATIENCE
 
 REMINDERS = Topology(queues=[Queue.quorum("reminders")])
@@ -34,7 +35,7 @@ async def received(client: bide.Client, queue: str = "reminders") -> bide.Messag
 
 
 async def is_empty(client: bide.Client, queue: str) -> bool:
-    connection = await client._publisher.connection()
+    connection = await connection_of(client)
     async with await connection.channel() as channel:
         return await channel.get(queue) is None
 

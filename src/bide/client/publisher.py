@@ -76,6 +76,7 @@ class _Sending:
         refusals: how many of these attempts the broker certainly did not accept.
         was_lost: whether the connection broke after it was sent.
         reason: why it is not confirmed yet.
+        failure: the error of the last attempt that failed before the message was sent.
         suspect: whether it may be the message for which the broker closed a channel.
         verdict: the error to report, if it certainly is that message.
         lacks_digits: whether it could not be encoded, because digits of its delay were not ready.
@@ -91,6 +92,7 @@ class _Sending:
     reason: str
     attempts: int = 0
     refusals: int = 0
+    failure: str = ""
     was_lost: bool = False
     suspect: bool = False
     verdict: BideError | None = None
@@ -234,7 +236,8 @@ class Publisher:
                 return sending.receipt()
             connection = self._state.connection if self._state is not None else None
             if connection is not None and connection.lost.done():
-                sending.reason = f"{sending.reason}: {connection.lost.result()}"
+                lost = str(connection.lost.result())
+                sending.reason = sending.reason if lost in sending.reason else f"{sending.reason}: {lost}"
             raise sending.out_of_time(seconds, connection) from error
         finally:
             self._waiting.pop(id(sending), None)
@@ -251,7 +254,8 @@ class Publisher:
         """Try to send a message once, and return whether it was confirmed; False if it should be tried again."""
         before = sending.attempts
         try:
-            sending.reason = "the queues and bindings that it needs were not declared yet"
+            missing = "the queues and bindings that it needs were not declared yet"
+            sending.reason = f"{missing}: {sending.failure}" if sending.failure else missing
             if sending.lacks_digits or not state.is_prepared(sending.message):
                 sending.preparation = await state.prepare(sending.message, sending.preparation)
                 if state.is_outdated:
@@ -281,6 +285,7 @@ class Publisher:
             return None if state.is_worth_repeating(sending, error) else final_error(sending, error)
         sending.trouble = state.connection.trouble
         if not was_sent:
+            sending.failure = str(error)
             # An error of the broker or of a check would only be repeated.
             # (Unless only the connection was lost that checked the broker.)
             is_open = state.connection.is_open and not isinstance(error, ConnectionLostError)

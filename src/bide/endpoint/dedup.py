@@ -35,7 +35,7 @@ class FailedAttempts:
 
 
 class HandledMessages:
-    """Messages that this process handled recently, to recognize duplicates.
+    """Messages that this process handled recently, to recognise duplicates.
 
     Args:
         window: how long a message is remembered.

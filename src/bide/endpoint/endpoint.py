@@ -303,7 +303,7 @@ class Endpoint:
         self._start(first, worker, limiter)
         try:
             while True:
-                # Enter the limiter first: a message that waited for it would be requeued late when the endpoint stops.
+                # Wait for a free slot before taking a message: messages not taken yet are requeued at once on a stop.
                 await limiter.enter()
                 try:
                     message = await anext(messages, None)
@@ -320,7 +320,7 @@ class Endpoint:
         """Handle redelivered messages alone, and return the first message that was never delivered before.
 
         Messages that dead processes left behind stand at the head of the queue. If far more are redelivered than dead
-        processes can have prefetched, they come from a browser of the queue, and the caller handles them concurrently.
+        processes can have prefetched, an operator has browsed the queue, and the rest are handled concurrently.
         """
         returned = 0
         async for message in messages:

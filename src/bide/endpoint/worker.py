@@ -51,10 +51,10 @@ class Worker:
     Args:
         settings: how the endpoint treats its messages.
         handlers: the handlers by message type.
-        limiter: is informed of every success and failure.
+        limiter: records every success and failure.
         forward: publishes a message and waits for the confirm.
         now: returns the current time.
-        observers: are called with every event.
+        observers: receive every event.
         deduplicate: how long the id of a handled message is remembered; None does not look for duplicates.
     """
 

@@ -75,7 +75,7 @@ class DeliveryCountReset:
         return cls(client, queue, limit, arguments=None if found is None else found.queue.arguments)
 
     def renewed(self) -> DeliveryCountReset:
-        """The same for another pass over the queue, which must not take copies of this pass for its own."""
+        """Create an equal object for another pass over the queue, without the copies of this pass."""
         return DeliveryCountReset(
             self._client, self.queue, self._limit, assumed=self._assumed, arguments=self.arguments
         )

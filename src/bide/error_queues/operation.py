@@ -97,8 +97,8 @@ class Operation:
         """Process the selected messages that a browser yields, each when it is due.
 
         Returns:
-            None at the end of the queue; otherwise the seconds until the next message is due, which are too many to
-            hold messages for that long.
+            None at the end of the queue; otherwise the seconds until the next message is due, if that is too long
+            to hold messages.
 
         Raises:
             BrokerError: the broker refuses, or cannot be reached.

@@ -24,7 +24,7 @@ async def is_stream(connection: Connection, queue: str) -> bool:
                 return True
             raise
         if delivery is not None:
-            # A message arrived in this moment.
+            # A message arrived just now: requeue it.
             channel.nack(delivery.delivery_tag)
         return False
 

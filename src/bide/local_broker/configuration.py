@@ -122,7 +122,7 @@ def enabled_plugins(plugins: Iterable[str]) -> str:
 
 
 def inetrc() -> str:
-    """Return the file that tells Erlang the address of the host of :data:`NODE_NAME`.
+    """Return the file that gives Erlang the address of the host of :data:`NODE_NAME`.
 
     Some containers have no ``/etc/hosts``, and in others ``localhost`` is ``::1`` first, where nothing listens.
     """

@@ -47,8 +47,8 @@ class FoundQueue:
         type: its type.
         policy: the name of the policy that applies to it, or None.
         state: the state that the broker reports, such as ``running`` or ``down``; empty if it reports none.
-        messages: number of messages, or None if the broker has not counted them yet. Includes expired messages that
-            no target accepts, which are neither ready nor unacknowledged.
+        messages: number of messages, or None if the broker has not counted them yet. Includes dead letters
+            that no target has confirmed yet, which are neither ready nor unacknowledged.
         ready: number of ready messages.
         unacknowledged: number of messages delivered to consumers and not acknowledged.
         members: the nodes with a replica of a quorum queue or stream; None if the broker does not report them.
@@ -69,7 +69,7 @@ class FoundQueue:
 
     @property
     def between(self) -> int:
-        """Number of messages that expired but have no target that accepts them; 0 if messages are not counted."""
+        """Number of dead letters that no target has confirmed yet; 0 if messages are not counted."""
         if self.messages is None or self.ready is None or self.unacknowledged is None:
             return 0
         return max(self.messages - self.ready - self.unacknowledged, 0)

@@ -27,8 +27,8 @@ class DelayedMessagePublisher:
     the message is due.
 
     Unlike the plugin, it keeps waiting messages in replicated queues, so they survive the loss of a node. It supports
-    ``mandatory``. Messages without a matching binding when they are due go to the undeliverable queue. Delays of more
-    than 49 days and unreadable headers are respected or refused, where the plugin sends at once.
+    ``mandatory``. Messages without a matching binding when they are due go to the undeliverable queue. It delays
+    messages by more than 49 days and refuses unreadable headers; the plugin sends both at once.
 
     Args:
         client: a client with ``Clock``, which delays in steps of 10 ms and supports every exchange type.

@@ -137,8 +137,8 @@ class EventBus:
         """Send rejected messages through the delay queue, or park them, until cancelled.
 
         Any number of processes can do this. A message is parked if it was rejected after its last retry, if the
-        sender's ``expiration`` is over, or if the queue dropped it at its delivery limit because its processes died. It
-        is acknowledged only after the broker has confirmed its copy: if the process is killed in between, both remain.
+        sender's ``expiration`` is over, or if it reached the delivery limit because its processes died. It is
+        acknowledged only after the broker has confirmed its copy: if the process is killed in between, both remain.
 
         Raises:
             TargetNotFoundError: the retry queue is missing.

@@ -129,8 +129,8 @@ class Tracing(Observer):
 def trace_headers() -> dict[str, str]:
     """The headers with the current context, for messages that are published without :meth:`Tracing.stamp`.
 
-    ``client.publish_many(bide.OutgoingMessage(row, to="orders", headers=headers) for row in rows)``: the handlers of
-    all these messages link to the current span.
+    ``client.publish_many(bide.OutgoingMessage(row, to="orders", headers=headers) for row in rows)``: all these
+    messages carry the context of the current span.
     """
     carrier: dict[str, str] = {}
     propagate.inject(carrier)

@@ -56,7 +56,7 @@ def delayed_retry_cascade(
         layout: nservicebus (a cascade of powers of two) or clock (bide's own).
         levels: nservicebus: number of levels, 1 to 28; the longest delay is 2^levels - 1 seconds. Default: 28; use
             fewer only on a virtual host without .NET endpoints.
-        max_delay: clock: the longest delay; longer ones need no queues.
+        max_delay: clock: the longest delay; no queues are declared for longer ones.
         resolution: clock: delays are rounded up to a multiple of this.
         queue_type: type of the consumers' queues: quorum or classic.
 
@@ -91,7 +91,7 @@ def delayed_delivery_cascade(
         queues: the target queues.
         layout: clock (bide's own) or nservicebus (a cascade of powers of two).
         levels: nservicebus: number of levels, 1 to 28; see pattern 13.
-        max_delay: clock: the longest delay; longer ones need no queues.
+        max_delay: clock: the longest delay; no queues are declared for longer ones.
         resolution: clock: delays are rounded up to a multiple of this.
         queue_type: type of the queues: quorum or classic.
 

@@ -96,9 +96,9 @@ def data_locality(exchange: str, *, queue: str, partitions: int, header: str, qu
         queue: the start of the partitions' names: queue.1, queue.2...
         partitions: number of partitions, 1 to 1,000.
         header: the header that identifies the entity, such as user-id.
-        queue_type: of the queues: quorum or classic.
+        queue_type: type of the queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds, as for :func:`ordered_partitions`.
+        InvalidInputError: see :func:`ordered_partitions`.
     """
     return ordered_partitions(exchange, queue=queue, partitions=partitions, header=header, queue_type=queue_type)

@@ -18,7 +18,7 @@ class ExceptionText:
     Attributes:
         type: the exception's class, with its module.
         message: the exception's message.
-        stack: its stack trace, oldest call first; if it is too long, the beginning is truncate off.
+        stack: its stack trace, oldest call first; if it is too long, the beginning is cut off.
         frame: where it was raised, as ``file.py:12 in function``; empty if that is not known.
         inner_type: the class of the exception that caused it, or None.
         inner_message: the message of that exception, or None.
@@ -53,7 +53,7 @@ def name_of(kind: type) -> str:
 
 
 def truncate(text: str, size: int, *, keep_end: bool = False) -> str:
-    """Cut a text to *size* bytes of UTF-8; ``[...]`` marks where something was truncate off."""
+    """Cut a text to *size* bytes of UTF-8; ``[...]`` marks where something was cut off."""
     raw = text.encode(errors="backslashreplace")
     if len(raw) <= size:
         return raw.decode()

@@ -1,4 +1,4 @@
-"""Copies of failed messages: sent back to their queue, archived, or restored from the archive."""
+"""Copies of failed messages: sent back, archived, or restored from the archive."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ def edited(
     """
     for name in (*headers, *without):
         if name.startswith(OWN_PREFIX) or name in LOCKED:
-            raise ReservedHeaderError(f"the header {name!r} belongs to bide or the broker: it cannot be edited")
+            raise ReservedHeaderError(
+                f"the header {name!r} belongs to bide or the broker, and cannot be edited: leave it out"
+            )
     if body is None and not headers and not without:
         raise InvalidInputError("the edit would change nothing: give a body, or headers")
     for name in sorted(without - message.headers.keys()):

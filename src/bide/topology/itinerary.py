@@ -1,4 +1,4 @@
-"""Explanation of a message's route: every exchange on it, and why each binding matches or not.
+"""Explanation of a message's route: its exchanges, and why each binding matches or not.
 
 The rules of :mod:`bide.topology.exchange_types` decide whether a binding matches; this module only gives the reason.
 """

@@ -31,10 +31,10 @@ from bide.messaging.rpc_sync import SyncCaller
 from bide.patterns.rpc import rpc
 from bide.topology import Binding, Exchange, Topology
 from tests.broker.receiving import eventually, ready, receive, stack_of
-from tests.broker.test_endpoint_oddities import UnprintableError
 from tests.faults.cutting import Proxy
 from tests.patience import ON_TIME, PATIENCE
 from tests.support import Vhost
+from tests.unit.test_endpoint_failures import UnprintableError
 
 WAYS: tuple[Replies, ...] = ("direct", "instance", "ephemeral")
 every_way = pytest.mark.parametrize("replies", WAYS)
