@@ -36,10 +36,8 @@ from bide.topology import Binding, Exchange, Topology
 log = logger(__name__)
 
 REBIND_AFTER: Final = timedelta(seconds=30)
-"""The interval at which bindings in use are declared again. A queue that is deleted and declared again loses them.
-
-The queues of an infrastructure that grows are checked at the same interval.
-"""
+"""The interval at which bindings in use are declared again, because a queue that is deleted and declared again loses
+them. The queues of an infrastructure that grows are checked at the same interval."""
 
 _ASKING: Final = 100
 """The number of concurrent checks of exchanges, each on its own channel. RabbitMQ allows 2,047 channels by default."""
@@ -95,8 +93,7 @@ class BrokerState:
 
     Attributes:
         encoder: the encoder for messages on this connection.
-        is_outdated: whether NServiceBus now uses the virtual host, so that a new state with another variant of the
-            infrastructure is needed.
+        is_outdated: whether a new state is needed, because NServiceBus now uses the virtual host.
         suspects: held while a message is sent on its own channel; see :meth:`Publisher.publish`.
     """
 
