@@ -88,8 +88,7 @@ class BrokerState:
         infrastructure: the infrastructure in its variant for this broker's release.
         declare: whether to declare missing items; if not, they are an error.
         tasks: shared tasks, so that items which several messages need are declared once.
-        spares_neighbours: look for NServiceBus before the first delayed message, and again as often as targets are
-            bound, because an endpoint may start at any time.
+        spares_neighbours: look for NServiceBus at the first delayed message, and again when targets are bound again.
 
     Attributes:
         encoder: the encoder for messages on this connection.
@@ -160,7 +159,7 @@ class BrokerState:
         now = self.connection.loop.time()
         if now >= self._doubt_at:
             self._doubt(now)
-        if message.kind is None:
+        if message.template is None:
             return False
         if message.due is None:
             waits = bool(message.delay)
@@ -168,7 +167,7 @@ class BrokerState:
             moment = self.moment()
             due = message.starting(*moment).due
             waits = due is not None and due > moment.now
-        return self._templates.get((message.kind, waits), 0.0) > now
+        return self._templates.get((message.template, waits), 0.0) > now
 
     async def prepare(
         self, message: PreparedMessage, previous: Preparation | None = None, *, digits: bool = True
@@ -180,8 +179,8 @@ class BrokerState:
             digits: whether to include the queues that the message waits in.
 
         Returns:
-            A value for :meth:`encode`. If the digits at the time of sending have no queues, the message is sent with
-            the digits of its preparation. It is then late by the time in between, and never early.
+            A value for :meth:`encode`. A message is sent with the digits of its preparation if those at the time of
+            sending have no queues. It is then late by the time in between, and never early.
 
         Raises:
             MessageTooLargeError: the broker's limit is known, and the message exceeds it.
@@ -198,9 +197,10 @@ class BrokerState:
         if route is None:
             if isinstance(message.target, ExchangeTarget):
                 await self._expect(message.target.exchange)
-                self._remember_template(message.kind, self._exchanges.get(message.target.exchange, 0.0), waits=False)
+                until = self._exchanges.get(message.target.exchange, 0.0)
+                self._remember_template(message.template, until, waits=False)
             else:
-                self._remember_template(message.kind, inf, waits=False)
+                self._remember_template(message.template, inf, waits=False)
             return prepared
         if route.hops and not self._applied:
             await self._tasks.run((self, "infrastructure"), self._ensure_applied)
@@ -218,7 +218,7 @@ class BrokerState:
                 await self._tasks.run((self, "infrastructure"), self._ensure_applied)
                 await self._growth.ensure(route.digits)
         key = await self._ensure_bound(message.target, route)
-        self._remember_template(message.kind, self._targets.get(key, 0.0), waits=route.hops > 0)
+        self._remember_template(message.template, self._targets.get(key, 0.0), waits=route.hops > 0)
         return prepared
 
     def encode(
@@ -434,9 +434,9 @@ class BrokerState:
     def _is_known(self, known: dict[_Key, float], key: _Key) -> bool:
         return known.get(key, 0.0) > self.connection.loop.time()
 
-    def _remember_template(self, kind: MessageTemplate | None, until: float, *, waits: bool) -> None:
-        if kind is not None:
-            self._templates[kind, waits] = until
+    def _remember_template(self, template: MessageTemplate | None, until: float, *, waits: bool) -> None:
+        if template is not None:
+            self._templates[template, waits] = until
 
     def _remember(self, known: dict[_Key, float], key: _Key) -> None:
         known[key] = self.connection.loop.time() + REBIND_AFTER.total_seconds()

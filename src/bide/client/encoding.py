@@ -82,29 +82,29 @@ class Encoder:
             InvalidInputError: this message cannot be delayed in this way or for this long, or a value cannot be
                 encoded.
         """
-        kind = message.kind
-        if kind is not None and not message.is_copy:
+        template = message.template
+        if template is not None and not message.is_copy:
             try:
-                prepared = self._prepared[kind]
+                prepared = self._prepared[template]
             except KeyError:
-                prepared = self._prepare(kind)
+                prepared = self._prepare(template)
             if prepared is not None:
                 encoded = prepared.encode(message, now, channel, mandatory)
                 if encoded is not None:
                     return encoded
         return self._encode_all(message, now, channel, mandatory)
 
-    def _prepare(self, kind: MessageTemplate) -> _Direct | _Delayed | None:
+    def _prepare(self, template: MessageTemplate) -> _Direct | _Delayed | None:
         prepared: _Direct | _Delayed | None = None
         try:
-            if not kind.is_delayed:
-                prepared = _Direct(self._infrastructure, kind, self._frame_max)
-            elif (route := self._infrastructure.compile(kind.target, codec, self._ready)) is not None:
-                prepared = _Delayed(self._infrastructure, kind, self._frame_max, route)
+            if not template.is_delayed:
+                prepared = _Direct(self._infrastructure, template, self._frame_max)
+            elif (route := self._infrastructure.compile(template.target, codec, self._ready)) is not None:
+                prepared = _Delayed(self._infrastructure, template, self._frame_max, route)
         except InvalidInputError:
             # A message of this template may still be sent without a delay. Encoding it in full raises the error.
             prepared = None
-        self._prepared[kind] = prepared
+        self._prepared[template] = prepared
         return prepared
 
     def _encode_all(self, message: PreparedMessage, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
@@ -132,10 +132,10 @@ class Encoder:
 class _Direct:
     """Encodes undelayed messages of a template."""
 
-    def __init__(self, infrastructure: DelayInfrastructure, kind: MessageTemplate, frame_max: int) -> None:
-        self._template = PublishTemplate(kind.values, frame_max=frame_max)
-        self._expected = infrastructure.compile_headers(kind.values, codec)
-        self._exchange, self._routing_key = _plain_address(kind.target)
+    def __init__(self, infrastructure: DelayInfrastructure, template: MessageTemplate, frame_max: int) -> None:
+        self._template = PublishTemplate(template.values, frame_max=frame_max)
+        self._expected = infrastructure.compile_headers(template.values, codec)
+        self._exchange, self._routing_key = _plain_address(template.target)
         self._starts = _starts(self._exchange, self._routing_key)
 
     def encode(self, message: PreparedMessage, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
@@ -163,13 +163,13 @@ class _Delayed:
     """Encodes delayed messages of a template with a compiled route."""
 
     def __init__(
-        self, infrastructure: DelayInfrastructure, kind: MessageTemplate, frame_max: int, route: CompiledRoute
+        self, infrastructure: DelayInfrastructure, template: MessageTemplate, frame_max: int, route: CompiledRoute
     ) -> None:
-        values = dict(kind.values)
+        values = dict(template.values)
         # These two are sent as headers while a message waits; see PreparedMessage.wire_values.
         carried = {HEADER_EXPIRATION: values.pop("expiration", None), HEADER_PRIORITY: values.pop("priority", None)}
         self._template = PublishTemplate(values, frame_max=frame_max)
-        self._expected = infrastructure.compile_headers(kind.values, codec)
+        self._expected = infrastructure.compile_headers(template.values, codec)
         self._after = route.after
         self._names = route.names
         self._routing_key = route.routing_key

@@ -300,7 +300,7 @@ class BulkSender:
                 except Exception as error:  # noqa: BLE001 (what is wrong with one message does not harm the others)
                     self._denied(in_flight, unsendable(in_flight.position, error))
                     continue
-            elif (unreachable := self._unreachable.error(message.kind)) is not None:
+            elif (unreachable := self._unreachable.error(message.template)) is not None:
                 self._denied(in_flight, unreachable)
                 continue
             if made is None:
@@ -354,7 +354,7 @@ class BulkSender:
                     # The next message would fail in the same way.
                     self._end = error
                 if isinstance(error, BrokerError) and in_flight.message is not None:
-                    self._unreachable.add(in_flight.message.kind, error)
+                    self._unreachable.add(in_flight.message.template, error)
         for _, error in ended:
             # If only a separate connection for checks was lost, the message is tried again.
             is_lost = isinstance(error, ConnectionLostError) and self._state.connection.is_open

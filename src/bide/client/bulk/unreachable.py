@@ -19,17 +19,17 @@ class Unreachable:
     def __init__(self) -> None:
         self._errors = BoundedCache[MessageTemplate, tuple[BideError, float]]()
 
-    def add(self, kind: MessageTemplate | None, error: BideError) -> None:
+    def add(self, template: MessageTemplate | None, error: BideError) -> None:
         """Remember an error for messages of this template."""
-        if kind is not None:
-            self._errors[kind] = error, asyncio.get_running_loop().time() + _SECONDS
+        if template is not None:
+            self._errors[template] = error, asyncio.get_running_loop().time() + _SECONDS
 
-    def error(self, kind: MessageTemplate | None) -> BideError | None:
+    def error(self, template: MessageTemplate | None) -> BideError | None:
         """The recent error of a message of this template, or None."""
-        if kind is None or kind not in self._errors:
+        if template is None or template not in self._errors:
             return None
-        error, until = self._errors[kind]
+        error, until = self._errors[template]
         if asyncio.get_running_loop().time() < until:
             return error
-        del self._errors[kind]
+        del self._errors[template]
         return None
