@@ -64,7 +64,7 @@ def test_status_shows_what_on_and_off_did(program: Program, vhost: Vhost) -> Non
     program.ok("receive", "orders", "--count", "1", "--timeout", "20s")
     assert "on: 'bide.v1.tap.scheduled' and 'bide.v1.tap.delivered'" in program.ok("delay", "verify", *SMALL)
 
-    kept = "bide.v1.tap.scheduled and bide.v1.tap.delivered stay with what they hold"
+    kept = "bide.v1.tap.scheduled and bide.v1.tap.delivered stay with their messages"
     assert program.ok("tap", "off", *SMALL) == f"clock: taps off; {kept}\n"
     assert "taps off" in program.ok("tap", "status", *SMALL).splitlines()[0]
     assert program.run("tap", "off", "--delete", *SMALL, stdin=b"n\n").returncode == 1

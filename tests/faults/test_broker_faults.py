@@ -111,7 +111,7 @@ async def test_an_alarm_makes_publishers_wait(own_broker: LocalBroker) -> None:
                 return False
 
             await eventually(blocked)
-            with pytest.raises(PublishError, match="takes no publishes at the moment"):
+            with pytest.raises(PublishError, match="blocks publishing at the moment"):
                 await hasty.publish(b"", to=queue)
             waiting = asyncio.create_task(patient.publish(b"patient", to=queue))
             done, _ = await asyncio.wait({waiting}, timeout=1)

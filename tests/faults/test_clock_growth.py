@@ -113,7 +113,8 @@ async def test_a_publish_timeout_does_not_cancel_its_declarations(vhost: Vhost, 
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         await client.publish(b"", to=queue)
         proxy.rate = 2_000
-        with pytest.raises(BideError, match=r"not sent within 0\.5 s: what it needs on its way was not there yet"):
+        reason = "the queues and bindings that it needs were not declared yet"
+        with pytest.raises(BideError, match=rf"not sent within 0\.5 s: {reason}"):
             await client.publish(b"", to=queue, delay="1s")
         state = await client._publisher.state()
 

@@ -41,7 +41,7 @@ async def test_a_message_held_at_a_cut_cannot_be_settled_and_is_redelivered(vhos
         message = await anext(messages)
         proxy.cut()
         await eventually(partial(_is_off, messages))
-        with pytest.raises(DeliveryLostError, match="'0' cannot be settled any more: the broker delivers it again"):
+        with pytest.raises(DeliveryLostError, match="'0' can no longer be settled: the broker delivers it again"):
             await message.ack()
         again = await anext(messages)
         assert (again.message_id, again.body, again.redelivered) == ("0", b"0", True)

@@ -357,7 +357,7 @@ async def test_an_infrastructure_that_is_not_declared_in_time_fails_the_publish(
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         proxy.on_method[QUEUE_BIND] = "deaf"
         with pytest.raises(
-            PublishError, match=r"not sent within 3 s: what it needs on its way was not there yet"
+            PublishError, match=r"not sent within 3 s: the queues and bindings that it needs were not declared yet"
         ) as caught:
             await client.publish(b"", to=queue, delay="1s")
         assert not isinstance(caught.value, PublishInDoubtError)
@@ -407,7 +407,7 @@ async def test_an_unanswered_check_ends_with_the_timeout(vhost: Vhost, proxy: Pr
     for target in (bide.OutgoingMessage(b"", to=queue, delay="1s"), bide.OutgoingMessage(b"", exchange="amq.topic")):
         async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="500ms") as client:
             proxy.deaf = True
-            with pytest.raises(PublishError, match=r"within 0\.5 s: what it needs"):
+            with pytest.raises(PublishError, match=r"within 0\.5 s: the queues and bindings that it needs"):
                 await client.publish(b"", to=target.to, exchange=target.exchange, delay=target.delay)
             with pytest.raises(PublishError, match=r"within 0\.5 s"):
                 await client.publish_many([target])

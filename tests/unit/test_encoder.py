@@ -125,7 +125,7 @@ def test_messages_of_a_known_kind_are_encoded_to_the_same_bytes(
         if letter.message_id is None:
             slow = _with_id(letter, quick.message_id).starting(NOW)
         assert quick == slow
-        assert quick.kind is not None
+        assert quick.template is not None
         expected, found = (_encoded(encoder, message, letter) for message in (slow, quick))
         assert found == expected
 
@@ -237,7 +237,7 @@ def test_a_message_is_not_encoded_before_its_digits_are_ready(routing_key: str, 
     encoder = Encoder(clock, frame_max=FRAME_MAX, ready=ready)
     letter = OutgoingMessage(b"x", exchange="shop", routing_key=routing_key, delay="1h1s", message_id="m")
     checked = MessageChecker().check(letter).starting(NOW)
-    message = checked if alike else replace(checked, kind=None)
+    message = checked if alike else replace(checked, template=None)
     assert message.due is not None
     digits = clock.route(message.due - NOW, message.target, message_id="m").digits
     for digit in digits:

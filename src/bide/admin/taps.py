@@ -247,7 +247,7 @@ def tap_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> lis
     there = [name for name in taps.names if name in snapshot.queues]
     bound = bound_taps(snapshot, taps)
     if not bound:
-        kept = f"off; {listed(there)} stay with what they hold"
+        kept = f"off; {listed(there)} stay with their messages"
         return [Finding(check="taps", status="ok", text=kept)] if there else []
     missing = len(taps.bindings) - len(bound)
     problem = (

@@ -15,8 +15,8 @@ class PublishAttempts(Protocol):
     """A message, and the attempts to send it.
 
     Attributes:
-        attempts: how often it was sent.
-        refusals: how many of these attempts the broker certainly did not take.
+        attempts: the number of times it was sent.
+        refusals: how many of these attempts the broker certainly did not accept.
         was_lost: whether the connection broke after an attempt.
     """
 
@@ -30,7 +30,7 @@ class PublishAttempts(Protocol):
 class ChannelClosure:
     """The reason why the broker closed a channel, and the unconfirmed messages that the reason applies to.
 
-    The broker closes a channel for one message that it rejects. It may have taken the other unconfirmed messages. A
+    The broker closes a channel for one message that it rejects. It may have accepted the other unconfirmed messages. A
     reply text about the size limit applies to every message over the limit; a reply text that names an exchange applies
     to every message to that exchange. Any other reply text applies to a message only if no other one is unconfirmed.
     Otherwise the sender publishes fewer messages at once, until the rejected one is alone.
@@ -79,7 +79,7 @@ class ChannelClosure:
         if self.limit is not None:
             return too_large(sent.message, self.limit)
         if isinstance(self._error, TargetNotFoundError):
-            # The exchange existed before, and may have taken all of these messages but the rejected one.
+            # The exchange existed before, and may have routed all of these messages except the rejected one.
             sent.refusals += self._is_certain
             if self._exchange is not None and sent.attempts == 1 and (may_return or not self._is_certain):
                 return None
@@ -91,7 +91,7 @@ class ChannelClosure:
 
 
 def final_error(sent: PublishAttempts, error: BideError) -> BideError:
-    """*error*, or PublishInDoubtError for it if the broker may have taken the message at an earlier attempt."""
+    """*error*, or a PublishInDoubtError for it if the broker may have accepted the message at an earlier attempt."""
     if sent.attempts > sent.refusals and not isinstance(error, MessageTooLargeError):
         return denied(sent.message.message_id, error)
     return error

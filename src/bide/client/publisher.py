@@ -1,4 +1,4 @@
-"""Confirmed publishing through a connection that comes and goes."""
+"""Confirmed publishing over a reconnecting connection."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from bide.runtime.shared_tasks import SharedTasks
 log = logger(__name__)
 
 OnLost = Literal["repeat", "raise"]
-"""What to do with a message whose confirm was lost with the connection: send it again, or tell the caller."""
+"""What to do with a message whose confirm was lost with the connection: send it again, or raise an error."""
 
 
 def checked_on_lost(value: OnLost) -> OnLost:
-    """The value, if it is one.
+    """Return the value if it is valid.
 
     Raises:
-        InvalidInputError: it is not.
+        InvalidInputError: the value is neither ``"repeat"`` nor ``"raise"``.
     """
     if value not in ("repeat", "raise"):
         raise InvalidInputError(f"on_lost={value!r}: give 'repeat' or 'raise'")
@@ -52,13 +52,13 @@ def checked_on_lost(value: OnLost) -> OnLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """The broker has the message.
+    """The confirm of a published message.
 
     Attributes:
-        due: when it will be delivered; None for a message that was not delayed.
-        hops: queues that it waits in.
-        attempts: how often it was sent; more than one may mean that it arrives more than once. One does not mean that
-            it arrives once: brokers dead-letter some messages twice when leaders of queues change.
+        due: the due time; None for a message that was not delayed.
+        hops: the number of queues that it waits in.
+        attempts: the number of times it was sent. With more than one, it may arrive more than once. With one, it may
+            also arrive twice, because brokers dead-letter some messages twice when leaders of queues change.
     """
 
     message_id: str
@@ -69,21 +69,22 @@ class Receipt:
 
 @dataclass(slots=True)
 class _Sending:
-    """One message on its way to the broker.
+    """A message that is being published.
 
     Attributes:
-        attempts: how often it was sent.
-        refusals: how many of these the broker certainly did not take.
+        attempts: the number of times it was sent.
+        refusals: how many of these attempts the broker certainly did not accept.
         was_lost: whether the connection broke after it was sent.
         reason: why it is not confirmed yet.
-        failure: the error of the last round that failed before it was sent.
-        suspect: whether it may be the one for which the broker closed a channel.
-        verdict: the error to report, if it certainly is.
+        failure: the error of the last attempt that failed before the message was sent.
+        suspect: whether it may be the message for which the broker closed a channel.
+        verdict: the error to report, if it certainly is that message.
         lacks_digits: whether it could not be encoded, because digits of its delay were not ready.
-        preparation: of its next sending; see :meth:`bide.client.broker_state.BrokerState.prepare`.
+        preparation: the preparation for its next sending; see :meth:`bide.client.broker_state.BrokerState.prepare`.
         elsewhere: whether another host confirmed it.
-        unroutable: whether it came back; see :meth:`bide.client.broker_state.BrokerState.is_worth_repeating`.
-        trouble: what was known of the node, when a connection broke that it waited on.
+        unroutable: whether the broker returned it; see
+            :meth:`bide.client.broker_state.BrokerState.is_worth_repeating`.
+        trouble: the trouble of the node, if a connection was lost while the message waited for its confirm.
     """
 
     message: PreparedMessage
@@ -103,7 +104,7 @@ class _Sending:
     hops: int = 0
 
     def receipt(self) -> Receipt:
-        """What the caller gets once the broker has it."""
+        """The receipt for the caller."""
         message = self.message
         return Receipt(message_id=message.message_id, due=message.due, hops=self.hops, attempts=self.attempts)
 
@@ -112,10 +113,10 @@ class _Sending:
         return in_doubt(self.message.message_id, reason)
 
     def out_of_time(self, seconds: float, connection: Connection | None) -> PublishError:
-        """The error for a message whose time is up."""
+        """The error for a message that timed out."""
         reason = (connection.trouble if connection is not None else "") or self.trouble or self.reason
         if connection is not None and connection.is_open and connection.blocked_by is not None:
-            reason = f"the broker takes no publishes at the moment: {connection.blocked_by}"
+            reason = f"the broker blocks publishing at the moment: {connection.blocked_by}"
         if self.attempts > self.refusals:
             return self.in_doubt(f"no confirm within {seconds:g} s: {reason}")
         message_id = self.message.message_id
@@ -128,15 +129,15 @@ class Publisher:
     """Sends messages, each confirmed by the broker.
 
     Args:
-        declare: put the delay infrastructure on the broker where it is missing; else its absence is an error.
-        timeout: for one message; declaring what it needs, reconnecting and repeating included.
+        declare: declare the delay infrastructure if it is missing; if not, its absence is an error.
+        timeout: the limit for one message, including declarations, reconnecting and sending again.
         on_lost: see ``OnLost``.
-        max_in_flight: messages sent and not yet confirmed; further publishes wait.
+        max_in_flight: the maximum number of unconfirmed messages; further publishes wait.
 
     Attributes:
-        checker: checks what is to be sent.
-        reconnecting: the publishing connection, as it comes and goes.
-        trials: send messages that wait to another host, where this one confirms nothing.
+        checker: checks outgoing messages.
+        reconnecting: the reconnecting publishing connection.
+        trials: send waiting messages to another host if this one confirms nothing.
         timeout, on_lost, max_in_flight: as given.
     """
 
@@ -170,7 +171,7 @@ class Publisher:
         return (await self.state()).connection
 
     async def infrastructure(self) -> DelayInfrastructure:
-        """The delay infrastructure as it is used on this broker's release."""
+        """The delay infrastructure in its variant for this broker's release."""
         return (await self.state()).infrastructure
 
     async def close(self) -> None:
@@ -181,10 +182,10 @@ class Publisher:
             await self.reconnecting.close()
 
     async def prepare(self, message: PreparedMessage) -> None:
-        """See to it that such a message can be delivered after its delay, without sending it.
+        """Declare or check everything that such a message needs, without sending it.
 
         Raises:
-            BideError: as :meth:`publish`, but for what only a sending can meet.
+            BideError: as :meth:`publish`, except errors of the sending itself.
         """
         async with asyncio.timeout(self.timeout.total_seconds()):
             while True:
@@ -201,24 +202,25 @@ class Publisher:
     async def publish(self, message: PreparedMessage, *, mandatory: bool = True) -> Receipt:
         """Send one message and wait for its confirm.
 
-        The broker answers a message that it cannot accept by closing the channel, with all that is unconfirmed on it,
-        and does not always say for which. Then each of these is sent again on a channel of its own, one at a time: the
-        one to blame fails, the others go through. If an exchange is gone, the broker may have some of those that were
-        on their way to it: they are sent again where it can be put back.
+        If the broker cannot accept a message, it closes the channel with all unconfirmed messages on it, and does not
+        always say which message was the cause. Then each of them is sent again on its own channel, one at a time: the
+        message that was the cause fails, and the others are confirmed. If an exchange is gone, the broker may have some
+        messages that were in flight to it. They are sent again if the exchange can be declared again.
 
         Raises:
-            UnroutableError: no queue takes it.
-            PublishRefusedError: no queue stored it.
-            PublishInDoubtError: the connection broke before the confirm, and repeating is off, out of time, or met with
-                another error, which is the cause then.
-            PublishError: it was not sent in time.
-            TargetNotFoundError: its queue or exchange does not exist.
+            UnroutableError: no queue takes the message.
+            PublishRefusedError: no queue stored the message.
+            PublishInDoubtError: the connection broke before the confirm, and the message was not sent again:
+                ``on_lost`` is ``"raise"``, or the time was up, or sending it again failed with another error, which is
+                the cause.
+            PublishError: the message was not sent in time.
+            TargetNotFoundError: the target queue or exchange does not exist.
             NotAppliedError: the delay infrastructure is missing and may not be declared.
             MessageTooLargeError: the body is over the broker's limit.
-            ClosedError: the client was closed before it was sent.
+            ClosedError: the client was closed before the message was sent.
             BrokerError: the broker cannot be reached, or refuses.
         """
-        sending = _Sending(message, mandatory, f"{self.max_in_flight} messages before it are not confirmed yet")
+        sending = _Sending(message, mandatory, f"{self.max_in_flight} earlier messages are not confirmed yet")
         seconds = self.timeout.total_seconds()
         try:
             async with asyncio.timeout(seconds), self._window:
@@ -249,10 +251,10 @@ class Publisher:
             raise final from error
 
     async def _round(self, state: BrokerState, sending: _Sending) -> bool:
-        """Try to send a message once, and tell whether it was confirmed; False if it is worth another try."""
+        """Try to send a message once, and return whether it was confirmed; False if it should be tried again."""
         before = sending.attempts
         try:
-            missing = "what it needs on its way was not there yet"
+            missing = "the queues and bindings that it needs were not declared yet"
             sending.reason = f"{missing}: {sending.failure}" if sending.failure else missing
             if sending.lacks_digits or not state.is_prepared(sending.message):
                 sending.preparation = await state.prepare(sending.message, sending.preparation)
@@ -276,7 +278,7 @@ class Publisher:
     def _final_error(
         self, state: BrokerState, sending: _Sending, error: BideError, *, was_sent: bool
     ) -> BideError | None:
-        """The error to report after a try that failed; None if the message is worth another try."""
+        """The error to report after a failed attempt; None if the message should be tried again."""
         sending.reason = str(error)
         if isinstance(error, PublishError):
             sending.refusals += 1
@@ -284,8 +286,8 @@ class Publisher:
         sending.trouble = state.connection.trouble
         if not was_sent:
             sending.failure = str(error)
-            # What the broker, or our own checks, said before would only come again.
-            # (That a connection broke that only checked the broker is not its last word.)
+            # An error of the broker or of a check would only be repeated.
+            # (Unless only the connection was lost that checked the broker.)
             is_open = state.connection.is_open and not isinstance(error, ConnectionLostError)
             return final_error(sending, error) if is_open or not isinstance(error, BrokerError) else None
         if sending.verdict is None and (self.on_lost == "raise" or isinstance(error, ClosedError)):
@@ -297,7 +299,7 @@ class Publisher:
         return self._waiting.values() if self.on_lost == "repeat" else ()
 
     async def _send(self, state: BrokerState, channel: Channel, sending: _Sending) -> bool:
-        """Send it and wait for the confirm; False if nothing was sent, because digits of its delay are not ready."""
+        """Send a message and wait for its confirm; False if it was not sent, as digits of its delay are not ready."""
         made = state.encode(
             sending.message, channel=channel.number, mandatory=sending.mandatory, prepared=sending.preparation
         )
@@ -319,7 +321,7 @@ class Publisher:
             return True
         except BrokerError as error:
             if state.connection.is_open and not isinstance(error, PublishError):
-                # The broker closed the channel alone, for one of the messages on it.
+                # The broker closed only the channel, for one of the messages on it.
                 closure = ChannelClosure(error, channel.close_text, channel.confirms.failed)
                 sending.suspect = not closure.is_known
                 if closure.applies_to(encoded.exchange, message.body):
@@ -329,11 +331,11 @@ class Publisher:
             raise
 
     async def state(self) -> BrokerState:
-        """What is known of the broker, on an open connection.
+        """The known state of the broker, on an open connection.
 
         Raises:
             ClosedError: the publisher was closed.
-            BrokerError: the first connection could not be opened, or the broker is none that can be used.
+            BrokerError: the first connection could not be opened, or the broker is not supported.
         """
         state = self._state
         if state is not None and state.connection.is_open and not state.is_outdated:
@@ -354,10 +356,10 @@ class Publisher:
                         raise
 
     def _state_on(self, connection: Connection, replacing: BrokerState | None) -> BrokerState:
-        """What is not known yet of the broker on a connection.
+        """A new state of the broker for a connection.
 
         Args:
-            replacing: the state that was used before. Where it found NServiceBus, this one spares NServiceBus.
+            replacing: the previous state. If it found NServiceBus, the new state uses the variant for NServiceBus.
         """
         check_release(connection)
         infrastructure = self._infrastructure.for_release(connection.release)

@@ -121,4 +121,6 @@ def _copy_for_target(message: Message) -> PreparedMessage:
         for header, value in raw.items()
         if header.startswith(OWN_PREFIX) and header not in _REPLACED_HEADERS
     }
-    return replace(checked, values={**checked.values, "headers": {**checked.headers, **kept}}, kind=None, is_copy=True)
+    return replace(
+        checked, values={**checked.values, "headers": {**checked.headers, **kept}}, template=None, is_copy=True
+    )

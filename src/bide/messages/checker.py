@@ -65,10 +65,10 @@ class MessageChecker:
         if template is None:
             message = check_message(outgoing)
             template = self._templates[key] = MessageTemplate(message.target, message.values, is_delayed=is_delayed)
-        return _alike(outgoing, template) or check_message(outgoing)
+        return _from_template(outgoing, template) or check_message(outgoing)
 
 
-def _alike(outgoing: OutgoingMessage, template: MessageTemplate) -> PreparedMessage | None:
+def _from_template(outgoing: OutgoingMessage, template: MessageTemplate) -> PreparedMessage | None:
     """A message checked against a known template; None if it needs the full check."""
     body = outgoing.body
     if body.__class__ is not bytes:
@@ -114,7 +114,7 @@ def _alike(outgoing: OutgoingMessage, template: MessageTemplate) -> PreparedMess
         delay=delay,
         due=due,
         values=values,
-        kind=template,
+        template=template,
     )
 
 

@@ -110,7 +110,7 @@ class PreparedMessage:
         started_at: when the delay began, by the connection's monotonic clock; None before the first sending.
         values: properties by their AMQP names, without those that the delay adds. Absent properties and empty headers
             are left out.
-        kind: the template that it shares with similar messages, if there is one.
+        template: the template that it shares with similar messages, if there is one.
         is_copy: whether this is a copy of a message that was sent before: it keeps the original sending time.
     """
 
@@ -121,7 +121,7 @@ class PreparedMessage:
     due: datetime | None = None
     started_at: float | None = None
     values: Mapping[str, Any] = field(repr=False)
-    kind: MessageTemplate | None = field(default=None, repr=False, compare=False)
+    template: MessageTemplate | None = field(default=None, repr=False, compare=False)
     is_copy: bool = False
 
     @property
@@ -162,7 +162,7 @@ class PreparedMessage:
             due=due,
             started_at=started_at,
             values=self.values,
-            kind=self.kind,
+            template=self.template,
             is_copy=self.is_copy,
         )
 

@@ -1,4 +1,4 @@
-"""The process that a :class:`bide.WaitingHall` needs: it sends each message on, hop by hop, and loses none."""
+"""The relay of a :class:`bide.WaitingHall`, which sends its messages on without losing any."""
 
 from __future__ import annotations
 

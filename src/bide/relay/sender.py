@@ -23,9 +23,9 @@ class RelayedInFlight(Unconfirmed):
     """A message that a relay has consumed and sends on.
 
     Attributes:
-        delivery: what is acknowledged once the broker has its successor.
-        decision: how it is sent on.
-        relayed: the message as it was read; None where it could not be, or is set aside.
+        delivery: the delivery to acknowledge once the broker has confirmed the copy.
+        decision: how the message is sent on.
+        relayed: the message as it was read; None if it could not be read, or is set aside.
     """
 
     __slots__ = ("_sender", "decision", "delivery", "relayed")
@@ -127,7 +127,7 @@ class RelaySender:
         self._go_on()
 
     def settled(self, message: RelayedInFlight, error: BideError | None) -> None:
-        """The broker's answer to one of them, or the end of the channel."""
+        """Handle the confirm of one message, or the close of the channel."""
         if message not in self._unconfirmed:
             # The sender was closed meanwhile.
             return

@@ -11,17 +11,17 @@ from bide.client.bulk.in_flight import InFlightMessage
 from bide.errors import BrokerError, ConnectionLostError, InvalidInputError
 
 _MOMENT: Final = 0.05
-"""Seconds to wait for what messages need before others go on without them: most of it is declared in less."""
+"""Seconds to wait for declarations before other messages are sent; most declarations take less."""
 
 
 class Preparing:
-    """Prepares each message by itself, so that a target that cannot be reached holds up only its own messages.
+    """Prepares each message separately, so that a target that cannot be reached holds up only its own messages.
 
     Args:
         on_end: called when a message's preparation has ended.
 
     Attributes:
-        size: bytes of the bodies of the messages.
+        size: the size of the messages' bodies in bytes.
     """
 
     def __init__(self, on_end: Callable[[], None]) -> None:
@@ -38,11 +38,11 @@ class Preparing:
 
     @property
     def has_ended(self) -> bool:
-        """Whether :meth:`ended` would return something."""
+        """Whether :meth:`ended` would return any message."""
         return bool(self._ended)
 
     async def start(self, state: BrokerState, messages: Iterable[InFlightMessage]) -> None:
-        """Prepare messages for a connection. Wait a moment for them, unless others take longer than that already."""
+        """Prepare messages for a connection, and wait briefly for them, unless earlier messages already take longer."""
         is_first = not self._messages
         tasks = []
         for in_flight in messages:
@@ -80,7 +80,7 @@ class Preparing:
 
     def _end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            # So asyncio does not log the error of a message that was given up meanwhile.
+            # Retrieve the exception, so that asyncio does not log it for a message that was given up.
             task.exception()
         if task in self._messages:
             self._ended.append(task)
@@ -93,7 +93,7 @@ def _size(in_flight: InFlightMessage) -> int:
 
 
 def is_verdict(error: BaseException | None, state: BrokerState) -> bool:
-    """Whether the error of a preparation is the last word on its message, and not that of a broken connection."""
+    """Whether the error of a preparation is final for its message, and not that of a lost connection."""
     if isinstance(error, BrokerError):
         return state.connection.is_open and not isinstance(error, ConnectionLostError)
     return isinstance(error, InvalidInputError)

@@ -1,4 +1,4 @@
-"""The sending of a bulk publish: a window of messages on a channel of its own, sent again when that breaks."""
+"""The sender of a bulk publish: a window of messages on one channel."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ from bide.runtime.logs import logger
 log = logger(__name__)
 
 MAX_BYTES: Final = 64 << 20
-"""Bytes of bodies sent and not confirmed, above which no more are sent: they are kept to be sent again."""
+"""The maximum size of unconfirmed bodies in bytes. They are kept in memory to be sent again."""
 
 _TURN: Final = 256
-"""Messages that are sent in one turn of the event loop."""
+"""The number of messages sent in one iteration of the event loop."""
 
 _TURN_SECONDS: Final = 0.01
-"""A turn ends after this time: an input that is slow to give messages holds up neither those before nor others."""
+"""The time limit of an iteration, so that a slow input holds up neither earlier messages nor other tasks."""
 
-_UNPREPARED: Final = "what they need on their way was not there yet"
+_UNPREPARED: Final = "the queues and bindings that they need were not declared yet"
 
 
 class _OutOfReachError(Exception):
-    """No connection can be had, for a reason that another try would not change."""
+    """No connection can be opened, for a reason that does not change with another attempt."""
 
     def __init__(self, reason: BideError) -> None:
         self.reason = reason
 
 
 class BulkSender:
-    """Sends messages, and tells what became of them. It is run once.
+    """Sends messages and reports their results. It runs once.
 
     Args:
-        window: messages that were taken from the input and whose fate is not known.
-        timeout: seconds without any confirm after which it gives up. Time in which the broker says that it takes no
-            publishes does not count.
+        window: the maximum number of messages that were taken from the input and have no result yet.
+        timeout: seconds without any confirm after which the publish ends. Time in which the broker blocks publishers
+            does not count.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class BulkSender:
     ) -> None:
         self._publisher = publisher
         self._messages = messages
-        # Fewer while it is not known for which of them the broker closes the channel.
+        # The limit is lower while it is not known for which message the broker closes the channel.
         self._window = self._limit = window
         self._on_lost = on_lost
         self._timeout = timeout
@@ -98,10 +98,10 @@ class BulkSender:
         self._taken = position
 
     async def rounds(self) -> AsyncGenerator[list[InFlightMessage], None]:
-        """Send, and hand out what became known, whenever something did.
+        """Send messages, and yield new results.
 
-        Whatever ends it early is raised after the last of what is known was handed out; what the input raises, after
-        everything before it is known.
+        An error that ends the publish early is raised after all known results. An exception of the input is raised
+        after the results of all earlier messages.
         """
         source = source_of(self._messages, self._news.set)
         self._publisher.trials.sources.add(self._unconfirmed)
@@ -111,7 +111,7 @@ class BulkSender:
                 if self._known:
                     known, self._known = self._known, []
                     yield known
-                    # How long the caller took is no silence of the broker.
+                    # The time that the caller took does not count as silence of the broker.
                     self._has_moved = True
                     continue
                 if failure is not None or self._is_done(source):
@@ -132,7 +132,7 @@ class BulkSender:
             await source.close()
 
     def _unconfirmed(self) -> Iterable[InFlightMessage]:
-        """The messages that wait for their confirm or their first sending, if they may be sent again."""
+        """The messages that wait for their confirm or first sending, if they may be sent again."""
         sent = self._channel.confirms.waiting if self._channel is not None else ()
         waiting = (*(one for one in sent if isinstance(one, InFlightMessage)), *self._again, *self._preparing)
         return waiting if self._on_lost == "repeat" else ()
@@ -141,7 +141,7 @@ class BulkSender:
         return (source.ended or self._end is not None) and not self._is_waiting()
 
     def settled(self, in_flight: InFlightMessage, error: BideError | None) -> None:
-        """The broker's word on one message, or the end of its channel."""
+        """Handle the confirm of one message, or the close of its channel."""
         self._in_flight -= 1
         self._bytes -= len(in_flight.body)
         self._news.set()
@@ -160,18 +160,20 @@ class BulkSender:
             self._lost.append(in_flight)
 
     async def _round(self, source: BulkInput) -> None:
-        """One turn: send what may be sent, or wait for whatever comes first."""
+        """One round: send messages that may be sent, or wait for the next event."""
         try:
             await self._go_on(source)
         except TimeoutError as error:
             connection = self._state.connection if self._state is not None else None
             if connection is not None and connection.is_open and connection.blocked_by is not None:
-                # It is there, and says that it takes messages again later.
+                # The broker is running, and reports when it accepts messages again.
                 self._has_moved = True
             elif self._is_waiting():
                 raise self._in_doubt(self._out_of_time()) from error
             else:
-                raise PublishError(f"the broker was not reached within {self._timeout:g} s: is it up?") from error
+                raise PublishError(
+                    f"the broker was not reached within {self._timeout:g} s: check that it is running"
+                ) from error
         except BulkInDoubtError:
             raise
         except _OutOfReachError as error:
@@ -188,7 +190,7 @@ class BulkSender:
             else:
                 raise
         except Exception as error:
-            # Whatever that is, what is on its way has to be named.
+            # For any error, the messages in flight have to be listed.
             if not self._is_waiting():
                 raise
             raise self._in_doubt(f"{type(error).__name__}: {error}") from error
@@ -202,55 +204,55 @@ class BulkSender:
         state, channel = self._state, self._channel
         if state is None or channel is None or not state.connection.is_open or not channel.is_open:
             self._trouble = state.connection.trouble if state is not None else self._trouble
-            async with self._patience("the broker was not reached"):
+            async with self._confirm_timeout("the broker was not reached"):
                 state = self._state = await self._connected()
                 channel = self._channel = await state.connection.channel(confirms=True)
         elif state.is_outdated:
-            async with self._patience("the broker was not reached"):
+            async with self._confirm_timeout("the broker was not reached"):
                 state = self._state = await self._connected()
         loop = asyncio.get_running_loop()
         started = loop.time()
         unprepared: list[InFlightMessage] = []
         is_interrupted = self._send(source, state, channel, unprepared)
-        # The broker cannot be heard while the input takes its time.
+        # Confirms are not processed while the input is read.
         took = loop.time() - started
         self._since += took
         self._deadline += took
         if unprepared:
-            async with self._patience(_UNPREPARED):
+            async with self._confirm_timeout(_UNPREPARED):
                 await self._preparing.start(state, unprepared)
         elif is_interrupted:
-            # So that confirms, and other tasks, get their turn.
+            # Let confirms and other tasks run.
             await asyncio.sleep(0)
         elif not (self._known or self._lost or self._preparing.has_ended or self._is_done(source)):
             self._news.clear()
             if not state.connection.is_writable:
                 state.connection.when_writable(self._has_room)
             if self._is_waiting():
-                async with self._patience(_UNPREPARED if self._preparing else ""):
+                async with self._confirm_timeout(_UNPREPARED if self._preparing else ""):
                     await self._news.wait()
             else:
-                # It is the input's turn, which may take as long as it likes.
+                # The publish now waits for the input, which has no time limit.
                 await self._news.wait()
                 self._has_moved = True
 
     async def _connected(self) -> BrokerState:
-        """The state of an open connection; a lost one is opened again as long as that may succeed."""
+        """The state of an open connection. A lost connection is opened again unless the failure is permanent."""
         try:
             return await self._publisher.state()
         except BideError as error:
             raise _OutOfReachError(error) from error
 
     def _is_waiting(self) -> bool:
-        """Whether there are messages whose fate is not known."""
+        """Whether there are messages without a result."""
         return bool(self._in_flight or self._lost or self._again or self._preparing)
 
     @asynccontextmanager
-    async def _patience(self, reason: str = "") -> AsyncIterator[None]:
-        """Within the time that the broker has left to confirm something, or to answer at all.
+    async def _confirm_timeout(self, reason: str = "") -> AsyncIterator[None]:
+        """A timeout until the broker has to confirm a message, or to answer at all.
 
         Args:
-            reason: what else to say when it is over.
+            reason: an additional text for the error.
         """
         if self._has_moved:
             self._has_moved = False
@@ -271,7 +273,7 @@ class BulkSender:
         self._news.set()
 
     def _send(self, source: BulkInput, state: BrokerState, channel: Channel, unprepared: list[InFlightMessage]) -> bool:
-        """Send what may be sent now, set aside what is not prepared, and return whether there may be more to send."""
+        """Send messages that may be sent now, collect unprepared ones, and return whether there may be more to send."""
         connection, number, clock = state.connection, channel.number, asyncio.get_running_loop().time
         end, held = clock() + _TURN_SECONDS, 0
         for _ in range(_TURN):
@@ -298,7 +300,7 @@ class BulkSender:
                 except Exception as error:  # noqa: BLE001 (what is wrong with one message does not harm the others)
                     self._denied(in_flight, unsendable(in_flight.position, error))
                     continue
-            elif (unreachable := self._unreachable.error(message.kind)) is not None:
+            elif (unreachable := self._unreachable.error(message.template)) is not None:
                 self._denied(in_flight, unreachable)
                 continue
             if made is None:
@@ -312,7 +314,7 @@ class BulkSender:
         return True
 
     def _take(self, source: BulkInput) -> InFlightMessage | None:
-        """The next message of the input, checked; None where there is none, or it is not the time for new ones."""
+        """The next message of the input, checked; None if none is available or no new ones may be sent now."""
         if self._limit < self._window or self._end is not None:
             return None
         outgoing = source.take()
@@ -324,7 +326,7 @@ class BulkSender:
             if not isinstance(outgoing, OutgoingMessage):
                 raise InvalidInputError(f"item {position} is a {type(outgoing).__name__}: give a bide.OutgoingMessage")
             return InFlightMessage(outgoing, position, self._publisher.checker.check(outgoing), self.settled)
-        except Exception as error:  # noqa: BLE001 (whatever is wrong with one message is no harm to the others)
+        except Exception as error:  # noqa: BLE001 (an error of one message must not affect the others)
             in_flight = InFlightMessage(outgoing, position, None, self.settled)
             self._failed(in_flight, unsendable(position, error))
             return in_flight
@@ -334,11 +336,11 @@ class BulkSender:
         self._known.append(in_flight)
 
     def _denied(self, in_flight: InFlightMessage, error: BideError) -> None:
-        """The broker does not take it now; it may have done so when it was sent before, and the confirm was lost."""
+        """Report an error of a message that the broker may have accepted at an earlier attempt without a confirm."""
         self._failed(in_flight, final_error(in_flight, error))
 
     def _take_back(self) -> None:
-        """Send the messages whose preparation has ended before others, or deny them."""
+        """Queue messages whose preparation has ended before others, or report their errors."""
         ended = self._preparing.ended()
         if not ended:
             return
@@ -349,20 +351,20 @@ class BulkSender:
             if isinstance(error, BideError) and is_verdict(error, self._state):
                 self._denied(in_flight, error)
                 if isinstance(error, NotAppliedError | UnsupportedBrokerError):
-                    # The next message would fare no better.
+                    # The next message would fail in the same way.
                     self._end = error
                 if isinstance(error, BrokerError) and in_flight.message is not None:
-                    self._unreachable.add(in_flight.message.kind, error)
+                    self._unreachable.add(in_flight.message.template, error)
         for _, error in ended:
-            # Where the connection was another, that only checked the broker, it is tried again.
+            # If only a separate connection for checks was lost, the message is tried again.
             is_lost = isinstance(error, ConnectionLostError) and self._state.connection.is_open
             if error is not None and not is_lost and not is_verdict(error, self._state):
                 raise error
-        # That was an answer.
+        # The broker has answered.
         self._has_moved = True
 
     def _sort(self) -> None:
-        """Find out what becomes of the messages that were not confirmed when their channel closed."""
+        """Settle or queue again the messages that were unconfirmed when their channel closed."""
         lost, self._lost = self._lost, []
         state, channel = self._state, self._channel
         assert state is not None
@@ -370,7 +372,7 @@ class BulkSender:
         assert channel.closed_with is not None
         error = channel.closed_with
         if channel.connection.is_open and not isinstance(error, ClosedError):
-            # The broker closed the channel alone, for one of the messages on it.
+            # The broker closed only the channel, for one of the messages on it.
             lost = self._without_rejected(
                 ChannelClosure(error, channel.close_text, Counter(one.exchange for one in lost)), state, lost
             )
@@ -384,9 +386,9 @@ class BulkSender:
     def _without_rejected(
         self, closure: ChannelClosure, state: BrokerState, lost: list[InFlightMessage]
     ) -> list[InFlightMessage]:
-        """Settle the messages for which the broker closed the channel, if it is known which; return the others.
+        """Settle the messages for which the broker closed the channel, if these are known; return the others.
 
-        If it is not known, fewer and fewer are sent at once, until the rejected message is alone.
+        If they are not known, fewer and fewer messages are sent at once, until the rejected one is alone.
         """
         rejected = [one for one in lost if closure.applies_to(one.exchange, one.body)]
         if rejected:
@@ -402,9 +404,9 @@ class BulkSender:
         return [one for one in lost if one.error is None]
 
     def _in_doubt(self, reason: str) -> BulkInDoubtError:
-        """The error that says what is in doubt: what was sent and is not confirmed."""
+        """The error with the messages in doubt: those that were sent and not confirmed."""
         if self._channel is not None and self._channel.is_open:
-            # What is in flight is given up: its fate comes back with the end of the channel.
+            # Closing the channel settles the messages in flight.
             self._channel.abandon()
         waiting = sorted((*self._lost, *self._again, *self._preparing.give_up()), key=lambda one: one.position)
         self._lost, self._again = [], deque()
