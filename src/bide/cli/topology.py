@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -81,13 +82,27 @@ class _PatternGroup(click.Group):
         )
 
 
+class _PatternOption(click.Option):
+    """An option of a pattern, with marks behind its help text. It is not required beside ``--sample``."""
+
+    def __init__(self, names: Sequence[str], *, marks: Sequence[str], **options: Any) -> None:
+        super().__init__(names, **options)
+        self._marks = marks
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        return (record[0], f"{record[1]}  [{', '.join(self._marks)}]") if record and self._marks else record
+
+
 def _pattern_options(pattern: Pattern) -> list[click.Option]:
     options = [
-        click.Option(
+        _PatternOption(
             [f"--{one.name}", f"pattern_{one.parameter}"],
             multiple=True,
             metavar=one.form,
-            help=f"{one.help}{' Repeatable.' if one.repeatable else ''}{' [required]' if one.required else ''}",
+            # The docstring of the pattern has the rest of the sentence.
+            help=re.split(r"[;.](?:\s|$)", one.help)[0],
+            marks=[mark for mark, holds in (("repeatable", one.repeatable), ("required", one.required)) if holds],
         )
         for one in pattern.options
     ]

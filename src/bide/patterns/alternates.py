@@ -44,7 +44,7 @@ def if_else(
         exchange: the exchange that messages are published to.
         branches: queue -> binding keys, in the order in which they are tried.
         otherwise: the queue for everything else.
-        type: exchange type of the branches: direct, or topic for wildcards.
+        type: type of the branches: direct, or topic for wildcards.
         queue_type: type of the queues: quorum or classic.
 
     Raises:

@@ -63,11 +63,11 @@ def layered_exchanges(
 
     Args:
         exchange: the entry exchange.
-        layers: exchange of the second layer -> its binding key at the entry exchange.
-        queues: queue -> the exchange of the second layer that it is bound to.
-        rules: queue -> headers that a message must have (x-match: all by default). The exchange of such a queue is a
+        layers: exchange of the second layer -> its key at the entry.
+        queues: queue -> its exchange of the second layer.
+        rules: queue -> required headers; x-match is all by default. The exchange of such a queue is a
             headers exchange, and its other queues get everything.
-        entry: type of the entry exchange: topic, direct, or fanout to send everything to every layer.
+        entry: type of the entry exchange: topic, direct or fanout; a fanout sends everything to every layer.
         queue_type: type of the queues: quorum or classic.
 
     Raises:

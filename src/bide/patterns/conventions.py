@@ -37,7 +37,7 @@ def private_consumer_exchanges(
     Args:
         messages: the types of messages; each has a fanout exchange of this name.
         consumers: queue -> the types of messages that it wants.
-        keys: queue -> binding keys, of which the routing key must match one. The private exchange is a topic exchange.
+        keys: queue -> binding keys; the routing key must match one. The private exchange is a topic exchange.
         rules: queue -> headers that a message must have. The private exchange is a headers exchange.
         queue_type: type of the queues: quorum or classic.
 
@@ -151,7 +151,7 @@ def hierarchical_routing(
 
     Args:
         messages: the types of messages, of any number of words.
-        queues: queue -> the names that it is bound to: message types, or the first words of one.
+        queues: queue -> message types, or the first words of one.
         queue_type: type of the queues: quorum or classic.
 
     Raises:

@@ -53,7 +53,7 @@ def ordered_partitions(
         queue: the start of the partitions' names: queue.1, queue.2...
         partitions: number of partitions, 1 to 1,000.
         header: hash this header instead of the routing key.
-        property: hash this property instead: correlation_id, message_id or timestamp.
+        property: property to hash: correlation_id, message_id or timestamp.
         queue_type: type of the queues: quorum or classic.
 
     Raises:

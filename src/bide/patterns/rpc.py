@@ -32,7 +32,7 @@ def rpc(
     expires: DelayLike | None = None,
     queue_type: str = "quorum",
 ) -> Topology:
-    """Pattern 18, request and reply: a queue for the servers, and a way for replies to return to the callers.
+    """Pattern 18, request and reply: a queue for the servers, and a reply queue for the callers.
 
     ====================  ==============================================================================================
     ``direct``            RabbitMQ's direct reply-to: no queue and no disk; replies are lost with the caller's channel
@@ -51,10 +51,10 @@ def rpc(
     Args:
         queue: the queue that requests are sent to.
         replies: kind of reply queue: direct, fixed, instance or ephemeral.
-        reply_queue: the reply queue, or the start of the names; <queue>.replies by default. Not for direct.
-        instances: for instance: the callers' instances, each of which has a queue.
-        expires: for instance and ephemeral: time without use after which a reply queue is deleted; 1 min by default.
-        queue_type: type of the request queue and of a fixed reply queue: quorum or classic.
+        reply_queue: the reply queue, or its prefix (default: <queue>.replies); not for direct.
+        instances: the callers' instances, for instance; each has a queue.
+        expires: idle time before a reply queue is deleted (default: 1 min); for instance and ephemeral.
+        queue_type: type of request and fixed reply queues: quorum or classic.
 
     Raises:
         InvalidInputError: an option does not belong to this kind of reply queue.
