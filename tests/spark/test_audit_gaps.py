@@ -84,7 +84,7 @@ def test_gaps_end_an_audit_until_they_are_allowed(
     audit.turn_taps_off("--layout", "celery")
     said = audit.run(code=2)
     assert f"has positions of {taps_of(celery).names[0]}, which the query does not read any more: name them" in said
-    assert "with the same --layout, --prefix and --events as before, continue without them with --allow-gaps, or audit into" in said
+    assert " --layout, --prefix and --events as before, continue without them with --allow-gaps, or audit into" in said
     assert audit.rows("processed", "--allow-gaps") == 0
 
     # Far more than the stream keeps.
