@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -87,12 +88,18 @@ def _pattern_options(pattern: Pattern) -> list[click.Option]:
             [f"--{one.name}", f"pattern_{one.parameter}"],
             multiple=True,
             metavar=one.form,
-            help=f"{one.help}{' Repeatable.' if one.repeatable else ''}{' [required]' if one.required else ''}",
+            help=f"{_short(one.help)}{' Repeatable.' if one.repeatable else ''}{' [required]' if one.required else ''}",
         )
         for one in pattern.options
     ]
     sample = click.Option(["--sample"], is_flag=True, help="Use sample values instead of the options above.")
     return [*options, sample]
+
+
+def _short(text: str) -> str:
+    """The first clause of a description. ``bide topology list --json`` has the whole text."""
+    first = re.split("[;.] ", text, maxsplit=1)[0].removesuffix(".")
+    return f"{first[:1].upper()}{first[1:]}."
 
 
 def _with_topology(pattern: Pattern, work: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -247,7 +254,7 @@ for _group in (
 @click.option("--vhost", metavar="NAME", help="Virtual host in the file, if it has several.")
 @click.option("--from-broker", is_flag=True, help="Use the broker's topology, including policies.")
 @click.option("--all", "every", is_flag=True, help="List every binding that does not match.")
-@json_option("the way")
+@json_option("the route")
 @management_options
 @pass_settings
 def explain(

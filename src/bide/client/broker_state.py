@@ -73,8 +73,8 @@ class Returnable(Protocol):
     """A message that was sent, and that the broker may return.
 
     Attributes:
-        hops: queues that it waits in.
-        unroutable: whether it came back before.
+        hops: the number of queues that it waits in.
+        unroutable: whether the broker has returned it before.
     """
 
     hops: int
@@ -268,10 +268,10 @@ class BrokerState:
         self._templates.clear()
 
     def is_worth_repeating(self, sent: Returnable, error: BideError) -> bool:
-        """Whether a message may be routed when it is sent again, because its delay infrastructure is declared again.
+        """Whether a returned message should be sent again after its delay infrastructure was declared again.
 
-        An exchange or a binding behind the exchange that the message entered by was deleted, or is not there yet. Each
-        message is sent again for this reason once.
+        An exchange or a binding after the entry exchange was deleted, or does not exist yet. Each message is sent again
+        once for this reason.
         """
         if not isinstance(error, UnroutableError) or not sent.hops or sent.unroutable:
             return False
@@ -302,7 +302,7 @@ class BrokerState:
         self._applied = True
 
     async def _ensure_core(self, growth: Growth, *, is_complete: bool) -> None:
-        """Declare what every delay needs, or its bindings alone where the mark says that the rest is there."""
+        """Declare the core topology, or only its bindings if its exchanges and queues exist."""
         was_there = is_complete or self._core_declared
         is_there = was_there and await exists(self.connection, Topology(growth.core.exchanges, growth.core.queues))
         if is_there and self._core_declared:

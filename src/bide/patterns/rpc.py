@@ -51,10 +51,10 @@ def rpc(
     Args:
         queue: the queue that requests are sent to.
         replies: kind of reply queue: direct, fixed, instance or ephemeral.
-        reply_queue: the reply queue, or the start of the names; <queue>.replies by default. Not for direct.
-        instances: for instance: the callers' instances, each of which has a queue.
-        expires: for instance and ephemeral: time without use after which a reply queue is deleted; 1 min by default.
-        queue_type: type of the request queue and of a fixed reply queue: quorum or classic.
+        reply_queue: reply queue, or start of names, <queue>.replies by default. Not for direct.
+        instances: callers with their own queue (instance).
+        expires: time without use before deletion, 1 min by default. For reply queues of instance and ephemeral.
+        queue_type: type of request and fixed reply queues: quorum or classic.
 
     Raises:
         InvalidInputError: an option does not belong to this kind of reply queue.
