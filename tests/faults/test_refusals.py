@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 import bide
+from bide.admin.infrastructure import install
 from bide.admin.taps import turn_on
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
@@ -20,7 +21,7 @@ from bide.errors import (
     UnsupportedBrokerError,
 )
 from bide.local_broker.installation import numbers
-from tests.broker.receiving import fresh, receive
+from tests.broker.receiving import connected, fresh, receive
 from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail, free_port, too_old
 from tests.faults.proxy import Proxy
 from tests.patience import PATIENCE
@@ -184,7 +185,8 @@ async def test_without_configure_permission_only_undelayed_messages_are_sent(vho
         await client.publish(b"", to="mine")
     async with bide.connect(vhost.url, infrastructure=CLOCK) as administrator:
         await administrator.publish(b"", to="mine", delay="1s")
-        await administrator.declare(CLOCK.topology())
+        async with connected(vhost.url) as connection:
+            await install(connection, CLOCK)
     async with bide.connect(limited, infrastructure=CLOCK) as client:
         # Where all of the infrastructure is there already, the right to bind a target is enough.
         receipt = await client.publish(b"", to="mine", delay="1s")
@@ -201,7 +203,8 @@ async def test_without_write_permission_the_error_names_the_exchange(vhost: Vhos
                 [bide.Binding(exchange, queue, "#")],
             )
         )
-        await administrator.declare(CLOCK.topology())
+        async with connected(vhost.url) as connection:
+            await install(connection, CLOCK)
     vhost.broker.set_permissions(vhost.name, "limited", configure=".*", write=f"^{queue}$", read=".*")
     async with bide.connect(limited, infrastructure=CLOCK) as client:
         with pytest.raises(AccessRefusedError, match=r"'amq\.default' in vhost.*give this user the permission"):

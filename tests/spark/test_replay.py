@@ -223,7 +223,7 @@ def test_messages_that_cannot_be_sent_stay_in_the_queue(clock_url: str, capsys: 
     assert replay(clock_url, error, "--dry-run", "--over", "1s") == 1
     dry = capsys.readouterr().out
     assert f"3 to {gone}  (does not exist)" in dry
-    assert "1 without the queue that they failed on" in dry
+    assert "1 without the queue on which they failed" in dry
     for over in ((), ("--over", "1s")):
         assert replay(clock_url, error, "--json", *over) == 1
         told = capsys.readouterr()

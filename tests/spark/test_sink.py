@@ -155,7 +155,7 @@ def test_tables_cannot_be_overwritten(spark: SparkSession) -> None:
 BAD_ROWS = (
     ("if(id = 700, null, 'a') as value, '{queue}' as queue", "row 700: the column value is null"),
     ("'a' as value, if(id = 700, null, '{queue}') as queue", "row 700: the column queue is null"),
-    ("'a' as value, '{queue}' as queue, if(id = 700, -5, 5) as delay", "row 700: the column delay holds what"),
+    ("'a' as value, '{queue}' as queue, if(id = 700, -5, 5) as delay", "row 700: the column delay holds a value"),
     ("'a' as value, '{queue}' as queue, if(id = 700, '5 apples', '5s') as delay", "the delay '5 apples' cannot be"),
     ("'a' as value, '{queue}' as queue, '5s' as delay, if(id = 700, current_timestamp(), null) as deliver_at",
      "row 700: the columns delay and deliver_at both have a value"),
@@ -197,7 +197,7 @@ def test_a_bad_row_does_not_stop_other_partitions(spark: SparkSession, clock_url
     rows = spark.range(0, 1_000, 1, 2).selectExpr("cast(id as string) as value", "if(id = 700, -5, 0) as delay")
     with pytest.raises(PySparkException) as caught:
         writer(rows.mapInArrow(await_the_other, rows.schema), clock_url, queue=queue).save()
-    assert "row 200: the column delay holds what" in str(caught.value)
+    assert "row 200: the column delay holds a value" in str(caught.value)
     assert sorted(int(one.body) for one in drain(clock_url, queue, 500)) == list(range(500))
     assert rest(clock_url, queue) == []
 

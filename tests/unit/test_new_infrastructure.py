@@ -195,8 +195,8 @@ def test_encoded_bytes_equal_those_of_its_routes(
 
 def test_it_can_be_planned_for() -> None:
     levels = PlanLevels.of(Ticks())
-    (stay,) = levels.stays(0, 41_000)
-    assert (levels.name, levels.rungs[0].queue_of(stay.digit), stay.leave) == ("ticks", "ticks.5", 50_000)
+    (interval,) = levels.intervals(0, 41_000)
+    assert (levels.name, levels.levels[0].queue_of(interval.digit), interval.leave) == ("ticks", "ticks.5", 50_000)
 
 
 def test_it_has_taps() -> None:

@@ -1,4 +1,4 @@
-"""Plan of the demonstration: messages, their targets and the queues that should receive them."""
+"""Plan of the demonstration: messages, targets and the queues that should receive them."""
 
 from __future__ import annotations
 

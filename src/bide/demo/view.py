@@ -1,4 +1,4 @@
-"""Output of the demonstration: live on a terminal, a line per phase elsewhere, and the result."""
+"""Output of the demonstration: live on a terminal, else a line per phase; and the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workload of the demonstration's shop: orders, some of which fail, and messages for later days."""
+"""Workload of the shop: orders, some of which fail, and messages for later days."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _MESSAGES_PER_ORDER: Final = 20
 
 _MAX_SPAN: Final = timedelta(seconds=4)
 _SPAN_DIVISOR: Final = 5
-"""Orders are published within four seconds or a fifth of the first part's longest delay, and so long is their delay."""
+"""Orders are published within at most four seconds, and at most a fifth of the first part's longest delay. The same
+limits hold for their delays."""
 
 _TROUBLES: Final = (
     (ConnectionError, "the bank does not answer", 5),

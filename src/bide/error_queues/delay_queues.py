@@ -1,4 +1,4 @@
-"""Refusal of delay queues, for whatever takes messages out of a queue for an operator."""
+"""Refusal of delay queues by operations on the messages of a queue."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from bide.error_queues.delivery_count import DeliveryCountReset
 async def refuse_delay_queue(
     client: Client, queue: str, management_url: str | None, *, sends: bool = False
 ) -> DeliveryCountReset:
-    """See that a queue does not belong to a delay infrastructure, and return what a look at it needs to know.
+    """Refuse a queue of a delay infrastructure; returns the arguments and delivery limit of any other queue.
 
     Args:
-        client: connected to the broker.
+        client: an open client.
         queue: the queue's name.
-        management_url: of the management API, which has the queue's arguments; see :class:`bide.Endpoint`.
-        sends: whether its messages are to be sent where they failed.
+        management_url: URL of the management API, for reading the queue's arguments; see :class:`bide.Endpoint`.
+        sends: whether the operation sends messages to the queues that they failed on.
 
     Raises:
-        DelayQueueError: it does. See :func:`holds_waiting` for a queue that neither name nor arguments give away.
+        DelayQueueError: the name or the arguments are those of a delay queue; see also :func:`holds_waiting`.
         BrokerError: the broker cannot be reached.
     """
     found = await DeliveryCountReset.of(client, queue, management_url)
@@ -29,5 +29,5 @@ async def refuse_delay_queue(
 
 
 def holds_waiting(delivery: Delivery) -> bool:
-    """Whether the queue that a message was delivered from is a delay queue, where the message waits to be due."""
+    """Whether a message comes from a delay queue, where it waited for its due time."""
     return recognition.is_waiting(delivery.exchange, delivery.routing_key, delivery.values.get("headers") or {})

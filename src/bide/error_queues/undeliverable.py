@@ -32,7 +32,7 @@ PREFETCH: Final = 10_000
 
 _PROPERTIES: Final = (*KEPT_PROPERTIES, "priority", "expiration")
 
-_OF_ONE_TARGET: Final = (
+_TARGET_ERRORS: Final = (
     AccessRefusedError,
     DeclarationMismatchError,
     InvalidInputError,
@@ -40,7 +40,7 @@ _OF_ONE_TARGET: Final = (
     TargetNotFoundError,
     UnroutableError,
 )
-"""Errors that concern one message or its target, and not the messages behind it."""
+"""Errors that concern one message or its target, and not other messages."""
 
 _REPLACED_HEADERS: Final = frozenset({HEADER_TO, HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_SET_ASIDE})
 """Headers that publishing sets again."""
@@ -89,7 +89,7 @@ async def resend(client: Client, *, allow: Iterable[str]) -> Resent:
                 copy = _copy_for_target(message)
                 allowed.check(copy.target)
                 await client.forward(copy)
-            except _OF_ONE_TARGET as error:
+            except _TARGET_ERRORS as error:
                 kept[f"{_target(message)}: {type(error).__name__}"] += 1
                 # Left unsettled until the consumer closes; the broker would redeliver a requeued message at once.
                 if kept.total() == PREFETCH:

@@ -66,7 +66,7 @@ class ManagementEndpoint:
         }
 
     async def trace(self, event: str, details: Mapping[str, Any]) -> None:
-        """Warn about a password that others can read, before it is sent: the HTTP client reports its steps here."""
+        """Handle an event of the HTTP client: before a password is sent unencrypted, log a warning."""
         if event == "connection.connect_tcp.complete":
             warn_about_http(self.base, self.user, details["return_value"].get_extra_info("socket"))
 

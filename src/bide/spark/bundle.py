@@ -82,7 +82,7 @@ def _bundle() -> bytes:
 
 
 def _contents() -> Iterator[tuple[str, bytes]]:
-    """Names and contents of all files. On a cluster, they are read from such a bundle."""
+    """Names and contents of all files; if bide was imported from a bundle, they are read from it."""
     for package in PACKAGES:
         yield from _files(package, files(package))
     for module in MODULES:

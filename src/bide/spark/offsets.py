@@ -7,8 +7,9 @@ Spark does not store where the first batch of a query begins, nor where a new st
 batch the same when it is repeated after a crash:
 
 - ``"initial"`` marks the start position of a new query, with which Spark also ends an empty first batch.
-- ``"since"``, in the end of a batch, has the begin in streams without a position, or of an initial position.
-- ``"begin"``, in the end of a batch, has the begin if the query is new. It is written for PySpark before 4.2, which
+- ``"since"``, in the end of a batch, has the offsets at which the batch begins, for streams without a position, and for
+  the first batch.
+- ``"begin"``, in the end of a batch, has the start position of a new query. It is written for PySpark before 4.2, which
   does not say whether a query is new.
 """
 
@@ -55,7 +56,7 @@ def positions_of(found: Mapping[str, Any]) -> dict[str, int]:
 
 
 def begin_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, int]:
-    """The begin of a batch between two documents, for each stream that the batch reads.
+    """The start of a batch between two documents, for each stream that the batch reads.
 
     Raises:
         InvalidInputError: a document has another version, or belongs to another source.

@@ -82,7 +82,9 @@ class Rejects:
                 self._files.create_dir(self._root, recursive=True)
                 self._writer = pq.ParquetWriter(self._temporary, schema, filesystem=self._files)
             except OSError as error:
-                raise InvalidInputError(f"the folder {self._root!r} for rejects cannot be used: {error}") from error
+                raise InvalidInputError(
+                    f"the folder {self._root!r} for rejects cannot be used: {error}; name another"
+                ) from error
         self._writer.write_table(pa.Table.from_batches([rows]).cast(self._writer.schema))
         self.count += len(places)
 

@@ -240,5 +240,7 @@ def _folder(options: Options, name: str) -> str | None:
     try:
         fs.FileSystem.from_uri(place)
     except (pa.ArrowInvalid, OSError) as error:
-        raise InvalidOptionError(f"the option {name} is {text!r}, which is not a usable folder: {error}") from error
+        raise InvalidOptionError(
+            f"the option {name} is {text!r}, which is not a usable folder: {error}; name another"
+        ) from error
     return place

@@ -201,7 +201,7 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             OffsetsLostError: a stream ends before the position of the query, and ``failOnDataLoss`` is true.
         """
         if start is None:
-            # PySpark may call this before initialOffset, so the end has to include the begin of a new query. The query
+            # PySpark may call this before initialOffset, so the end has to include the start of a new query. The query
             # may also be an old one with new streams.
             begin, ends = self._begin_if_new(), self._ends()
             for stream in ends.keys() - self._first.keys():
@@ -225,8 +225,8 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = limited(begin, ends, limit.max_rows)
         left_out = known.keys() - ends.keys()
         if not restarts and not left_out and all(ends[stream] == begin[stream] for stream in ends):
-            # The same document as before, so that Spark starts no batch. If lost data are allowed, a deleted stream is
-            # new: its position leaves the checkpoint, and the loss is allowed once.
+            # The same document as before, so that Spark starts no batch. With failOnDataLoss=false, a missing stream
+            # does start one, which removes its position from the checkpoint: a loss is allowed only once.
             return dict(start)
         return document(ends, since=since)
 

@@ -18,7 +18,7 @@ _MAX_DEPTH: Final = 32
 """Limit on nested lists and maps; bide and RabbitMQ write at most three levels."""
 
 MAX_VALUES: Final = 1 << 20
-"""Limit on the values of one section, beside its length in bytes: elements of an array can take no bytes at all."""
+"""Limit on the values of a section, needed because elements of an array can take no bytes at all."""
 
 _ANNOTATIONS: Final = 0x72
 _PROPERTIES: Final = 0x73
