@@ -53,7 +53,7 @@ def delayed_retry_cascade(
 
     Args:
         queues: the consumers' queues; each is bound to the exchange behind the last level.
-        layout: delay infrastructure, nservicebus or clock; nservicebus is a cascade of powers of two, clock is bide's own.
+        layout: delay infrastructure, nservicebus or clock; nservicebus has powers of two, clock is bide's own.
         levels: number of levels, 1 to 28, 28 by default (nservicebus). The longest delay is 2^levels - 1 seconds. Use
             fewer only on a virtual host without .NET endpoints.
         max_delay: longest delay with queues (clock).
@@ -89,7 +89,7 @@ def delayed_delivery_cascade(
 
     Args:
         queues: the target queues.
-        layout: delay infrastructure, clock or nservicebus; clock is bide's own, nservicebus is a cascade of powers of two.
+        layout: delay infrastructure, clock or nservicebus; clock is bide's own, nservicebus has powers of two.
         levels: nservicebus: number of levels, 1 to 28; see pattern 13.
         max_delay: longest delay with queues (clock).
         resolution: clock: delays are rounded up to a multiple of this.
