@@ -36,8 +36,7 @@ from bide.topology import Binding, Exchange, Topology
 log = logger(__name__)
 
 REBIND_AFTER: Final = timedelta(seconds=30)
-"""The interval at which bindings in use are declared again, because a queue that is deleted and declared again loses
-them. The queues of an infrastructure that grows are checked at the same interval."""
+"""The interval at which bindings in use are declared again, and queues of a growing infrastructure are checked."""
 
 _ASKING: Final = 100
 """The number of concurrent checks of exchanges, each on its own channel. RabbitMQ allows 2,047 channels by default."""
@@ -313,7 +312,7 @@ class BrokerState:
         elif self._declare:
             await self._bind_again(growth.core.bindings)
         self._core_declared = True
-        # An exchange that was deleted took the bindings of targets with it.
+        # Deleting an exchange also deletes the bindings of targets.
         self._forget_targets()
 
     async def _declare_core(self, growth: Growth, reason: str) -> None:
@@ -335,7 +334,7 @@ class BrokerState:
         await self._bind_again(one for one in self.infrastructure.topology().bindings if is_into(one, queues))
 
     async def _bind_again(self, bindings: Iterable[Binding]) -> None:
-        """Declare bindings of the infrastructure again, if this user may."""
+        """Declare bindings of the infrastructure again, if this user has the permission."""
         topology = Topology(bindings=bindings)
         try:
             await apply(self.connection, topology, external=names_in(topology), can_move=False)
@@ -363,13 +362,14 @@ class BrokerState:
             try:
                 await self._check(route.expects)
                 if len(route.requires) and not self._is_known(self._requirements, route.requires):
-                    await self._tasks.run((self, "requires", route.requires), partial(self._put, route.requires))
+                    make = partial(self._declare_all, route.requires)
+                    await self._tasks.run((self, "requires", route.requires), make)
             except BaseException:
                 self._release_queues -= new
                 raise
             self._remember(self._targets, key)
 
-    async def _put(self, requires: Topology) -> None:
+    async def _declare_all(self, requires: Topology) -> None:
         delivery = self.infrastructure.delivery_exchange
         try:
             try:
@@ -406,9 +406,9 @@ class BrokerState:
     async def _expect(self, exchange: str) -> None:
         # A publish to a missing exchange closes the channel, and other messages lose their confirms.
         if not self._is_known(self._exchanges, exchange):
-            await self._tasks.run((self, "exchange", exchange), partial(self._look_for, exchange))
+            await self._tasks.run((self, "exchange", exchange), partial(self._check_exchange, exchange))
 
-    async def _look_for(self, exchange: str) -> None:
+    async def _check_exchange(self, exchange: str) -> None:
         async with self._asking:
             await self._check(Topology([Exchange(exchange)]))
             self._remember(self._exchanges, exchange)
