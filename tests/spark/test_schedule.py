@@ -160,8 +160,8 @@ def test_bad_columns_and_duplicate_ids_are_refused(spark: SparkSession) -> None:
     rows = spark.sql("select 'x' as body, 'k' as id, 5 as due union all select 'y', 'k', 6")
     for values, said in (
         ({"at_column": "when"}, "no column 'when': choose from body, id, due"),
-        ({}, "'due' is int, which is no time"),
-        ({"at_column": "body", "body_column": "due"}, "'due' is int, which is no body"),
+        ({}, "'due' is int, which is not a time"),
+        ({"at_column": "body", "body_column": "due"}, "'due' is int, but a body is a string or binary"),
     ):
         with pytest.raises(InvalidColumnError, match=said):
             messages(rows, plan_for("amqp://localhost", "orders", **values))

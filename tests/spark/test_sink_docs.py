@@ -42,7 +42,7 @@ def test_every_column_is_documented() -> None:
 
 
 def test_every_option_is_documented() -> None:
-    replacing = re.search(r"An option that has the name of a column replaces that column[^:]*:(.*?)\.", PAGE, re.DOTALL)
+    replacing = re.search(r"An option with the name of a column replaces that column[^:]*:(.*?)\.", PAGE, re.DOTALL)
     assert replacing
     assert sorted(names(replacing[1])) == sorted(OF_COLUMNS)
     assert sorted(name for cells in table("Options") for name in names(cells[0])) == sorted(KNOWN - OF_COLUMNS)

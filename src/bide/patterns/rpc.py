@@ -32,7 +32,7 @@ def rpc(
     expires: DelayLike | None = None,
     queue_type: str = "quorum",
 ) -> Topology:
-    """Pattern 18, request and reply: a queue for the servers, and a way for replies to return to the callers.
+    """Pattern 18, request and reply: a queue for the servers, and a reply queue for the callers.
 
     ====================  ==============================================================================================
     ``direct``            RabbitMQ's direct reply-to: no queue and no disk; replies are lost with the caller's channel

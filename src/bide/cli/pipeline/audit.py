@@ -44,7 +44,7 @@ _AS_BEFORE: Final = "with the same --layout, --prefix and --events as before"
 @click.option(
     "--allow-gaps",
     is_flag=True,
-    help="Continue after messages dropped unread, or a lost stream.",
+    help="Continue although messages or a stream were lost.",
 )
 @spark_options
 @json_option("the result, one line for each round")

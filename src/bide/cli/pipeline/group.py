@@ -106,13 +106,13 @@ def spark_options(command: _Decorated) -> _Decorated:
 @click.option("--header-columns", metavar="A,B,C", help="Columns to send as headers of the same names.")
 @click.option("--id-column", metavar="COLUMN", help="Column of message ids. [default: digest of the row]")
 @click.option("--type", "kind", metavar="NAME", help="Message type, by which endpoints choose a handler.")
-@click.option("--name", default="", metavar="TEXT", help="Name that makes equal rows different messages.")
+@click.option("--name", default="", metavar="TEXT", help="Name of the schedule; another name changes message ids.")
 @click.option("--ledger", metavar="DIR", help="Folder that records what was sent; see below.")
 @click.option("--part-rows", type=click.IntRange(1), default=10_000, show_default=True, metavar="N",
               help="Rows per part of the ledger; more if over 10,000 parts.")  # fmt: skip
 @click.option("--rejects", metavar="DIR", help="Folder for rows that cannot be sent, as Parquet files.")
 @click.option("--past", type=click.Choice(("send", "drop", "reject")),
-              help="Rows due over 5 min before the first run. [default: stop]")  # fmt: skip
+              help="What to do with rows due over 5 min ago. [default: stop]")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Send nothing: check rows and print due times.")
 @click.option("--declare/--no-declare", default=True, show_default=True,
               help="Declare the delay infrastructure if it is missing.")  # fmt: skip

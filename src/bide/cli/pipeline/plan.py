@@ -40,7 +40,7 @@ _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 @click.option("--delay-column", metavar="COLUMN", help="Column of delays: intervals, or milliseconds.")
 @click.option("--due-column", metavar="COLUMN", help="Column of due times, instead of --delay-column.")
 @click.option("--size-column", metavar="COLUMN", help="Column of body sizes in bytes. [default: --size]")
-@click.option("--count-column", metavar="COLUMN", help="Column of messages per row. [default: one each]")
+@click.option("--count-column", metavar="COLUMN", help="Column of the number of messages per row. [default: 1]")
 @click.option("--grain", metavar="DELAY", default="10ms", show_default=True,
               help="Round times of sending down; coarser is faster.")  # fmt: skip
 @click.option("--rate", metavar="RATE", help="Messages per time, as 5000/s or 1e9/d. Needs --delay.")
@@ -61,9 +61,9 @@ _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 @click.option("--prefetch", type=click.Choice(_PREFETCHES), default="32", show_default=True,
               help="dead_letter_worker_consumer_prefetch of the broker.")  # fmt: skip
 @click.option("--hops", type=click.FloatRange(0, min_open=True),
-              help="Hops per second of the broker. [default: measured]")  # fmt: skip
+              help="Capacity of the broker in hops/s. [default: measured]")  # fmt: skip
 @click.option("--release", type=click.FloatRange(0, min_open=True),
-              help="Releases per second of a queue. [default: measured]")  # fmt: skip
+              help="Capacity of a queue in releases/s. [default: measured]")  # fmt: skip
 @click.option("--disk", metavar="SIZE", help="Disk for messages, as 200G. [default: no limit]")
 @click.option("--memory", metavar="SIZE", help="Memory for messages, as 8G. [default: no limit]")
 @click.option("--out", metavar="DIR", help="Folder for the figures by layout, as Parquet files.")
