@@ -16,6 +16,7 @@ import pytest
 
 import bide
 from bide.cli.app import cli
+from bide.topology import Argument
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -104,6 +105,29 @@ def test_repeated_messages_and_past_due_times_arrive_at_once(program: Program) -
     assert len({one["message_id"] for one in received}) == 251
 
 
+@pytest.mark.parametrize("management", [True, False], ids=["management", "amqp"])
+def test_receiving_from_a_delay_queue_hastens_nothing(program: Program, vhost: Vhost, management: bool) -> None:
+    """By its name, by its arguments or else by the keys of its messages; a name alone does not make a delay queue."""
+    program.environment["BIDE_MANAGEMENT_URL"] = vhost.broker.management_url if management else "http://127.0.0.1:1"
+    clock = bide.Clock()
+    level: dict[str, Argument] = {"x-message-ttl": 3_600_000, "x-dead-letter-exchange": "bide.v1.c"}
+    queues = [bide.Queue.quorum("q"), bide.Queue.quorum("backup.v1.s3"), bide.Queue.quorum("mine", level)]
+    binding = bide.Binding("bide.v1.m", "mine", "~m9")
+    with bide.connect_sync(program.environment["BIDE_URL"]) as client:
+        client.declare(clock.core_topology() | bide.Topology(queues=queues, bindings=[binding]))
+        receipt = client.publish(b"x", to="q", delay="10s")
+        client.publish(b"y", to="q", delay="9m")
+        client.publish(b"z", to="backup.v1.s3")
+    for queue in ("bide.v1.s10", "mine"):
+        said = program.fails(2, "receive", queue, "--count", "1", "--timeout", "20s")
+        assert said.startswith(f"bide: the queue {queue!r} belongs to a delay infrastructure: messages wait there")
+    if management:
+        assert "z" in program.ok("receive", "backup.v1.s3", "--count", "1", "--timeout", "20s")
+    (message,) = lines(program.ok("receive", "q", "--count", "1", "--timeout", "40s", "--json"))
+    assert (message["body"], message["message_id"]) == ("x", receipt.message_id)
+    assert message["lateness_ms"] >= 0
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_receive_loses_nothing(program: Program, end: signal.Signals) -> None:
     with bide.connect_sync(program.environment["BIDE_URL"]) as client:
@@ -144,7 +168,7 @@ def test_verify_reports_what_apply_declared_and_destroy_removed(program: Program
     assert report["ok"] is True
     assert {one["check"] for one in report["findings"]} >= {"release", "queues", "bindings", "stuck messages"}
     with bide.connect_sync(program.environment["BIDE_URL"]) as client:
-        client.wait_for(_delete(client, "bide.v1.s7"))
+        client.destroy(bide.Topology(queues=[bide.Queue("bide.v1.s7")]), force=True)
     said = program.run("delay", "verify", *SMALL)
     assert said.returncode == 1
     assert "1 of " in said.stdout.decode()
@@ -186,13 +210,6 @@ def test_apply_does_not_fail_without_the_management_api(program: Program) -> Non
     assert "127.0.0.1:1" in said
 
 
-async def _delete(client: bide.SyncClient, queue: str) -> None:
-    connection = await client._client._publisher.connection()
-    channel = await connection.channel()
-    await channel.delete_queue(queue)
-    await channel.close()
-
-
 def test_explain_prints_the_table_of_the_manual(program: Program) -> None:
     table = program.ok("delay", "explain", "10s", "--to", "destination", "--layout", "nservicebus", "--levels", "4")
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
@@ -215,7 +232,7 @@ def test_explain_prints_the_table_of_the_manual(program: Program) -> None:
         (["send", "x", "--to", "q", "--in", "-5s"], "negative"),
         (["send", "x", "--to", "q", "--in", "soon"], "cannot be read"),
         (["send", "x", "--to", "q", "--at", "2026-12-24T18:00:00"], "no time zone"),
-        (["send", "x"], "where it goes"),
+        (["send", "x"], "needs one target"),
         (["send", "x", "--to", "q", "--in", "9999d"], "longer than"),
         (["send", "x", "--to", "q", "--header", "bide-due=1"], "bide-due"),
         (["delay", "explain", "1s"], "--to or --exchange"),

@@ -92,7 +92,7 @@ def test_without_java_the_demo_ends_after_the_first_part(demo: Demo, tmp_path: P
     process = demo.start("--messages", "50", "--longest", "500ms", environment=elsewhere)
     said, complaints = process.communicate(timeout=PATIENCE)
     assert (process.returncode, complaints) == (0, "")
-    assert "  no report: Spark needs a Java 17 or later, and there is none" in said
+    assert "  no report: Spark needs Java 17 or later, but found none" in said
     assert "  published   50 messages, each confirmed" in said
     assert "  all well: nothing lost, nothing early" in said
     assert "endpoint" not in said

@@ -195,13 +195,16 @@ def test_its_urls_do_not_end_with_a_slash(broker: LocalBroker) -> None:
     assert urlsplit(broker.vhost_url("v")).path == "/v"
 
 
-def test_adding_a_virtual_host_takes_half_the_time_of_rabbitmqctl(broker: LocalBroker) -> None:
-    started = time.monotonic()
+def test_adding_a_virtual_host_takes_half_the_time_of_rabbitmqctl(
+    broker: LocalBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes seconds to start, and each test has a virtual host of its own."""
+
+    def run(*arguments: str) -> str:
+        raise AssertionError(f"rabbitmqctl {arguments} was run")
+
+    monkeypatch.setattr(LocalBroker, "rabbitmqctl", run)
     broker.add_vhost("quick")
-    took = time.monotonic() - started
-    started = time.monotonic()
-    broker.rabbitmqctl("list_vhosts")
-    by_the_tool = time.monotonic() - started
     assert {vhost["name"] for vhost in broker.management.call("GET", "vhosts")} >= {"/", "quick"}
     broker.add_user("reader", "secret", tags=["monitoring"])
     broker.set_permissions("quick", "reader", configure="^$", write="^$")
@@ -209,13 +212,10 @@ def test_adding_a_virtual_host_takes_half_the_time_of_rabbitmqctl(broker: LocalB
     broker.delete_user("reader")
     broker.delete_vhost("quick")
     assert "quick" not in {vhost["name"] for vhost in broker.management.call("GET", "vhosts")}
-    assert took < by_the_tool / 2
 
 
 def test_an_error_of_rabbitmqctl_has_its_reason(broker: LocalBroker) -> None:
-    with pytest.raises(
-        LocalBrokerError, match=r"(?s)rabbitmqctl set_permissions failed with status \d+ and said: .*nowhere"
-    ):
+    with pytest.raises(LocalBrokerError, match=r"(?s)rabbitmqctl set_permissions failed with status \d+: .*nowhere"):
         broker.rabbitmqctl("set_permissions", "--vhost", "nowhere", "bide", "", "", "")
 
 
@@ -271,6 +271,7 @@ def test_a_persistent_broker_survives_stop_port_loss_and_crash(rabbitmq: Rabbitm
     broker.stop()
 
 
+@pytest.mark.long
 def test_a_port_that_is_lost_during_the_start_is_replaced(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     folder = tmp_path / "broker"
     with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
@@ -306,6 +307,7 @@ def test_an_ephemeral_broker_dies_with_its_starter(rabbitmq: Rabbitmq) -> None:
     wait_until(lambda: not folder.exists(), what="the folder is gone")
 
 
+@pytest.mark.long
 def test_a_killed_start_does_not_break_the_next_start(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     folder = tmp_path / "broker"
     with run_python(f"LocalBroker.start(Path({str(folder)!r}), {rabbitmq.arguments})") as starter:
@@ -388,13 +390,13 @@ def test_a_start_that_takes_too_long_is_ended(rabbitmq: Rabbitmq, tmp_path: Path
 def test_a_missing_password_file_is_an_error(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     (tmp_path / "bide-broker.lock").touch()
     (tmp_path / "data" / "bide@localhost").mkdir(parents=True)
-    with pytest.raises(LocalBrokerError, match=r"password is missing or empty: bring it back, or remove"):
+    with pytest.raises(LocalBrokerError, match=r"password is missing or empty: restore the file, or remove"):
         rabbitmq.start(tmp_path)
 
 
 def test_a_folder_with_other_files_is_refused(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("all of it", encoding="utf-8")
-    with pytest.raises(LocalBrokerError, match="holds other files than a broker's: name a new or an empty one"):
+    with pytest.raises(LocalBrokerError, match="has other files than a broker's: give a new or an empty one"):
         rabbitmq.start(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
     with pytest.raises(LocalBrokerError, match=r"thesis\.txt cannot be used for a broker: .*[Ee]xists"):

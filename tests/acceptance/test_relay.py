@@ -109,6 +109,7 @@ async def test_a_relay_killed_before_its_confirms_loses_nothing(vhost: Vhost) ->
                     await message.ack()
 
 
+@pytest.mark.long
 async def test_repeated_kills_of_one_of_three_relays_lose_nothing(vhost: Vhost) -> None:
     count, kills, killed = 3000, 4, 0
     bodies: dict[int, int] = {}

@@ -64,7 +64,7 @@ def test_status_shows_what_on_and_off_did(program: Program, vhost: Vhost) -> Non
     program.ok("receive", "orders", "--count", "1", "--timeout", "20s")
     assert "on: 'bide.v1.tap.scheduled' and 'bide.v1.tap.delivered'" in program.ok("delay", "verify", *SMALL)
 
-    kept = "bide.v1.tap.scheduled and bide.v1.tap.delivered stay with what they hold"
+    kept = "bide.v1.tap.scheduled and bide.v1.tap.delivered stay with their messages"
     assert program.ok("tap", "off", *SMALL) == f"clock: taps off; {kept}\n"
     assert "taps off" in program.ok("tap", "status", *SMALL).splitlines()[0]
     assert program.run("tap", "off", "--delete", *SMALL, stdin=b"n\n").returncode == 1
@@ -77,7 +77,9 @@ def test_tap_on_names_the_cost_and_streams_survive_destroy(program: Program, vho
     program.ok("delay", "apply", *NSB)
     done = program.run("tap", "on", *NSB)
     assert (done.returncode, done.stdout.decode().splitlines()[1]) == (0, "  scheduled  bide.tap.nsb.v2.scheduled  new")
-    assert done.stderr.decode().startswith("note: from now on a message for a deleted endpoint is in bide.tap.nsb.v2.")
+    assert done.stderr.decode().startswith(
+        "note: from now on a message for a deleted endpoint is only in bide.tap.nsb.v2."
+    )
 
     vhost.broker.management.call(
         "DELETE", "bindings", vhost.name, "e", "nsb.v2.delay-delivery", "q", "bide.tap.nsb.v2.delivered", "%23"
@@ -89,7 +91,7 @@ def test_tap_on_names_the_cost_and_streams_survive_destroy(program: Program, vho
 
     done = program.run("delay", "destroy", "--yes", *NSB)
     assert done.returncode == 0
-    assert "stay, with what the taps saw: 'bide tap off --delete' deletes them" in done.stderr.decode()
+    assert "stay, with their messages: 'bide tap off --delete' deletes them" in done.stderr.decode()
     assert "bide.tap.nsb.v2.delivered deleted" in program.ok("tap", "off", "--delete", "--yes", *NSB)
     assert vhost.broker.management.call("GET", "queues", vhost.name) == []
 
@@ -102,7 +104,7 @@ def test_tap_on_names_the_cost_and_streams_survive_destroy(program: Program, vho
         (("status", "--layout", "waiting-hall"), "the layout 'waiting-hall' has no taps"),
         (("on", "--max-bytes", "lots"), "the size 'lots' cannot be read"),
         (("on", "--max-bytes", "10 apples"), "the size '10 apples' cannot be read"),
-        (("on", "--max-bytes", "1kB"), "1000 bytes are no size for a stream"),
+        (("on", "--max-bytes", "1kB"), "1000 bytes is not a valid size of a stream"),
         (("on", "--max-age", "1.5s"), "must be a whole number of seconds"),
         (("on", "--max-age", "later"), "later"),
     ],

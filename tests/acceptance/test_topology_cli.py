@@ -102,7 +102,7 @@ def test_explain_follows_a_message_through_a_pattern(program: Program) -> None:
         "  ✗ exchange bookings: its pattern 'booking.#' does not match: 'extras.pet' lacks the word 'booking'",
         "  ✓ exchange changes: its pattern '#' matches the key 'extras.pet'",
         "exchange changes (headers)",
-        "  ✓ queue pets: it asks for all of change.type='new', entity.type='pet'",
+        "  ✓ queue pets: it requires all of change.type='new', entity.type='pet'",
         "queues: pets",
     ]
     nobody = program.run(*ask, "--key", "extras.pet", "--json")
@@ -129,7 +129,7 @@ def test_several_virtual_hosts_in_definitions_require_vhost(program: Program) ->
     assert program.ok(*ask, "--vhost", "two", stdin=definitions).splitlines()[-1] == "queues: r"
     missing = program.run(*ask, "--vhost", "three", stdin=definitions)
     assert missing.returncode == 2
-    assert "holds no virtual host 'three': choose one of 'one', 'two'" in missing.stderr.decode()
+    assert "has no virtual host 'three': choose one of 'one', 'two'" in missing.stderr.decode()
 
 
 async def test_explain_reads_the_broker_and_its_policies(program: Program, vhost: Vhost) -> None:
@@ -160,17 +160,17 @@ async def test_explain_reads_the_broker_and_its_policies(program: Program, vhost
     [
         (("show", "1"), "needs --exchange TEXT, --queue NAME"),
         (("show", "fanout"), "there is no pattern 'fanout'"),
-        (("show", "1", "--sample", "--queue", "a"), "--sample has options of its own"),
+        (("show", "1", "--sample", "--queue", "a"), "--sample sets all options"),
         (("show", "6", "--exchange", "x", "--queue", "q", "--partitions", "two"), "not a whole number"),
         (("show", "18", "--queue", "q", "--replies", "direct", "--reply-queue", "r"), "direct replies have no queue"),
         (("show", "1", "--exchange", "x", "--queue", "q", "--queue", "q"), "named 2 times"),
         (("show", "exclusive-queue", "--sample", "--definitions"), "is exclusive"),
         (("apply", "exclusive-queue", "--sample"), "exclusive to this command's connection"),
-        (("show", "1", "--sample", "--mermaid", "--dot"), "--mermaid and --dot are two forms"),
-        (("explain", "--exchange", "x"), "name one place to look"),
+        (("show", "1", "--sample", "--mermaid", "--dot"), "--mermaid and --dot are two output formats"),
+        (("explain", "--exchange", "x"), "explain needs one topology"),
         (("explain", "--exchange", "x", "--pattern", " "), "--pattern is empty"),
         (("explain", "--exchange", "x", "--pattern", "5 --sample", "--key", "k" * 256), "the limit is 255"),
-        (("explain", "--exchange", "x", "--pattern", "5 --sample", "--vhost", "v"), "--vhost goes with --definitions"),
+        (("explain", "--exchange", "x", "--pattern", "5 --sample", "--vhost", "v"), "--vhost needs --definitions"),
         (("explain", "--exchange", "x", "--pattern", "'"), "cannot be read"),
         (("explain", "--exchange", "x", "--pattern", "5 --colour red"), "No such option"),
         (("explain", "--exchange", "x", "--header", "a", "--pattern", "5 --sample"), "NAME=VALUE"),

@@ -187,3 +187,30 @@ async def test_undeliverable_messages_are_resent_when_the_target_is_back(vhost: 
         assert (message.body, message.message_id, message.headers, message.priority) == (b"1", "m1", {"mine": 1}, 2)
         assert await ready(other, SMALL_CLOCK.undeliverable) == 1
         await other.close()
+
+
+async def test_a_forged_target_that_is_refused_does_not_keep_other_messages_from_being_sent_on(vhost: Vhost) -> None:
+    """One at once, to an exchange, and one after a delay, for which its queue has to be bound."""
+    clock = bide.Clock()
+    name = f"operator-{vhost.name}"
+    vhost.broker.add_user(name, "secret")
+    vhost.broker.set_permissions(vhost.name, name, write=r"^(bide\.v1\..*|amq\.default|good)$")
+    other = await Connection.open(BrokerUrl.parse(vhost.url))
+    channel = await other.channel(confirms=True)
+    async with bide.connect(vhost.url) as client:
+        queues = [bide.Queue.quorum("good"), bide.Queue.quorum("salaries")]
+        await client.declare(clock.core_topology() | bide.Topology([bide.Exchange("private", "fanout")], queues))
+        soon = int(client.now().timestamp() * 1000) + 3_600_000
+        forged = {HEADER_TO: "x:private"}, {HEADER_TO: "q:salaries", HEADER_DUE: soon}
+        for headers in (*forged, {HEADER_TO: "q:good"}, *forged, {HEADER_TO: "q:good"}):
+            values = {"message_id": "m", "headers": headers}
+            await channel.publish(exchange=clock.undeliverable, routing_key="", values=values, body=b"")
+        url = vhost.broker.vhost_url(vhost.name, user=name, password="secret")
+        async with bide.connect(url) as operator:
+            result = await resend(operator, allow=["*"])
+        refused = {"x:private: AccessRefusedError": 2, "q:salaries: AccessRefusedError": 2}
+        assert (result.sent, dict(result.kept)) == (2, refused)
+        assert len(await receive(client, "good", 2)) == 2
+        assert await ready(other, clock.undeliverable) == 4
+    await other.close()
+    vhost.broker.delete_user(name)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,15 @@ def cases(*measurements: str) -> list[Case]:
         for case in measurement.cases(PLAN):
             found.setdefault(f"{measurement.name}, {case.name}", case)
     return list(found.values())
+
+
+def parameters(*measurements: str) -> list[Any]:
+    """Those cases; of other clients than bide only pika is part of every run."""
+    long = ("aio_pika", "kombu", "celery", "dramatiq")
+    return [
+        pytest.param(case, marks=pytest.mark.long) if case.work.rpartition(".")[2].startswith(long) else case
+        for case in cases(*measurements)
+    ]
 
 
 def name(case: Case) -> str:
@@ -64,7 +74,7 @@ def clock_vhost(broker: LocalBroker) -> Iterator[Vhost]:
     broker.delete_vhost("whole-clock")
 
 
-@pytest.mark.parametrize("case", cases("publish", "consume", "memory"), ids=name)
+@pytest.mark.parametrize("case", parameters("publish", "consume", "memory"), ids=name)
 def test_every_client_publishes_and_receives(vhost: Vhost, case: Case) -> None:
     values = run(case, vhost)
     assert values["rate"] > 0
@@ -72,7 +82,7 @@ def test_every_client_publishes_and_receives(vhost: Vhost, case: Case) -> None:
     assert values["broker_cpu"] >= 0
 
 
-@pytest.mark.parametrize("case", cases("lateness"), ids=name)
+@pytest.mark.parametrize("case", parameters("lateness"), ids=name)
 def test_every_message_arrives_and_none_early(request: pytest.FixtureRequest, case: Case) -> None:
     shared = case.options.get("layout") == "clock"
     values = run(case, request.getfixturevalue("clock_vhost" if shared else "vhost"))
@@ -80,11 +90,12 @@ def test_every_message_arrives_and_none_early(request: pytest.FixtureRequest, ca
     assert values["min"] <= values["p50"] <= values["p99"] <= values["max"]
 
 
-@pytest.mark.parametrize("case", cases("sustained"), ids=name)
+@pytest.mark.parametrize("case", parameters("sustained"), ids=name)
 def test_sustained_cases_deliver_messages(vhost: Vhost, case: Case) -> None:
     assert run(case, vhost)["rate"] > 10
 
 
+@pytest.mark.long
 def test_burst_cases_deliver_messages(broker: LocalBroker) -> None:
     """All at once: most of the time they wait for the moment."""
     bursts = cases("burst")

@@ -19,7 +19,7 @@ from bide.amqp.url import BrokerUrl
 from bide.errors import DeclarationMismatchError, NotAppliedError, NotEmptyError
 from bide.management.api import ManagementApi
 from tests.broker.conftest import SMALL_CLOCK
-from tests.broker.receiving import eventually, ready, receive
+from tests.broker.receiving import connection_of, eventually, ready, receive
 from tests.support import Vhost
 
 TARGET = bide.Topology(queues=[bide.Queue.quorum("q")])
@@ -120,8 +120,8 @@ async def test_a_queue_deleted_under_a_client_does_not_lose_or_hasten_its_messag
     await eventually(set_aside)
     assert await ready(connection, "q") == 0
     # After half a minute it looks again. Here that is over at once.
-    session = await client._publisher.session()
-    monkeypatch.setattr(session, "_doubt_at", 0.0)
+    state = await client._publisher.state()
+    monkeypatch.setattr(state, "_doubt_at", 0.0)
     receipt = await client.publish(b"again", to="q", delay="1s")
     (message,) = await receive(client, "q", 1)
     assert (message.body, receipt.attempts) == (b"again", 1)
@@ -144,24 +144,102 @@ async def test_an_infrastructure_deleted_under_a_client_is_declared_again(
     await connection.close()
 
 
+@pytest.mark.parametrize("is_marked", [False, True])
 @pytest.mark.parametrize("exchange", ["in.c", "c", "released", "delivery", "undeliverable"])
 async def test_an_exchange_deleted_under_a_client_does_not_stop_its_messages(
-    client: bide.Client, monkeypatch: pytest.MonkeyPatch, exchange: str
+    client: bide.Client, monkeypatch: pytest.MonkeyPatch, exchange: str, *, is_marked: bool
 ) -> None:
-    connection = await client._publisher.connection()
+    connection = await connection_of(client)
+    if is_marked:
+        await install(connection, SMALL_CLOCK)
     await client.publish(b"", to="q", delay="10ms")
     await receive(client, "q", 1)
     async with await connection.channel() as channel:
         await channel.delete_exchange(f"bide.v1.{exchange}")
     await client.publish(b"soon", to="q", delay="10ms")
     # Every half a minute the client looks at what it uses. Here that is over at once.
-    session = await client._publisher.session()
-    monkeypatch.setattr(session, "_doubt_at", 0.0)
-    monkeypatch.setattr(session, "_targets", {})
-    monkeypatch.setattr(session, "_requirements", {})
+    state = await client._publisher.state()
+    monkeypatch.setattr(state, "_doubt_at", 0.0)
     await client.publish(b"later", to="q", delay="10ms")
     # What had no way waits for the broker to try again.
     assert {message.body for message in await receive(client, "q", 2)} == {b"soon", b"later"}
+    assert await exists(connection, bide.Topology([bide.Exchange(f"bide.v1.{exchange}")]))
+
+
+@pytest.mark.parametrize("source", ["in.c", "c", "released"])
+async def test_a_mark_does_not_stand_for_bindings_that_were_deleted(
+    client: bide.Client, connection: Connection, source: str
+) -> None:
+    await install(connection, SMALL_CLOCK)
+    async with await connection.channel() as channel:
+        for one in SMALL_CLOCK.topology().bindings:
+            if one.source == f"bide.v1.{source}":
+                await channel.unbind(one)
+    await client.publish(b"", to="q", delay="10ms")
+    assert len(await receive(client, "q", 1)) == 1
+
+
+@pytest.mark.parametrize("declare", [True, False])
+@pytest.mark.parametrize("exchange", ["in.c", "c", "delivery"])
+async def test_who_may_not_declare_is_not_in_doubt_where_an_exchange_was_deleted(
+    client: bide.Client, modest_url: str, connection: Connection, exchange: str, *, declare: bool
+) -> None:
+    await install(connection, SMALL_CLOCK)
+    async with bide.connect(modest_url, declare=declare) as modest:
+        await modest.publish(b"", to="q", delay="50ms")
+        await receive(client, "q", 1)
+        async with await connection.channel() as channel:
+            await channel.delete_exchange(f"bide.v1.{exchange}")
+        state = await modest._publisher.state()
+        state.forget("bide.v1.delivery")
+        missing = r"every delay needs are missing|is not complete"
+        with pytest.raises(NotAppliedError, match=missing):
+            await modest.publish(b"", to="q", delay="50ms")
+        with pytest.raises(NotAppliedError, match=missing):
+            await modest.publish_many([bide.OutgoingMessage(b"", to="q", delay="50ms")])
+    # A client that may declare it does so.
+    await client.publish(b"again", to="q", delay="50ms")
+    (message,) = await receive(client, "q", 1)
+    assert message.body == b"again"
+
+
+async def test_a_message_that_came_back_is_not_in_doubt(
+    client: bide.Client, modest_url: str, connection: Connection
+) -> None:
+    await install(connection, SMALL_CLOCK)
+    messages = [bide.OutgoingMessage(b"", to="q", delay="50ms")]
+    async with bide.connect(modest_url) as modest:
+        await modest.publish_many(messages)
+        await modest.publish(b"", to="q", delay="50ms")
+        await receive(client, "q", 2)
+        async with await connection.channel() as channel:
+            await channel.delete_exchange("bide.v1.c")
+        with pytest.raises(NotAppliedError, match="every delay needs are missing"):
+            await modest.publish(b"", to="q", delay="50ms")
+    async with bide.connect(modest_url) as modest:
+        await client.publish(b"", to="q", delay="50ms")
+        await modest.publish_many(messages)
+        await receive(client, "q", 2)
+        async with await connection.channel() as channel:
+            await channel.delete_exchange("bide.v1.c")
+        with pytest.raises(NotAppliedError, match="every delay needs are missing"):
+            await modest.publish_many(messages)
+    assert await ready(connection, "q") == await ready(connection, "bide.v1.undeliverable") == 0
+
+
+@pytest.mark.parametrize("source", ["in.c", "c"])
+async def test_a_bulk_publish_does_not_give_up_where_publish_looks_after_the_infrastructure(
+    client: bide.Client, connection: Connection, source: str
+) -> None:
+    messages = [bide.OutgoingMessage(str(number), to="q", delay="10ms") for number in range(500)]
+    await client.publish_many(messages)
+    await receive(client, "q", 500)
+    async with await connection.channel() as channel:
+        await channel.delete_exchange(f"bide.v1.{source}")
+    results = [one async for one in client.publish_many(messages)]
+    assert {one.status for one in results} == {"confirmed"}
+    assert 2 in {one.attempts for one in results}
+    assert len(await receive(client, "q", 500)) == 500
 
 
 async def test_a_mismatched_digit_queue_fails_only_its_own_delays(

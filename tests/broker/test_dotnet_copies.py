@@ -157,10 +157,10 @@ async def test_an_endpoint_started_during_publishing_is_not_poisoned(vhost: Vhos
 
 async def forget_what_is_known(client: bide.Client) -> None:
     """What a client remembers of the broker for 30 s."""
-    session = await client._publisher.session()
-    session._neighbours_known_until = 0.0
-    session._targets.clear()
-    session._kinds.clear()
+    state = await client._publisher.state()
+    state._nservicebus_checked_until = 0.0
+    state._targets.clear()
+    state._templates.clear()
 
 
 async def test_an_undelayed_publisher_does_not_look_for_nservicebus(

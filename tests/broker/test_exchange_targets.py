@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import bide
-from tests.broker.receiving import eventually, fresh, ready
+from tests.broker.receiving import connection_of, eventually, fresh, ready
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -205,6 +205,6 @@ async def test_more_concurrent_messages_than_channels_are_published(client: bide
     await client.declare(
         bide.Topology([bide.Exchange(exchange, "fanout")], [bide.Queue.quorum(queue)], [bide.Binding(exchange, queue)])
     )
-    number = (await client._publisher.connection()).channel_max + 1
+    number = (await connection_of(client)).channel_max + 1
     receipts = await asyncio.gather(*(client.publish(b"", exchange=exchange) for _ in range(number)))
     assert {one.attempts for one in receipts} == {1}

@@ -238,7 +238,7 @@ async def test_edit_sends_a_new_message(client: bide.Client) -> None:
     assert [one.message_id for one in await listed(queue)] == ["m1"]
     with pytest.raises(ReservedHeaderError):
         await queue.edit("m1", headers={"bide-due": "1"})
-    with pytest.raises(InvalidInputError, match="nothing is to be changed"):
+    with pytest.raises(InvalidInputError, match="would change nothing"):
         await queue.edit("m1")
     with pytest.raises(NotFoundError):
         await queue.edit("m0", body=b"again")
@@ -433,5 +433,5 @@ async def test_a_message_without_an_origin_is_kept_with_the_reason(client: bide.
     assert (message.reason, message.queue, message.exchange) == ("unknown", None, "e")
     moved = await queue.retry(Selection())
     assert moved.done == 0
-    assert list(moved.kept) == ["nothing on it tells where it failed: name a queue with --to"]
+    assert list(moved.kept) == ["its headers do not say which queue it failed on: name a queue with --to"]
     assert await queue.count() == 1

@@ -268,7 +268,7 @@ async def test_large_messages_do_not_fill_the_memory(client: bide.Client, monkey
     from bide.error_queues import browser
 
     name, most = fresh("large"), 0
-    monkeypatch.setattr(browser, "_MOST_UNREAD_BYTES", 4 << 20)
+    monkeypatch.setattr(browser, "_PAUSE_AT_BYTES", 4 << 20)
     await client.declare(bide.Topology(queues=[Queue.quorum(name)]))
     for _ in range(20):
         await client.publish(bytes(1 << 20), to=name)

@@ -185,7 +185,7 @@ def test_offsets_dropped_by_retention_are_lost(
     with StreamLogs(address) as logs:
         first, end = logs.first("s"), logs.end("s")
     assert first > 0, "retention never came"
-    with pytest.raises(OffsetsLostError, match="retention was quicker") as caught:
+    with pytest.raises(OffsetsLostError, match="retention removed them") as caught:
         bodies(address, "s", 0, end)
     assert caught.value.offset == 0
     assert caught.value.found is not None
@@ -196,7 +196,7 @@ def test_offsets_dropped_by_retention_are_lost(
     assert 0 < len(left) < end - caught.value.found
     assert left == bodies(address, "s", caught.value.found, end)
     # The same where the broker is silent as it happens.
-    with silent_once(0), pytest.raises(OffsetsLostError, match="retention was quicker"):
+    with silent_once(0), pytest.raises(OffsetsLostError, match="retention removed them"):
         bodies(address, "s", 0, end)
     with silent_once(0):
         assert bodies(address, "s", 0, end, fail=False) == left
@@ -351,15 +351,15 @@ def test_a_read_survives_a_broker_that_pauses(rabbitmq: Rabbitmq) -> None:
         address = Address.of(f"{broker.url}?timeout=1", stream_port(broker))
         pid = broker.pid
         assert pid is not None
-        noticed: list[log._Patience] = []
+        noticed: list[log._RetryTimer] = []
 
-        def wake(patience: log._Patience) -> None:
+        def wake(patience: log._RetryTimer) -> None:
             noticed.append(patience)
             os.kill(pid, signal.SIGCONT)
 
         found: list[bytes] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(log._Patience, "pause", wake)
+            patch.setattr(log._RetryTimer, "pause", wake)
             try:
                 for chunk, first, last in read_range(
                     address, OffsetRange(stream="s", start=0, end=40), fail_on_data_loss=False
@@ -383,7 +383,7 @@ def test_an_unavailable_stream_is_retried(
     """The refusal of a leader that is just being elected: no test can be there in that moment."""
     declare(channel, "s")
     fill(channel, "s", [b"a", b"b"])
-    original = StreamConnection._answer
+    original = StreamConnection._receive_response
     refusals: list[int] = []
 
     def refusing(self: StreamConnection, key: int, number: int) -> Fields:
@@ -394,7 +394,7 @@ def test_an_unavailable_stream_is_retried(
         return Fields(struct.pack(">H", frames.STREAM_NOT_AVAILABLE))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StreamConnection, "_answer", refusing)
+        patch.setattr(StreamConnection, "_receive_response", refusing)
         with StreamLogs(address) as logs:
             assert (logs.first("s"), logs.end("s")) == (0, 2)
         assert frames.SUBSCRIBE in refusals
@@ -420,7 +420,7 @@ def test_a_broker_that_does_not_come_back_is_an_error(rabbitmq: Rabbitmq) -> Non
         fill_first(broker, [b"a", b"b"])
         address = Address.of(f"{broker.url}?timeout=2", stream_port(broker))
         with pytest.MonkeyPatch.context() as patch, StreamLogs(address) as logs:
-            patch.setattr(log, "_PATIENCE", 1.0)
+            patch.setattr(log, "_RETRY_TIMEOUT", 1.0)
             assert logs.end("s") == 2
             broker.kill()
             start = time.monotonic()
@@ -441,5 +441,5 @@ def test_a_subscription_delivers_existing_messages_before_later_answers(
         for _ in range(300):
             subscription = connection.subscribe("s", frames.LAST, credit=1)
             connection.barrier()
-            assert connection.received(subscription) is not None
+            assert connection.take_received(subscription) is not None
             connection.unsubscribe(subscription)

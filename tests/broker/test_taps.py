@@ -17,7 +17,7 @@ from bide.admin.apply import message_counts
 from bide.admin.infrastructure import install, install_guard, remove
 from bide.admin.locate import management_api
 from bide.admin.report import listed
-from bide.admin.taps import look, turn_off, turn_on
+from bide.admin.taps import read_status, turn_off, turn_on
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
@@ -88,7 +88,7 @@ def milliseconds(moment: datetime | None) -> int:
 
 
 async def states(connection: Connection, infrastructure: DelayInfrastructure, api: ManagementApi | None) -> str:
-    return (await look(connection, infrastructure, api)).state
+    return (await read_status(connection, infrastructure, api)).state
 
 
 # -- Clock
@@ -315,12 +315,12 @@ async def test_the_status_shows_bindings_limits_and_counts(
         await client.publish(b"", to=taps.scheduled)
 
         async def counted() -> bool:
-            return (await look(connection, infrastructure, api)).streams["scheduled"].messages == 1
+            return (await read_status(connection, infrastructure, api)).streams["scheduled"].messages == 1
 
         if infrastructure is SMALL_CLOCK:
             # After up to five seconds.
             await eventually(counted)
-    found = await look(connection, infrastructure, api)
+    found = await read_status(connection, infrastructure, api)
     assert (found.state, found.why, found.layout, found.vhost) == ("on", "", infrastructure.name, vhost.name)
     assert found.port == BrokerUrl.parse(str(vhost.broker.stream_url).replace("rabbitmq-stream", "amqp")).hosts[0][1]
     for which, name, wanted in zip(
@@ -337,7 +337,7 @@ async def test_the_status_shows_bindings_limits_and_counts(
     channel = await connection.channel()
     for binding in (taps.to_scheduled[3], taps.to_delivered[0]):
         await channel.unbind(binding)
-        found = await look(connection, infrastructure, api)
+        found = await read_status(connection, infrastructure, api)
         assert found.state == "incomplete"
     (problem,) = [one for one in (await verify(connection, infrastructure, api)).problems if one.check == "taps"]
     assert f"2 of the {len(taps.bindings)} bindings of the taps are missing" in problem.text
@@ -348,7 +348,7 @@ async def test_the_status_shows_bindings_limits_and_counts(
     }
 
     nobody = management_api(connection.url, "http://127.0.0.1:1")
-    unknown = await look(connection, infrastructure, nobody)
+    unknown = await read_status(connection, infrastructure, nobody)
     assert (unknown.state, unknown.port) == ("unknown", None)
     assert "127.0.0.1:1" in unknown.why
     assert {one.bindings for one in unknown.streams.values()} == {None}
@@ -380,7 +380,7 @@ async def test_streams_with_other_limits_are_a_mismatch(connection: Connection, 
     assert (off.kept, off.deleted) == ((), taps_of(SMALL_CLOCK).names)
     assert await api.queues(connection.url.vhost, ".tap.") == []
     await turn_on(connection, SMALL_CLOCK, retention=Retention())
-    found = await look(connection, SMALL_CLOCK, api)
+    found = await read_status(connection, SMALL_CLOCK, api)
     assert {one.arguments["x-max-age"] for one in found.streams.values()} == {"7D"}
 
 
@@ -424,7 +424,7 @@ async def test_the_streams_survive_removal_of_the_infrastructure(
             return True
 
         await eventually(removed, step=0.5)
-        found = await look(connection, infrastructure, api)
+        found = await read_status(connection, infrastructure, api)
         assert (found.state, {one.exists for one in found.streams.values()}) == ("off", {True})
         for stream in taps.names:
             assert {one.message_id for one in await read(client, stream, 1)} == {"one"}

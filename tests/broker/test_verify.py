@@ -112,9 +112,7 @@ async def test_a_target_with_a_low_delivery_limit_is_reported(
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("low", {"x-delivery-limit": 3})]))
         await client.bind("low")
-    assert (
-        "'low' gives a message up after 3 deliveries" in (await found(connection, SMALL_CLOCK, api))["delivery limits"]
-    )
+    assert "'low' drops a message after 3 deliveries" in (await found(connection, SMALL_CLOCK, api))["delivery limits"]
 
 
 async def test_undeliverable_messages_are_reported(vhost: Vhost, connection: Connection, api: ManagementApi) -> None:

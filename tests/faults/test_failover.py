@@ -18,7 +18,7 @@ from bide.client.failover import moves
 from bide.errors import BrokerError, BulkInDoubtError, PublishInDoubtError, PublishRefusedError
 from bide.messages.outgoing import OutgoingMessage
 from bide.observability.metrics import Metrics
-from tests.broker.receiving import eventually, fresh, receive
+from tests.broker.receiving import connection_of, eventually, fresh, receive
 from tests.faults.conftest import CLOCK, Frail
 from tests.faults.proxy import Proxy, url_of, without_confirms
 from tests.patience import ON_TIME, PATIENCE
@@ -40,7 +40,7 @@ async def prepared(client: bide.Client) -> str:
 
 
 async def address(client: bide.Client) -> str:
-    return (await client._publisher.connection()).address
+    return (await connection_of(client)).address
 
 
 async def fill(client: bide.Client, queue: str) -> None:
@@ -114,7 +114,7 @@ async def test_a_client_leaves_a_second_node_that_stops(
         for used, other in (hosts, hosts[::-1]):
             used.stall()
             await client.publish(b"", to=queue)
-            connection = await client._publisher.connection()
+            connection = await connection_of(client)
             assert connection.url == BrokerUrl.parse(url_of(first, second))
             assert connection.address == other.url.rpartition("@")[2].partition("/")[0]
             used.moving.set()
@@ -284,7 +284,7 @@ async def test_a_node_that_blocks_publishers_is_not_left(frail: Frail, quiet: No
         bide.connect(url_of(first, second), infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client,
     ):
         queue = await prepared(client)
-        connection = await client._publisher.connection()
+        connection = await connection_of(client)
         await asyncio.to_thread(frail.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
         try:
 
@@ -301,7 +301,7 @@ async def test_a_node_that_blocks_publishers_is_not_left(frail: Frail, quiet: No
         finally:
             await asyncio.to_thread(frail.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.6")
         assert {one.attempts for one in await asyncio.gather(*publishing)} == {1}
-        assert await client._publisher.connection() is connection
+        assert await connection_of(client) is connection
     assert moves == before
 
 
@@ -325,7 +325,7 @@ async def test_a_node_with_all_channels_in_use_is_not_taken_for_silent(hosts: tu
     url = f"{url_of(first, second)}&heartbeat=60"
     async with bide.connect(url, infrastructure=CLOCK, timeout="12s") as client:
         queue = await prepared(client)
-        connection = await client._publisher.connection()
+        connection = await connection_of(client)
         connection.channel_max = 5
         opening = await asyncio.gather(*(connection.channel() for _ in range(5)), return_exceptions=True)
         assert any(isinstance(one, BrokerError) for one in opening)
@@ -346,7 +346,7 @@ async def test_a_host_that_was_left_is_not_tried_first(hosts: tuple[Proxy, Proxy
 
 async def test_a_blocked_event_loop_is_not_taken_for_a_silent_broker(vhost: Vhost, proxy: Proxy) -> None:
     async with bide.connect(f"{proxy.url}?heartbeat=1", infrastructure=CLOCK) as client:
-        connection = await client._publisher.connection()
+        connection = await connection_of(client)
         # The proxy is in the same event loop. (The broker hears nothing meanwhile either, and may give up by itself.)
         time.sleep(3)  # noqa: ASYNC251
         await asyncio.sleep(0.1)

@@ -71,6 +71,6 @@ async def test_control_characters_in_the_reason_of_an_alarm_are_escaped(caplog: 
         await eventually(blocked_now)
         connection.give_up(AuthenticationError("done"))
     assert connection.blocked_by == "low\\x1b[2J\\nCRITICAL: all is lost\\u202e"
-    assert [one for one in caplog.messages if "takes no publishes" in one] == [
-        f"the broker at {connection.address} takes no publishes: {connection.blocked_by}"
+    assert [one for one in caplog.messages if "blocks publishing" in one] == [
+        f"the broker at {connection.address} blocks publishing: {connection.blocked_by}"
     ]

@@ -20,7 +20,7 @@ from bide.errors import (
     PublishError,
     PublishInDoubtError,
 )
-from tests.broker.receiving import eventually, fresh, ready, receive
+from tests.broker.receiving import connection_of, eventually, fresh, ready, receive
 from tests.faults.cutting import Proxy
 from tests.patience import ON_TIME, PATIENCE
 
@@ -110,7 +110,7 @@ async def test_an_absent_broker_fails_other_calls_in_time(vhost: Vhost, proxy: P
     topology = bide.Topology(queues=[bide.Queue("q")])
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="3s") as client:
         await client.declare(topology)
-        lost = (await client._publisher.connection()).lost
+        lost = (await connection_of(client)).lost
         proxy.refusing = True
         proxy.cut()
         await lost
@@ -125,7 +125,7 @@ async def test_an_absent_broker_fails_other_calls_in_time(vhost: Vhost, proxy: P
         async with asyncio.timeout(ON_TIME.total_seconds()):
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(one) for one in outcomes] == [BrokerUnreachableError] * len(calls)
-        assert "was not back within 3 s: see that the broker is up" in str(outcomes[0])
+        assert "was not back within 3 s: check that the broker is running" in str(outcomes[0])
         assert vhost.broker.password not in str(outcomes[0])
         proxy.refusing = False
         assert await client.exists("q")

@@ -26,7 +26,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
-from tests.broker.receiving import eventually, fresh, ready, receive
+from tests.broker.receiving import connection_of, eventually, fresh, ready, ready_at, receive
 from tests.faults.conftest import CLOCK, too_old
 from tests.faults.proxy import PUBLISH, QUEUE_BIND, QUEUE_DECLARE, Proxy
 from tests.patience import ON_TIME, PATIENCE
@@ -188,8 +188,8 @@ async def test_a_returned_message_with_a_lost_confirm_is_unroutable(vhost: Vhost
         publishing = asyncio.create_task(client.publish(b"", to="nowhere", message_id="back"))
 
         async def returned() -> bool:
-            session = client._publisher._session
-            waiting = session._channel.confirms._waiting.values() if session and session._channel else ()
+            state = client._publisher._state
+            waiting = state._channel.confirms._waiting.values() if state and state._channel else ()
             return any(one.returned for one in waiting)
 
         await eventually(returned)
@@ -327,7 +327,7 @@ async def test_cuts_at_random_bytes_lose_nothing(
                 found[str(message.message_id)] += 1
                 if message.message_id == "last":
                     break
-        assert await ready(await client._publisher.connection(), CLOCK.undeliverable) == 0
+        assert await ready_at(vhost.url, CLOCK.undeliverable) == 0
     assert found.keys() == sent.keys() | {"last"}
     assert all(found[name] <= attempts for name, attempts in sent.items())
     assert any(attempts > 1 for attempts in sent.values())
@@ -337,7 +337,7 @@ async def test_an_absent_broker_fails_the_publish_in_time(vhost: Vhost, proxy: P
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="3s") as client:
         await client.publish(b"first", to=queue)
-        lost = (await client._publisher.connection()).lost
+        lost = (await connection_of(client)).lost
         proxy.refusing = True
         proxy.cut()
         await lost
@@ -357,7 +357,7 @@ async def test_an_infrastructure_that_is_not_declared_in_time_fails_the_publish(
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         proxy.on_method[QUEUE_BIND] = "deaf"
         with pytest.raises(
-            PublishError, match=r"not sent within 3 s: what it needs on its way was not there yet"
+            PublishError, match=r"not sent within 3 s: the queues and bindings that it needs were not declared yet"
         ) as caught:
             await client.publish(b"", to=queue, delay="1s")
         assert not isinstance(caught.value, PublishInDoubtError)
@@ -390,7 +390,15 @@ async def test_repeated_cuts_while_declaring_end_with_the_timeout(vhost: Vhost, 
         stop.set()
         await cutting
         proxy.on_method.clear()
-        assert (await client.publish(b"", to=queue, delay="1s")).attempts == 1
+
+        async def works() -> bool:
+            # On a slow machine the infrastructure takes longer than the time limit, and is gone on with.
+            try:
+                return (await client.publish(b"", to=queue, delay="1s")).attempts == 1
+            except PublishError:
+                return False
+
+        await eventually(works)
 
 
 async def test_an_unanswered_check_ends_with_the_timeout(vhost: Vhost, proxy: Proxy) -> None:
@@ -399,7 +407,7 @@ async def test_an_unanswered_check_ends_with_the_timeout(vhost: Vhost, proxy: Pr
     for target in (bide.OutgoingMessage(b"", to=queue, delay="1s"), bide.OutgoingMessage(b"", exchange="amq.topic")):
         async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="500ms") as client:
             proxy.deaf = True
-            with pytest.raises(PublishError, match=r"within 0\.5 s: what it needs"):
+            with pytest.raises(PublishError, match=r"within 0\.5 s: the queues and bindings that it needs"):
                 await client.publish(b"", to=target.to, exchange=target.exchange, delay=target.delay)
             with pytest.raises(PublishError, match=r"within 0\.5 s"):
                 await client.publish_many([target])
@@ -421,7 +429,7 @@ async def test_closing_the_client_ends_waiting_publishes(vhost: Vhost, proxy: Pr
             await unconfirmed
     proxy.rewrite = bytes
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1h") as client:
-        lost = (await client._publisher.connection()).lost
+        lost = (await connection_of(client)).lost
         proxy.refusing = True
         proxy.cut()
         await lost
@@ -455,7 +463,7 @@ async def test_a_slow_connection_limits_the_write_buffer(vhost: Vhost, proxy: Pr
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
         await client.publish(b"", to=queue)
-        transport: Any = (await client._publisher.connection())._transport
+        transport: Any = (await connection_of(client))._transport
         proxy.rate = 20_000_000
         waiting = []
 

@@ -21,7 +21,7 @@ from bide.errors import (
     UnsupportedBrokerError,
 )
 from bide.local_broker.installation import numbers
-from tests.broker.receiving import fresh, receive
+from tests.broker.receiving import connected, fresh, receive
 from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail, free_port, too_old
 from tests.faults.proxy import Proxy
 from tests.patience import PATIENCE
@@ -117,7 +117,7 @@ async def test_a_connection_limit_is_an_error_with_the_way_out(vhost: Vhost) -> 
     vhost.broker.management.call("PUT", "vhost-limits", vhost.name, "max-connections", body={"value": 0})
     said = await opening(vhost.url)
     assert said.startswith("BrokerError ")
-    assert "takes no more connections" in said
+    assert "accepts no more connections" in said
     assert "raise the limit" in said
 
 
@@ -185,7 +185,8 @@ async def test_without_configure_permission_only_undelayed_messages_are_sent(vho
         await client.publish(b"", to="mine")
     async with bide.connect(vhost.url, infrastructure=CLOCK) as administrator:
         await administrator.publish(b"", to="mine", delay="1s")
-        await install(await administrator._publisher.connection(), CLOCK)
+        async with connected(vhost.url) as connection:
+            await install(connection, CLOCK)
     async with bide.connect(limited, infrastructure=CLOCK) as client:
         # Where all of the infrastructure is there already, the right to bind a target is enough.
         receipt = await client.publish(b"", to="mine", delay="1s")
@@ -202,7 +203,8 @@ async def test_without_write_permission_the_error_names_the_exchange(vhost: Vhos
                 [bide.Binding(exchange, queue, "#")],
             )
         )
-        await install(await administrator._publisher.connection(), CLOCK)
+        async with connected(vhost.url) as connection:
+            await install(connection, CLOCK)
     vhost.broker.set_permissions(vhost.name, "limited", configure=".*", write=f"^{queue}$", read=".*")
     async with bide.connect(limited, infrastructure=CLOCK) as client:
         with pytest.raises(AccessRefusedError, match=r"'amq\.default' in vhost.*give this user the permission"):
@@ -328,9 +330,10 @@ async def test_only_bodies_over_the_limit_of_the_broker_fail(frail: Frail, manda
             30: bide.errors.MessageTooLargeError,
             60: bide.errors.MessageTooLargeError,
         }
-        assert f"'30' has {BODY_LIMIT + 30} bytes, the broker's limit is {BODY_LIMIT}: send less" in str(failed[30])
+        limit = f"'30' has {BODY_LIMIT + 30} bytes, the broker's limit is {BODY_LIMIT}"
+        assert f"{limit}: send a smaller body" in str(failed[30])
         # Now that the limit is known, nothing is sent that is over it.
-        channel = client._publisher._session._channel  # type: ignore[union-attr]
+        channel = client._publisher._state._channel  # type: ignore[union-attr]
         with pytest.raises(bide.errors.MessageTooLargeError, match=str(BODY_LIMIT)):
             await client.publish(b"x" * (BODY_LIMIT + 1), to=queue, delay="1s")
         assert channel is not None

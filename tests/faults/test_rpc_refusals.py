@@ -61,7 +61,7 @@ async def test_a_request_over_the_limit_of_the_broker_fails(frail: Frail, replie
             assert not waiting.done()
             waiting.cancel()
         else:
-            with pytest.raises(ReplyLostError, match=r"way back for the reply is gone .*larger than"):
+            with pytest.raises(ReplyLostError, match=r"reply cannot arrive any more .*larger than"):
                 await waiting
         await asyncio.wait({waiting})
         # Now that the limit is known, another does no harm any more.

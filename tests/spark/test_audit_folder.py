@@ -145,7 +145,7 @@ def _place(name: str) -> str:
 
 def test_many_batches_are_merged_into_one(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing is counted twice, wherever that was interrupted."""
-    monkeypatch.setattr("bide.pipelines.audit.refresh.MOST_BATCHES", 2)
+    monkeypatch.setattr("bide.pipelines.audit.refresh.MAX_BATCHES", 2)
     folder = Folder(str(tmp_path))
     folder.begin()
     for batch in range(3):
@@ -273,7 +273,7 @@ def test_several_rounds_and_one_round_give_the_same_tables(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """However the facts are divided, with interruptions, and with small batches being put together."""
-    monkeypatch.setattr("bide.pipelines.audit.refresh.MOST_BATCHES", 1)
+    monkeypatch.setattr("bide.pipelines.audit.refresh.MAX_BATCHES", 1)
     chance = random.Random(seed)
     lives = Lives(chance, 60).facts
     whole = Folder(str(tmp_path / "whole"))
@@ -345,17 +345,17 @@ def test_notes_can_be_counted_while_they_are_removed(tmp_path: Path, monkeypatch
     folder.begin()
     notes = [Note(name=f"events-{number}", rows={"processed": 2}, days=(TODAY,)) for number in range(3)]
     for note in notes:
-        folder.note(note)
-    assert (folder.noted(), folder.notes()) == (6, notes)
+        folder.add_note(note)
+    assert (folder.noted_rows(), folder.notes()) == (6, notes)
     listed = Folder._entries
 
-    def strike_out(self: Folder, path: str) -> list[str]:
+    def delete_notes(self: Folder, path: str) -> list[str]:
         found = listed(self, path)
-        self.strike_out(notes[:1])
+        self.delete_notes(notes[:1])
         return found
 
-    monkeypatch.setattr(Folder, "_entries", strike_out)
-    assert folder.noted() == 4
+    monkeypatch.setattr(Folder, "_entries", delete_notes)
+    assert folder.noted_rows() == 4
 
 
 def test_a_path_means_the_local_file_system(spark: SparkSession, tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_a_path_means_the_local_file_system(spark: SparkSession, tmp_path: Path)
 
 def test_foreign_folders_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
-    with pytest.raises(InvalidInputError, match="has things that are no audit: name another folder"):
+    with pytest.raises(InvalidInputError, match="contains other files than an audit: name another folder"):
         Folder(str(tmp_path)).begin()
     with pytest.raises(InvalidInputError, match="cannot be used"):
         Folder("nothing://here")
@@ -384,7 +384,7 @@ def test_foreign_folders_are_refused(spark: SparkSession, tmp_path: Path) -> Non
     own.begin()
     head = tmp_path / "own" / "_state" / "audit.json"
     head.write_text('{"version": 1}')
-    with pytest.raises(InvalidInputError, match="an audit of version 1, and this bide writes 2"):
+    with pytest.raises(InvalidInputError, match="an audit of version 1, but this bide writes version 2"):
         own.begin()
 
 
@@ -395,13 +395,13 @@ def test_an_incomplete_new_folder_can_be_started_again(tmp_path: Path) -> None:
         (tmp_path / "_state" / "audit.json.new").write_text('{"ver')
         with pytest.raises(FolderInUseError, match="is in use by the process "):
             Folder(str(tmp_path)).begin()
-    with pytest.raises(InvalidInputError, match="is not of an audit"):
+    with pytest.raises(InvalidInputError, match="has no audit: name"):
         folder.check()
     folder.begin()
     folder.check()
     others = tmp_path / "others" / "_state"
     others.mkdir(parents=True)
     (others / "mine.txt").touch()
-    with pytest.raises(InvalidInputError, match="has things that are no audit"):
+    with pytest.raises(InvalidInputError, match="contains other files than an audit"):
         Folder(str(others.parent)).begin()
     assert [one.name for one in others.iterdir()] == ["mine.txt"], "nothing is written there"

@@ -296,10 +296,12 @@ def test_pending_messages_are_counted_by_target_and_hour(spark: SparkSession) ->
         ("q:orders", 7200, 1, 0),
     ]
     today = date(2026, 11, 21)
-    assert told(tables.ripe(parts, now=at(29)), "day") == []
-    found = told(tables.ripe(parts, now=at(30)), "day", "batch")
+    assert told(tables.newly_overdue(parts, now=at(29)), "day") == []
+    found = told(tables.newly_overdue(parts, now=at(30)), "day", "batch")
     assert found == [(today, 3)], "all of a slice are overdue, and four were"
-    assert told(tables.ripe(counted(30), now=at(3000)), "day") == [], "what is known to be overdue is not counted again"
+    assert told(tables.newly_overdue(counted(30), now=at(3000)), "day") == [], (
+        "what is known to be overdue is not counted again"
+    )
 
 
 def test_lateness_is_aggregated_by_minute_and_target(spark: SparkSession) -> None:

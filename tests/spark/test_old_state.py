@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 import bide
-from bide.cli.pipeline.replay_audit import OfAudit
+from bide.cli.pipeline.replay_audit import AuditReplay
 from bide.delay.protocol import DelayInfrastructure
 from bide.pipelines.audit import facts
 from bide.pipelines.audit.folder import Folder
 from bide.pipelines.audit.run import Sources, run
 from bide.pipelines.ledger import Ledger
-from bide.pipelines.replay.from_audit import Choices, failures, left_of, send
+from bide.pipelines.replay.from_audit import Choices, failures, remaining_of, send
 from bide.pipelines.replay.tap_reader import ReplayRun
 from bide.pipelines.schedule.plan import SchedulePlan
 from bide.pipelines.schedule.rows import messages
@@ -85,8 +85,8 @@ REPLAY: Final = "f123019c90690da158c81a31d63f6230"
 def test_digests_of_replays_are_unchanged() -> None:
     given: dict[str, Any] = {"url": "amqp://localhost", "folder": Folder("/audit"), "to": None, "parked": False,
                              "skip_missing": False, "ledger": None, "part_rows": 2_000}  # fmt: skip
-    usual = OfAudit(**given, where=None, limit=None, over=timedelta(0))
-    other = OfAudit(**given, where="endpoint = 'shop'", limit=10, over=timedelta(hours=2))
+    usual = AuditReplay(**given, where=None, limit=None, over=timedelta(0))
+    other = AuditReplay(**given, where="endpoint = 'shop'", limit=10, over=timedelta(hours=2))
     assert (usual.plan, other.plan) == (REPLAY, "fedd4f825d29b6290dd79ba430ab850e")
 
 
@@ -196,7 +196,7 @@ def test_a_replay_of_version_1_is_continued(
     assert left == ["m-3"], "what was chosen is not chosen again"
     ledger = choices.unfinished(REPLAY, "localhost:5672/")
     assert ledger is not None
-    (row,) = left_of(spark, ledger).collect()
+    (row,) = remaining_of(spark, ledger).collect()
     assert (row["message_id"], row["queue"], row["stream"], row["offset"], row["part"]) == (
         *("m-2", "orders", TAPS["delivered"], 2),
         1,
@@ -214,7 +214,7 @@ def test_a_replay_of_version_1_is_continued(
 @pytest.mark.slow
 def test_an_audit_of_version_2_is_continued(spark: SparkSession, streams: Streams, audit: Folder) -> None:
     """What was interrupted is done, and what streams have more is read."""
-    assert audit.noted() == 2
+    assert audit.noted_rows() == 2
     assert audit.unfinished_work()
     fill(streams, {TAPS["scheduled"]: 5, TAPS["delivered"]: 5, EVENTS: 5})
     facts_of = {row["message_id"]: row for row in audit.read(spark, "delivered", facts.SCHEMAS["delivered"]).collect()}

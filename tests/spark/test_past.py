@@ -71,7 +71,7 @@ def test_overdue_rows_are_refused_by_default(
         assert re.fullmatch(r"\d\d are due already, 10 of them for more than 5 min", already)
         assert told.err.startswith("bide: 10 of 40 rows were due more than 5 min before this write began, the first at")
         assert "usually seconds that were read as milliseconds" in told.err
-        assert "--past send (at once), --past drop" in told.err
+        assert "--past send (immediately), --past drop" in told.err
         assert told.err.count("\n") == 1
     assert not list(ledger.glob("part-*"))
     assert rest(clock_url, queue) == []
@@ -105,10 +105,10 @@ def test_overdue_rows_are_sent_dropped_or_rejected_and_counted(
     assert schedule(*where, "--past", past, *rejects) == 0
     again = capsys.readouterr().out
     assert "scheduled 0 messages" in again
-    assert "40 rows were done before" in again
+    assert "40 rows were finished by an earlier run" in again
     other = "send" if past == "drop" else "drop"
     assert schedule(*where, "--past", other, *rejects) == 2
-    assert f"was begun with --past {past}: repeat that to go on" in capsys.readouterr().err
+    assert f"was begun with --past {past}: repeat that option to continue" in capsys.readouterr().err
 
 
 def test_rows_that_became_due_do_not_stop_a_continued_run(
@@ -160,7 +160,7 @@ def frame_of(spark: SparkSession) -> DataFrame:
 def test_the_sink_refuses_overdue_rows_by_default(spark: SparkSession, clock_url: str, queue: str) -> None:
     with pytest.raises(PySparkException, match=r"rows of this partition were due more than 5 min before") as caught:
         writer(frame_of(spark), clock_url, queue=queue).save()
-    assert "Give the option past: send (at once), drop, or reject" in str(caught.value)
+    assert "Set the option past to send, drop, or reject" in str(caught.value)
     assert rest(clock_url, queue) == []
 
 
@@ -197,7 +197,7 @@ def test_the_sink_logs_the_number_of_overdue_rows(spark: SparkSession, caplog: p
 def test_contradictory_options_are_refused() -> None:
     for given, said in (
         ({"past": "later"}, "give one of send, drop, reject"),
-        ({"past": "reject"}, "name one by the option rejects"),
+        ({"past": "reject"}, "set the option rejects to one"),
         ({"deliver_at": "2026-01-01T00:00:00Z"}, "which is past"),
     ):
         with pytest.raises(InvalidOptionError, match=said):
@@ -207,7 +207,7 @@ def test_contradictory_options_are_refused() -> None:
 
 def test_the_option_past_requires_due_times(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert schedule(source, "--to", "orders", "--delay-column", "due", "--past", "send") == 2
-    assert "--past goes with --at-column" in capsys.readouterr().err
+    assert "--past needs --at-column" in capsys.readouterr().err
     assert schedule(source, "--to", "orders", "--at-column", "due", "--past", "reject") == 2
-    assert "--past reject goes with --rejects DIR" in capsys.readouterr().err
+    assert "--past reject needs --rejects DIR" in capsys.readouterr().err
     assert issubclass(InvalidOptionError, InvalidInputError)

@@ -245,12 +245,12 @@ def test_delays_can_be_intervals_milliseconds_or_due_times(spark: SparkSession) 
 @pytest.mark.parametrize(
     ("columns", "error", "said"),
     [
-        (Columns(at="when", delay="delay"), InvalidColumnError, "no column 'when': there are at, delay, n"),
-        (Columns(at="delay", delay="delay"), InvalidColumnError, "'delay' is int, which is no time"),
-        (Columns(at="at", delay="at"), InvalidColumnError, "'at' is string, which is no delay"),
-        (Columns(at="at", delay="delay", count="at"), InvalidColumnError, "'at' is string, which is no number"),
+        (Columns(at="when", delay="delay"), InvalidColumnError, "no column 'when': choose from at, delay, n"),
+        (Columns(at="delay", delay="delay"), InvalidColumnError, "'delay' is int, which is not a time"),
+        (Columns(at="at", delay="at"), InvalidColumnError, "'at' is string, which is not a delay"),
+        (Columns(at="at", delay="delay", count="at"), InvalidColumnError, "'at' is string, which is not a number"),
         (Columns(at="at", delay="delay", count="n"), InvalidRowError, "2 of 3 rows have no time"),
-        (Columns(at="at"), InvalidInputError, "the column with the delay, or the one with the due time"),
+        (Columns(at="at"), InvalidInputError, "name either the column of delays or the column of due times"),
     ],
 )
 def test_invalid_tables_are_refused(spark: SparkSession, columns: Columns, error: type[Exception], said: str) -> None:
@@ -262,9 +262,9 @@ def test_invalid_tables_are_refused(spark: SparkSession, columns: Columns, error
 def test_delays_longer_than_a_layout_allows_are_refused(spark: SparkSession) -> None:
     table = spark.sql("select current_timestamp() as at, 400000000000 as delay")
     workload = of_table(table, Columns(at="at", delay="delay"))
-    with pytest.raises(InvalidInputError, match=r"4629 days.* and nservicebus holds 3106 days"):
+    with pytest.raises(InvalidInputError, match=r"4629 days.* but nservicebus supports at most 3106 days"):
         Timeline(workload, CASCADE)
-    with pytest.raises(InvalidInputError, match="no multiple of the tick"):
+    with pytest.raises(InvalidInputError, match="not a multiple of the tick"):
         Timeline(workload, CLOCK, every=timedelta(seconds=90), tick=timedelta(minutes=1))
     with pytest.raises(InvalidInputError, match="no rows"):
         of_table(table.where("delay < 0"), Columns(at="at", delay="delay"))
@@ -311,19 +311,19 @@ def test_the_command_plans_flows_and_writes_tables(
     (tmp_path / "table.csv").touch()
     for wrong, said in (
         (["--rate", "5/s"], "--rate and --delay go together"),
-        ([], "name the workload"),
-        (["--rate", "5/fortnight", "--delay", "1s"], "'5/fortnight' cannot be read"),
+        ([], "give the workload"),
+        (["--rate", "5/fortnight", "--delay", "1s"], "the rate '5/fortnight' is invalid"),
         (["--flows", __file__], "cannot be read"),
         # Told before Spark is there, which would say that it has no such time zone.
-        ([*ANY, "--every", "90s", "--tick", "1m"], "spans of 0:01:30 are no multiple of the tick of 0:01:00"),
-        ([*ANY, "--tick", "0s"], "the tick of 0:00:00 is no whole number of milliseconds"),
-        ([*ANY, "--grain", "0.5ms"], "the grain of 0:00:00.000500 is no whole number of milliseconds"),
+        ([*ANY, "--every", "90s", "--tick", "1m"], "spans of 0:01:30 are not a multiple of the tick of 0:01:00"),
+        ([*ANY, "--tick", "0s"], "the tick of 0:00:00 is not a whole number of milliseconds"),
+        ([*ANY, "--grain", "0.5ms"], "the grain of 0:00:00.000500 is not a whole number of milliseconds"),
         ([*ANY, "--grain", "soon"], "--grain: the delay 'soon' cannot be read"),
-        ([*ANY, "--delay", "3150d"], "3150 days, 0:00:00, and nservicebus holds 3106 days"),
-        ([*ANY, "--out", str(flows)], f"{flows} is no folder that can be written to"),
+        ([*ANY, "--delay", "3150d"], "3150 days, 0:00:00, but nservicebus supports at most 3106 days"),
+        ([*ANY, "--out", str(flows)], f"{flows} is not a writable folder"),
         ([*table, "--delay-column", "x", "--read-option", "sep"], "--read-option 'sep' is not of the form KEY=VALUE"),
-        (table, "by --delay-column, or by --due-column, and not by both"),
-        ([*table, "--delay-column", "x", "--due-column", "y"], "by --delay-column, or by --due-column, and not by"),
+        (table, "either --delay-column or --due-column"),
+        ([*table, "--delay-column", "x", "--due-column", "y"], "either --delay-column or --due-column"),
     ):
         assert run(["pipeline", "plan", *wrong]) == 2
         told = capsys.readouterr().err

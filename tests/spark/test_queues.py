@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel as Channel
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 
 import bide.spark
-from bide.errors import BrokerError, DeliveryLostError, InvalidInputError, TargetNotFoundError
+from bide.errors import BrokerError, DelayQueueError, DeliveryLostError, InvalidInputError, TargetNotFoundError
+from bide.topology import Argument
 from tests.patience import PATIENCE
 from tests.spark.killing import QUICK_JAVA
 from tests.support import Vhost
@@ -97,7 +98,7 @@ def test_invalid_reads_of_a_queue_are_refused(spark: SparkSession, vhost_url: st
     with pytest.raises(Exception, match="there is no queue 'q' on the virtual host") as caught:
         peek(spark, vhost_url).collect()
     assert "--queue" not in str(caught.value), "which is no option of Spark's"
-    with pytest.raises(Exception, match="no offsets to go back to"):
+    with pytest.raises(Exception, match="cannot read a queue, which has no offsets"):
         (
             spark.readStream.format("rabbitmq")
             .options(url=vhost_url, queue="q")
@@ -264,6 +265,7 @@ bide.spark.drain(spark, "q", write=write, url=url)
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_driver_killed_before_its_acks_duplicates_but_loses_nothing(
     spark: SparkSession, vhost_url: str, channel: Channel, tmp_path: Path
@@ -281,3 +283,28 @@ def test_a_driver_killed_before_its_acks_duplicates_but_loses_nothing(
     rows = spark.read.parquet(files).collect()
     assert sorted(row.value for row in rows) == [b"0", b"0", b"1", b"1", b"2", b"2"]
     assert len({row.id for row in rows}) == 3
+
+
+@pytest.mark.parametrize("management", [True, False], ids=["management", "amqp"])
+def test_neither_a_look_nor_a_drain_hastens_what_waits(
+    spark: SparkSession, vhost: Vhost, channel: Channel, management: bool
+) -> None:
+    """Of a level by its name, and of one under another name by its arguments or the keys of its messages."""
+    url = vhost.broker.management_url if management else "http://127.0.0.1:1"
+    level: dict[str, Argument] = {"x-message-ttl": 3_600_000, "x-dead-letter-exchange": "bide.v1.c"}
+    binding = bide.Binding("bide.v1.m", "mine", "~m9")
+    mine = bide.Topology(queues=[bide.Queue.quorum("mine", level)], bindings=[binding])
+    with bide.connect_sync(vhost.url) as client:
+        client.declare(bide.Clock().core_topology() | mine)
+        client.publish(b"x", to="q", delay="20m")
+        client.publish(b"y", to="q", delay="9m")
+    written: list[DataFrame] = []
+    for queue in ("bide.v1.m20", "mine"):
+        with pytest.raises(DelayQueueError, match="messages wait there until they are due"):
+            bide.spark.drain(spark, queue, write=written.append, url=vhost.url, management_url=url)
+        with pytest.raises(PySparkException, match="messages wait there until they are due"):
+            spark.read.format("rabbitmq").options(url=vhost.url, queue=queue).load().collect()
+    assert not written
+    assert holds(channel, 0)
+    for name in ("bide.v1.m20", "mine"):
+        assert channel.queue_declare(name, passive=True).method.message_count == 1

@@ -223,7 +223,7 @@ def test_messages_that_cannot_be_sent_stay_in_the_queue(clock_url: str, capsys: 
     assert replay(clock_url, error, "--dry-run", "--over", "1s") == 1
     dry = capsys.readouterr().out
     assert f"3 to {gone}  (does not exist)" in dry
-    assert "1 without the queue that they failed on" in dry
+    assert "1 without the queue on which they failed" in dry
     for over in ((), ("--over", "1s")):
         assert replay(clock_url, error, "--json", *over) == 1
         told = capsys.readouterr()
@@ -231,7 +231,7 @@ def test_messages_that_cannot_be_sent_stay_in_the_queue(clock_url: str, capsys: 
         assert done["sent"] == (0 if over else 2)
         assert sorted(done["kept"].values()) == [1, 3]
         assert f"3 messages stay in {error}: the queue '{gone}' does not exist" in told.err
-        assert f"1 message stays in {error}: nothing on it tells where it failed" in told.err
+        assert f"1 message stays in {error}: its headers do not say which queue it failed on" in told.err
         assert {one.message_id for one in parked(clock_url, error)} == {"g0", "g1", "g2", "stranger"}
     assert replay(clock_url, error, "--to", orders) == 0
     capsys.readouterr()

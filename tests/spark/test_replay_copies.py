@@ -10,7 +10,7 @@ import pytest
 
 from bide.pipelines.audit import facts
 from bide.pipelines.audit.folder import Folder
-from bide.pipelines.replay.from_audit import failures, located
+from bide.pipelines.replay.from_audit import failures, locate
 from tests.spark.test_audit_tables import at, digits, happened, ms, native, tapped
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def taken(
     told = facts.events(tapped(spark, *ends))
     folder.append(facts.failed(told), "failed", 0)
     folder.append(facts.processed(told), "processed", 0)
-    found = located(failures(spark, folder), folder).collect()
+    found = locate(failures(spark, folder), folder).collect()
     return {row["message_id"]: row["stream"] for row in found}
 
 

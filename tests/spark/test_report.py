@@ -111,17 +111,17 @@ def test_each_target_has_its_counts(figures: Figures, rows: list[dict[str, Any]]
 
 
 def test_the_skyline_counts_pending_messages_by_target_and_hour(figures: Figures, rows: list[dict[str, Any]]) -> None:
-    skyline, head = figures.skyline, figures.headline
-    assert skyline is not None
+    pending, head = figures.pending, figures.headline
+    assert pending is not None
     assert head is not None
-    assert sum(one.pending for one in skyline.buildings) == head.pending
-    assert sum(one.pending_overdue for one in skyline.buildings) == head.overdue
-    assert (skyline.others, skyline.earlier, skyline.later) == (0, 0, 0)
-    for one in skyline.buildings:
+    assert sum(one.pending for one in pending.targets) == head.pending
+    assert sum(one.pending_overdue for one in pending.targets) == head.overdue
+    assert (pending.others, pending.earlier, pending.later) == (0, 0, 0)
+    for one in pending.targets:
         waiting = [row["due"] for row in rows if row["target"] == one.name and not row["delivered"]]
         for number, count in enumerate(one.counts):
-            begin = skyline.first + skyline.width * number
-            assert count == sum(begin <= due < begin + skyline.width for due in waiting)
+            begin = pending.first + pending.width * number
+            assert count == sum(begin <= due < begin + pending.width for due in waiting)
 
 
 def test_failures_are_counted_by_group(figures: Figures, folder: Path) -> None:
@@ -223,13 +223,13 @@ def test_a_message_due_in_years_does_not_widen_the_spans(spark: SparkSession, tm
     rows = [message(0, target=to, scheduled=FIRST, due=LAST + (due - FIRST), late=1e12) for to, due in soon]
     rows.append(message(1, target="q:0", scheduled=FIRST, due=LAST + timedelta(days=3000), late=1e12))
     write(tmp_path, "pending", pending_of(rows))
-    skyline = collecting.collect(spark, str(tmp_path)).skyline
-    assert skyline is not None
-    assert skyline.width == HOUR
-    assert (skyline.earlier, skyline.later) == (0, 1)
-    assert skyline.others == 3
-    assert [one.pending for one in skyline.buildings] == [224, 223, 222, 222, 222, 222, 666]
-    assert sum(sum(one.counts) for one in skyline.buildings) == 2000
+    pending = collecting.collect(spark, str(tmp_path)).pending
+    assert pending is not None
+    assert pending.width == HOUR
+    assert (pending.earlier, pending.later) == (0, 1)
+    assert pending.others == 3
+    assert [one.pending for one in pending.targets] == [224, 223, 222, 222, 222, 222, 666]
+    assert sum(sum(one.counts) for one in pending.targets) == 2000
 
 
 def test_partitions_and_other_columns_are_read(spark: SparkSession, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_partitions_and_other_columns_are_read(spark: SparkSession, tmp_path: Pa
 def test_folders_without_tables_of_an_audit_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="there is no folder"):
         collecting.collect(spark, str(tmp_path / "none"))
-    with pytest.raises(InvalidInputError, match="has no table of the audit"):
+    with pytest.raises(InvalidInputError, match="has no table of an audit"):
         collecting.collect(spark, str(tmp_path))
     with pytest.raises(InvalidInputError, match="cannot be read"):
         collecting.collect(spark, "ftpx://somewhere/else")
@@ -352,11 +352,11 @@ def test_texts_of_messages_are_escaped(spark: SparkSession, tmp_path: Path) -> N
         # Told before Spark is there, which would say that it has no such time zone.
         (["none", *NO_ZONE], BAD_USAGE, "there is no folder none"),
         (["file:///none/of/these", *NO_ZONE], BAD_USAGE, "there is no folder file:///none/of/these"),
-        ([".", *NO_ZONE], BAD_USAGE, "the folder . has no table of the audit"),
+        ([".", *NO_ZONE], BAD_USAGE, "the folder . has no table of an audit"),
         (["x" * 300, *NO_ZONE], BAD_USAGE, "cannot be read: "),
         ([".", "--out", "nowhere/report.html"], BAD_USAGE, "nowhere/report.html cannot be written"),
         ([".", "--lost-after", "soon"], BAD_USAGE, "'soon'"),
-        ([".", "--svg", "p.jpg"], BAD_USAGE, "the picture is an SVG, and p.jpg is named as something else"),
+        ([".", "--svg", "p.jpg"], BAD_USAGE, "the picture is an SVG, but its name p.jpg does not end in .svg"),
         (["broken"], FAILED, "Spark: "),
     ],
 )

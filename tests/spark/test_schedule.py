@@ -147,9 +147,9 @@ def test_delays_can_be_text_numbers_or_intervals(spark: SparkSession, kind: str,
 def test_exactly_one_of_due_times_and_delays_is_required(spark: SparkSession) -> None:
     rows = spark.sql("select 'x' as body, current_timestamp() as due, true as wait")
     for names in ({"at_column": None}, {"delay_column": "wait"}):
-        with pytest.raises(InvalidInputError, match="the column of due times or that of delays, and not both"):
+        with pytest.raises(InvalidInputError, match="name either the column of due times or the column of delays"):
             messages(rows, plan_for("amqp://localhost", "orders", **names))
-    with pytest.raises(InvalidColumnError, match="'wait' is boolean, which is no delay: it has to be interval day to"):
+    with pytest.raises(InvalidColumnError, match="is boolean, which is not a delay: convert it to interval day to"):
         messages(rows, plan_for("amqp://localhost", "orders", at_column=None, delay_column="wait"))
     usual, other = (plan_for("amqp://localhost", "q", at_column=at, delay_column=delay)
                     for at, delay in (("t", None), (None, "t")))  # fmt: skip
@@ -159,18 +159,18 @@ def test_exactly_one_of_due_times_and_delays_is_required(spark: SparkSession) ->
 def test_bad_columns_and_duplicate_ids_are_refused(spark: SparkSession) -> None:
     rows = spark.sql("select 'x' as body, 'k' as id, 5 as due union all select 'y', 'k', 6")
     for values, said in (
-        ({"at_column": "when"}, "no column 'when': there are body, id, due"),
-        ({}, "'due' is int, which is no time"),
-        ({"at_column": "body", "body_column": "due"}, "'due' is int, which is no body"),
+        ({"at_column": "when"}, "no column 'when': choose from body, id, due"),
+        ({}, "'due' is int, which is not a time"),
+        ({"at_column": "body", "body_column": "due"}, "'due' is int, but a body is a string or binary"),
     ):
         with pytest.raises(InvalidColumnError, match=said):
             messages(rows, plan_for("amqp://localhost", "orders", **values))
     timed = rows.selectExpr("body", "id", "current_timestamp() as due")
-    with pytest.raises(InvalidRowError, match=r"column 'id' are no message ids, each being there once: k \(2 times\)"):
+    with pytest.raises(InvalidRowError, match=r"'id' has values that are not unique, valid message ids: k \(2 times\)"):
         survey(timed, plan_for("amqp://localhost", "orders", id_column="id"), now=NOW)
     for value, said in (("''", "an empty text"), ("cast(null as string)", "null")):
         one = timed.where("body = 'x'").selectExpr("body", "due", f"{value} as id")
-        with pytest.raises(InvalidRowError, match=rf"each being there once: {said} \(1 times\)"):
+        with pytest.raises(InvalidRowError, match=rf"not unique, valid message ids: {said} \(1 times\)"):
             survey(one, plan_for("amqp://localhost", "orders", id_column="id"), now=NOW)
 
 
@@ -214,8 +214,12 @@ def test_a_ledger_refuses_another_plan_broker_or_rows(spark: SparkSession, tmp_p
     for other, of_rows, said in (
         (plan_for("amqp://localhost:1/a", "others"), rows, "with other settings of target, columns, name or delay"),
         (with_clock(plan, prefix="others"), rows, "with other settings of target, columns, name or delay infrastruc"),
-        (with_clock(plan, max_delay=timedelta(hours=1)), rows, "name or delay infrastructure: repeat those to go on"),
-        (plan_for("amqp://localhost:1/b", "orders"), rows, "was begun for the broker localhost:1/a, and this is"),
+        (
+            with_clock(plan, max_delay=timedelta(hours=1)),
+            rows,
+            "delay infrastructure: repeat those to continue",
+        ),
+        (plan_for("amqp://localhost:1/b", "orders"), rows, "was begun for the broker localhost:1/a, but this run"),
         (plan, rows.limit(9), r"\(10 rows then, 9 now, or other values\)"),
         (plan, rows.selectExpr("order_id", "shop + 1 as shop", "due"), r"\(10 rows then, 10 now, or other values\)"),
     ):
@@ -254,7 +258,7 @@ def test_the_command_sends_every_row(
     assert schedule(csv, *where, "--json") == 0
     assert json.loads(capsys.readouterr().out)["sent"] == 10
     assert schedule(csv, *where) == 0
-    assert "10 rows were done before, by an earlier run" in capsys.readouterr().out
+    assert "10 rows were finished by an earlier run" in capsys.readouterr().out
     found = drain(clock_url, queue, 10)
     assert sorted(json.loads(one.body)["order_id"] for one in found) == [f"o-{n}" for n in range(10)]
     assert all(one.lateness is not None and one.lateness >= timedelta(0) for one in found)
@@ -270,7 +274,7 @@ def test_the_command_reads_a_delay_column(
     source.write_text("order_id,wait\n" + "".join(f"o-{n},{wait}\n" for n, wait in enumerate(("2s", "2500ms", "x"))))
     where = ("--url", clock_url, "--to", queue, "--delay-column", "wait", "--ledger", tmp_path / "ledger", "--json")
     assert schedule(source, *where) == 2
-    assert "1 of 3 rows cannot be sent (1 with no delay, or one that cannot be read)" in capsys.readouterr().err
+    assert "1 of 3 rows cannot be sent (1 with a missing or invalid delay)" in capsys.readouterr().err
     began = datetime.now(UTC)
     assert schedule(source, *where, "--rejects", tmp_path / "rejects") == 0
     told = json.loads(capsys.readouterr().out)
@@ -375,14 +379,14 @@ def test_invalid_command_lines_are_refused(
     where = ("--url", clock_url, "--at-column", "due", "--ledger", tmp_path / "ledger")
     assert schedule(csv, "--to", queue, *where, "--delay-column", "due") == 2
     assert schedule(csv, "--to", queue) == 2
-    assert capsys.readouterr().err.count("by --at-column, or by --delay-column, and not by both") == 2
+    assert capsys.readouterr().err.count("either --at-column or --delay-column") == 2
     for arguments, code, said in (
-        ((csv, "--to", queue), 2, "1 of 11 rows cannot be sent (1 with no due time, or one that cannot be read)"),
+        ((csv, "--to", queue), 2, "1 of 11 rows cannot be sent (1 with a missing or invalid due time)"),
         ((csv, "--to", f"{queue}-x", "--rejects", tmp_path / "r"), 1, f"the queue '{queue}-x' does not exist"),
         ((tmp_path / "none.csv", "--to", queue), 2, "none.csv does not exist: name a file or a folder of csv files"),
         ((tmp_path / "none*.csv", "--to", queue), 1, "Path does not exist"),
-        ((tmp_path / "none.xyz", "--to", queue), 2, "does not tell a format"),
-        ((csv,), 2, "name where the messages go"),
+        ((tmp_path / "none.xyz", "--to", queue), 2, "does not have the suffix of a known format"),
+        ((csv,), 2, "give the target of the messages"),
     ):
         assert schedule(*arguments, *where) == code
         assert said in capsys.readouterr().err
@@ -403,13 +407,13 @@ def test_invalid_command_lines_are_refused(
     assert schedule(past, "--to", full, *where, "--part-rows", 100, "--past", "send") == 1
     said = capsys.readouterr().err
     assert said.startswith(
-        "bide: of the last 10 messages 9 were not taken (1 confirmed, 9 refused): row 1, message id "
+        "bide: of the last 10 messages 9 were not confirmed (1 confirmed, 9 refused): row 1, message id "
     )
     assert said.count("\n") == 1
 
     assert schedule(csv, "--to", queue, *where, "--rejects", tmp_path / "rejects", "--name", "2", "--ledger",
                     tmp_path / "ledger-2") == 0  # fmt: skip
-    assert "1 rows were not taken: they are in" in capsys.readouterr().out
+    assert "1 rows were rejected: they are in" in capsys.readouterr().out
     assert len(drain(clock_url, queue, 10)) == 10
 
 

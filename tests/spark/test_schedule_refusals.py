@@ -37,7 +37,7 @@ def test_a_ledger_started_by_another_run_is_refused(spark: SparkSession, tmp_pat
     ours, theirs = (head_for(ledger, plan, survey(one, plan, now=NOW)) for one in (rows, others))
     ledger.begin(theirs)
     ledger.add(Part(part=0, sent=10, rejected=0))
-    with pytest.raises(InvalidInputError, match=r"another run has begun the ledger .* meanwhile: the same command"):
+    with pytest.raises(InvalidInputError, match=r"another run has begun the ledger .* in the meantime: run the same"):
         send(rows, plan, ledger, ours)
     assert send(others, plan, ledger, theirs).collect() == [], "all of it is done"
 
@@ -52,7 +52,7 @@ def test_a_ledger_started_by_another_run_is_refused(spark: SparkSession, tmp_pat
 )
 def test_invalid_message_ids_are_refused(spark: SparkSession, column: str, said: str) -> None:
     rows = spark.sql(f"select 'a' as id, now() as due union all select {column}, now()")
-    with pytest.raises(InvalidRowError, match=f"each being there once: {said}$"):
+    with pytest.raises(InvalidRowError, match=f"not unique, valid message ids: {said}$"):
         survey(rows, plan_for(NOBODY, "orders", id_column="id"), now=NOW)
 
 
@@ -65,7 +65,7 @@ def test_message_ids_of_255_bytes_are_accepted(spark: SparkSession) -> None:
 def test_binary_columns_are_refused_as_message_ids_and_headers(spark: SparkSession) -> None:
     rows = spark.sql("select x'01' as code, now() as due")
     for values in ({"id_column": "code"}, {"header_columns": ("code",)}):
-        with pytest.raises(InvalidColumnError, match="the column 'code' is binary, which is no text: make text of it"):
+        with pytest.raises(InvalidColumnError, match="'code' is binary, which is not text: convert it to text"):
             messages(rows, plan_for(NOBODY, "orders", **values))
 
 
@@ -94,7 +94,7 @@ def test_headers_that_are_not_utf_8_are_refused(
     told = json.loads(capsys.readouterr().out)
     assert (told["sent"], told["rejected"], told["bad_headers"]) == (2, 1, 1)
     (rejected,) = spark.read.parquet(str(tmp_path / "rejects")).collect()
-    assert rejected["reject_reason"] == "the column headers holds what cannot be sent: text that is not UTF-8"
+    assert rejected["reject_reason"] == "the column headers holds a value that cannot be sent: text that is not UTF-8"
     found = drain(clock_url, queue, 2)
     assert sorted(json.loads(one.body)["note"] for one in found) == ["caf\ufffd", "x"]
     assert [one.headers["city"] for one in found] == ["é", "é"]
@@ -106,7 +106,9 @@ def test_a_failed_task_is_not_bad_usage(spark: SparkSession, broken: DataFrame, 
     plan = replace(plan_for(clock_url, new_queue(clock_url)), header_columns=("city",))
     plan = replace(plan, settings=replace(plan.settings, past="send"))
     found = survey(broken.where("id <> 1"), plan, now=NOW)
-    with pytest.raises(BideError, match="the column headers holds what cannot be sent: text that is no") as caught:
+    with pytest.raises(
+        BideError, match="the column headers holds a value that cannot be sent: text that is no"
+    ) as caught:
         _send(broken, plan, found, Ledger(str(tmp_path / "ledger")), NOW, part_rows=10, as_json=True)
     assert not isinstance(caught.value, InvalidInputError)
 

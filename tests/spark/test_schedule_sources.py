@@ -81,7 +81,7 @@ def test_json_lines_keep_numbers_and_nesting_in_the_body(
     where = ("--url", clock_url, "--to", queue, "--at-column", "due", "--body-columns", "order_id,total,lines",
              "--ledger", tmp_path / "ledger", "--past", "send", "--json")  # fmt: skip
     assert schedule(source, *where) == 2
-    assert "1 of 3 rows cannot be sent (1 with no due time, or one that cannot be read)" in capsys.readouterr().err
+    assert "1 of 3 rows cannot be sent (1 with a missing or invalid due time)" in capsys.readouterr().err
     assert schedule(source, *where, "--rejects", tmp_path / "rejects") == 0
     found = read(capsys)
     assert (found["sent"], found["rejected"]) == (2, 1)

@@ -38,7 +38,7 @@ def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
     )
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == (
-        "bide: Spark needs a Java 17 or later, and there is none: install one, or set JAVA_HOME to the folder of one\n"
+        "bide: Spark needs Java 17 or later, but found none: install it, or set JAVA_HOME to its folder\n"
     )
 
 
@@ -95,7 +95,7 @@ def test_a_killed_java_is_reported_in_one_line(tmp_path: Path) -> None:
             os.killpg(process.pid, signal.SIGKILL)
     assert (process.returncode, said[0]) == (1, "")
     assert said[1] == (
-        "bide: Spark's Java process has ended: it was killed, or had not enough memory; give it more, such as by "
+        "bide: Spark's Java process has ended: it was killed, or ran out of memory. Give it more memory, such as with "
         "--spark-conf spark.driver.memory=4g\n"
     )
 

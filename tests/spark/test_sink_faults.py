@@ -117,6 +117,7 @@ def test_a_killed_python_worker_of_a_stream_loses_nothing(
     assert_at_least_once_with_equal_ids(clock_url, queue, sent_before)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_jvm_of_a_stream_loses_nothing(
     spark: SparkSession, clock_url: str, queue: str, counted: Counter, source: Path, tmp_path: Path

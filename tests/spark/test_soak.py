@@ -15,6 +15,7 @@ from tests.spark.killing import wait_until
 from tests.support import Rabbitmq
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_killed_soak_is_continued(rabbitmq: Rabbitmq, tmp_path: Path) -> None:

@@ -155,5 +155,5 @@ def test_with_pyspark_before_4_2_a_new_query_has_to_name_all_streams(streams: St
     streams.declare_super("super", 0, 1)
     with reading(streams, superStream="super", startingOffsets='{"super-0": 2}') as reader:
         reader.latestOffset()
-        with pytest.raises(InvalidOptionError, match="gives positions of super-0, and the super stream consists of"):
+        with pytest.raises(InvalidOptionError, match="gives positions of super-0, but the super stream consists of"):
             reader.initialOffset()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.errors import UndecodableMessageError
-from bide.streams.amqp10 import MOST_VALUES, Symbol, decode, identity, lookup, sections
+from bide.streams.amqp10 import MAX_VALUES, Symbol, decode, identity, lookup, sections
 
 # What RabbitMQ 3.10.8 and 4.3.6 stored of the same message, published over AMQP 0-9-1.
 FROM_3_10 = (
@@ -239,7 +239,7 @@ def test_arrays_within_an_array_do_not_take_more_than_their_bytes(size: int) -> 
 
 
 def test_more_than_a_million_empty_lists_are_refused() -> None:
-    data = b"\xd0" + struct.pack(">II", MOST_VALUES + 5, MOST_VALUES + 1) + b"\x45" * (MOST_VALUES + 1)
+    data = b"\xd0" + struct.pack(">II", MAX_VALUES + 5, MAX_VALUES + 1) + b"\x45" * (MAX_VALUES + 1)
     with pytest.raises(UndecodableMessageError, match="more than 1,048,576 values"):
         decode(data)
 

@@ -113,7 +113,7 @@ def test_epmd_is_found_in_the_folder_of_erlang(tmp_path: Path, bare_machine: Pat
 
 
 def test_no_server_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(BrokerNotFoundError, match=r"has no sbin/rabbitmq-server: name the folder of an unpacked"):
+    with pytest.raises(BrokerNotFoundError, match=r"has no sbin/rabbitmq-server: give the folder of an unpacked"):
         find_installation(home=tmp_path)
 
 
@@ -134,7 +134,7 @@ def test_a_release_below_the_minimum_is_refused(tmp_path: Path) -> None:
 def test_an_incomplete_installation_is_an_error(tmp_path: Path) -> None:
     home = make_home(tmp_path / "half", "4.0.0")
     (home / "plugins" / "rabbit-4.0.0").rmdir()
-    with pytest.raises(LocalBrokerError, match="is not a whole RabbitMQ"):
+    with pytest.raises(LocalBrokerError, match="is not a complete RabbitMQ"):
         find_installation(home=home)
 
 

@@ -177,7 +177,7 @@ def test_max_delay_and_resolution_out_of_range_are_refused(settings: dict[str, A
 
 @pytest.mark.parametrize(
     ("prefix", "message"),
-    [("", "empty"), ("amq.x", "which RabbitMQ keeps"), ("p" * 101, "the limit is 100"), ("\ud800", "UTF-8")],
+    [("", "empty"), ("amq.x", "reserved by RabbitMQ"), ("p" * 101, "the limit is 100"), ("\ud800", "UTF-8")],
 )
 def test_invalid_prefixes_are_refused(prefix: str, message: str) -> None:
     with pytest.raises(InvalidNameError, match=message):

@@ -153,8 +153,8 @@ def test_values_are_encoded_byte_by_byte_as_expected(value: Any, encoded: bytes)
     ("value", "message"),
     [
         (INT64, "'name' is 9223372036854775808, which takes more than 64 bits: send it as text"),
-        (math.nan, "'name' is nan, which RabbitMQ does not take: send it as text"),
-        ([{"inner": -math.inf}], "'inner' is -inf, which RabbitMQ does not take: send it as text"),
+        (math.nan, "'name' is nan, which RabbitMQ does not accept: send it as text"),
+        ([{"inner": -math.inf}], "'inner' is -inf, which RabbitMQ does not accept: send it as text"),
         (-INT64 - 1, "more than 64 bits"),
         (object(), "'name' is of type object, which AMQP cannot carry"),
         ({1}, "of type set"),
@@ -169,7 +169,7 @@ def test_values_are_encoded_byte_by_byte_as_expected(value: Any, encoded: bytes)
         ("\ud800", "UTF-8 cannot carry"),
         ({"\ud800": 1}, "UTF-8 cannot carry"),
         ({"n" * 256: 1}, "takes 256 bytes, the limit is 255"),
-        ({5: 1}, "5 is of type int, where AMQP wants text"),
+        ({5: 1}, "5 is of type int, where AMQP requires text"),
         ([[{"deep": object()}]], "'deep' is of type object"),
     ],
 )
@@ -234,8 +234,8 @@ def test_properties_that_are_none_are_left_out(given_values: dict[str, Any]) -> 
         ("timestamp", "now", "'timestamp' is 'now'"),
         ("timestamp", datetime(1960, 1, 1, tzinfo=UTC), "1970"),
         ("message_id", "m" * 256, "takes 256 bytes, the limit is 255"),
-        ("message_id", 5, "5 is of type int, where AMQP wants text"),
-        ("app_id", b"app", "of type bytes, where AMQP wants text"),
+        ("message_id", 5, "5 is of type int, where AMQP requires text"),
+        ("app_id", b"app", "of type bytes, where AMQP requires text"),
         ("headers", {"a": object()}, "'a' is of type object"),
     ],
 )
@@ -379,7 +379,7 @@ def test_deeply_nested_headers_are_decoded_and_encoded_again(kind: bytes) -> Non
 def test_headers_that_contain_themselves_are_refused(kind: str) -> None:
     table: dict[str, Any] = {}
     table["itself"] = table if kind == "table" else [table]
-    with pytest.raises(InvalidInputError, match="nested without end"):
+    with pytest.raises(InvalidInputError, match="nested too deeply"):
         codec.properties({"headers": table})
 
 

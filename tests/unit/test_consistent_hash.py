@@ -68,5 +68,5 @@ def test_the_exchange_hashes_the_header_of_its_hash_header_argument() -> None:
     assert found == ("queue", f"q{bucket('a', 3)}")
     (found,) = table.matches(RoutedMessage(("key",), {}))
     assert found == ("queue", f"q{bucket(None, 3)}")
-    with pytest.raises(UnsupportedTargetError, match="which is 7, and only text"):
+    with pytest.raises(UnsupportedTargetError, match="which is 7, but the model supports only text"):
         table.matches(RoutedMessage(("key",), {"h": 7}))

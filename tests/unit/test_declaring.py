@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from bide.admin.declaring import is_passing
+from bide.admin.declaring import is_temporary
 from bide.amqp import reply_codes
 from bide.errors import BrokerUnreachableError, ClosedError, TlsError
 
@@ -26,7 +26,7 @@ NODE = "on node 'bide@localhost'"
     ],
 )
 def test_an_internal_error_of_a_busy_broker_is_retried(text: str) -> None:
-    assert is_passing(reply_codes.connection_error(541, text))
+    assert is_temporary(reply_codes.connection_error(541, text))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_an_internal_error_of_a_busy_broker_is_retried(text: str) -> None:
     ],
 )
 def test_a_permanent_internal_error_is_not_retried(text: str) -> None:
-    assert not is_passing(reply_codes.connection_error(541, text))
+    assert not is_temporary(reply_codes.connection_error(541, text))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_permanent_internal_error_is_not_retried(text: str) -> None:
     ],
 )
 def test_a_declaration_of_an_unavailable_queue_is_retried(text: str) -> None:
-    assert is_passing(reply_codes.channel_error(404, text))
+    assert is_temporary(reply_codes.channel_error(404, text))
 
 
 @pytest.mark.parametrize(
@@ -67,15 +67,15 @@ def test_a_declaration_of_an_unavailable_queue_is_retried(text: str) -> None:
     ],
 )
 def test_a_permanent_refusal_is_not_retried(code: int, text: str) -> None:
-    assert not is_passing(reply_codes.channel_error(code, text))
+    assert not is_temporary(reply_codes.channel_error(code, text))
 
 
 def test_an_untrusted_certificate_is_not_retried() -> None:
-    error = TlsError("the certificate is not to be trusted")
+    error = TlsError("the certificate is not trusted")
     error.__cause__ = ssl.SSLCertVerificationError()
-    assert not is_passing(error)
-    assert is_passing(BrokerUnreachableError("no broker answers"))
+    assert not is_temporary(error)
+    assert is_temporary(BrokerUnreachableError("no broker answers"))
 
 
 def test_a_closed_connection_is_not_retried() -> None:
-    assert not is_passing(ClosedError("the connection was closed"))
+    assert not is_temporary(ClosedError("the connection was closed"))

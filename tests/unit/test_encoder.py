@@ -125,7 +125,7 @@ def test_messages_of_a_known_kind_are_encoded_to_the_same_bytes(
         if outgoing_message.message_id is None:
             slow = _with_id(outgoing_message, quick.message_id).starting(NOW)
         assert quick == slow
-        assert quick.kind is not None
+        assert quick.template is not None
         expected, found = (_encoded(encoder, message, outgoing_message) for message in (slow, quick))
         assert found == expected
 
@@ -205,7 +205,7 @@ def test_at_most_10_000_kinds_are_cached() -> None:
     check = MessageChecker()
     for number in range(25_000):
         check.check(OutgoingMessage(b"", to=f"q{number}"))
-    assert len(check._kinds) <= 10_000
+    assert len(check._templates) <= 10_000
     encoder = Encoder(CLOCKS[0], frame_max=FRAME_MAX)
     for number in range(25_000):
         encoder.encode(check.check(OutgoingMessage(b"", to=f"q{number}")), NOW, channel=1, mandatory=True)
@@ -237,7 +237,7 @@ def test_a_message_is_not_encoded_before_its_digits_are_ready(routing_key: str, 
     encoder = Encoder(clock, frame_max=FRAME_MAX, ready=ready)
     outgoing_message = OutgoingMessage(b"x", exchange="shop", routing_key=routing_key, delay="1h1s", message_id="m")
     checked = MessageChecker().check(outgoing_message).starting(NOW)
-    message = checked if alike else replace(checked, kind=None)
+    message = checked if alike else replace(checked, template=None)
     assert message.due is not None
     digits = clock.route(message.due - NOW, message.target, message_id="m").digits
     for digit in digits:

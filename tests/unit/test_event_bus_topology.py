@@ -58,8 +58,8 @@ def test_each_key_is_routed_to_its_queue() -> None:
 
 
 REASON = (
-    "queue 'orders.retry': its x-message-ttl sends what 'orders' rejected back for ever, and no worker counts: "
-    "take the TTL away, and let its consumer send messages over 'orders.delay'"
+    "queue 'orders.retry': its x-message-ttl makes the broker retry messages of 'orders' forever, uncounted: "
+    "remove the TTL, and let the consumer of 'orders.retry' send messages to 'orders.delay'"
 )
 
 
@@ -104,7 +104,7 @@ def test_a_ttl_on_the_retry_queue_is_refused_under_any_names() -> None:
         [Binding("bus", "work", "work"), Binding("again", "failed", "failed"), Binding("bus", "later", "later")],
     )
     (problem,) = problems(topology)
-    assert problem.startswith("queue 'failed': its x-message-ttl sends what 'work' rejected back for ever")
+    assert problem.startswith("queue 'failed': its x-message-ttl makes the broker retry messages of 'work' forever")
 
 
 def to(key: str, exchange: str = "", **more: Any) -> dict[str, Any]:

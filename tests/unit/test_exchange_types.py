@@ -205,7 +205,7 @@ def test_bcc_is_not_a_header_for_a_headers_exchange() -> None:
 def test_other_types_are_refused_by_name(exchange_type: str) -> None:
     model = keyed(exchange_type, "1")
 
-    with pytest.raises(UnsupportedTargetError, match=f"'x' is of type '{exchange_type}'.*use a direct"):
+    with pytest.raises(UnsupportedTargetError, match=f"'x' has the type '{exchange_type}'.*use a direct"):
         model.route("x", "k")
 
 

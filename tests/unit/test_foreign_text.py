@@ -134,6 +134,26 @@ def test_sending_a_password_in_the_clear_is_logged_once(
     assert "hidden" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("base", "peer", "own", "warns"),
+    [
+        ("http://h:15672", "10.0.0.1", "10.0.0.2", True),
+        ("http://h:15672", "fe80::1%eth0", "fe80::2%eth0", True),
+        ("http://h:15672", "10.0.0.1", "10.0.0.1", False),
+        ("http://h:15672", "127.0.0.1", "127.0.0.1", False),
+        ("http://h:15672", "::1", "::1", False),
+        ("https://h:15671", "10.0.0.1", "10.0.0.2", False),
+    ],
+)
+def test_a_password_for_a_management_api_that_others_can_read_is_not_sent_silently(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, base: str, peer: str, own: str, *, warns: bool
+) -> None:
+    monkeypatch.setattr(exposure, "_warned", set())
+    for _ in range(2):
+        exposure.warn_about_http(base, "u", Socket(peer, own))
+    assert [base in one and "without TLS" in one for one in caplog.messages] == [True] * warns
+
+
 def own_loggers(module: Path) -> list[str]:
     """Calls of ``getLogger`` for a logger of bide, rather than the root logger or a logger of another package."""
     found = []

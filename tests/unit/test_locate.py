@@ -37,5 +37,5 @@ def test_an_invalid_port_is_refused(given: str) -> None:
 
 def test_an_unreadable_bide_url_is_named() -> None:
     """Nobody named that URL here: without its name one would look for it in vain."""
-    with pytest.raises(InvalidUrlError, match=r"BIDE_URL names the broker that BIDE_STREAM_PORT belongs to, .* 'a/b'"):
+    with pytest.raises(InvalidUrlError, match=r"BIDE_STREAM_PORT belongs to the broker of BIDE_URL, .* 'a/b'"):
         stream_port(SHOP, {"BIDE_URL": "amqp://ana:secret@shop.example/a/b", "BIDE_STREAM_PORT": "5999"})

@@ -20,6 +20,7 @@ from bide.errors import (
     UnroutableError,
 )
 from bide.topology import Exchange, Queue, Topology
+from tests.broker.receiving import connection_of
 from tests.patience import PATIENCE
 
 REMINDERS = Topology(queues=[Queue.quorum("reminders")])
@@ -34,7 +35,7 @@ async def received(client: bide.Client, queue: str = "reminders") -> bide.Messag
 
 
 async def is_empty(client: bide.Client, queue: str) -> bool:
-    connection = await client._publisher.connection()
+    connection = await connection_of(client)
     async with await connection.channel() as channel:
         return await channel.get(queue) is None
 
@@ -89,7 +90,7 @@ async def test_errors_are_those_of_a_real_broker() -> None:
         await client.declare(Topology(queues=[full]))
         with pytest.raises(PublishRefusedError):
             await client.publish("x", to="full")
-        with pytest.raises(DeclarationMismatchError, match="x-max-length = 0, where 1"):
+        with pytest.raises(DeclarationMismatchError, match="x-max-length = 0, not with 1"):
             await client.declare(Topology(queues=[Queue("full", arguments={**full.arguments, "x-max-length": 1})]))
         await client.declare(Topology([Exchange("inside", "fanout", internal=True)]))
         with pytest.raises(AccessRefusedError, match="internal"):

@@ -9,7 +9,7 @@ import pytest
 from bide.errors import BrokerError
 from bide.testing.rules.channel import BrokerChannel, BrokerDelivery
 from bide.testing.rules.clock import VirtualClock
-from bide.testing.rules.dead_letter_worker import PATIENCE
+from bide.testing.rules.dead_letter_worker import RETRY_INTERVAL
 from bide.testing.rules.virtual_host import REPLY_TO, VirtualHost
 from bide.topology import Binding, Exchange, Queue
 
@@ -247,7 +247,7 @@ def test_at_least_once_dead_lettering_retries_after_three_minutes() -> None:
     lab.host.bind(Binding("x", "d"), owner=lab.connection)
     lab.clock.advance("179s")
     assert lab.bodies("d") == ""
-    lab.clock.advance(f"{PATIENCE // 1000 - 179_000}ms")
+    lab.clock.advance(f"{RETRY_INTERVAL // 1000 - 179_000}ms")
     assert lab.bodies("d") == "abc"
 
 

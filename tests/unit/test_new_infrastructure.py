@@ -23,6 +23,7 @@ from bide.messages.checker import MessageChecker
 from bide.messages.outgoing import OutgoingMessage
 from bide.pipelines.plan.levels import PlanLevels
 from bide.topology import Binding, Exchange, Queue, Topology
+from tests.broker.receiving import connection_of
 from tests.patience import PATIENCE
 from tests.unit.test_layers import MODULES
 
@@ -154,7 +155,7 @@ async def test_a_client_delays_messages_with_a_new_infrastructure(infrastructure
         receipt = await client.publish("y", to="orders", delay="41s", headers={"mine": 1})
         assert receipt.hops == 1
         b.clock.advance("49s")
-        connection = await client._publisher.connection()
+        connection = await connection_of(client)
         async with await connection.channel() as channel:
             assert await channel.get("orders") is None
         b.clock.advance("1s")
@@ -194,8 +195,8 @@ def test_encoded_bytes_equal_those_of_its_routes(
 
 def test_it_can_be_planned_for() -> None:
     levels = PlanLevels.of(Ticks())
-    (stay,) = levels.stays(0, 41_000)
-    assert (levels.name, levels.rungs[0].queue_of(stay.digit), stay.leave) == ("ticks", "ticks.5", 50_000)
+    (interval,) = levels.intervals(0, 41_000)
+    assert (levels.name, levels.levels[0].queue_of(interval.digit), interval.leave) == ("ticks", "ticks.5", 50_000)
 
 
 def test_it_has_taps() -> None:

@@ -247,11 +247,11 @@ def test_valid_addresses_fit_into_the_routing_key(address: str, routing: Any) ->
         ("a" * 200, r"takes 200 bytes, the limit is 199: use a shorter one"),
         ("é" * 100, r"takes 200 bytes, the limit is 199"),
         ("a\udcff", r"UTF-8 cannot carry"),
-        ("*", r"'\*' for a word.*rename it"),
-        ("#", r"'#' for a word"),
-        ("billing.*", r"the queue 'billing\.\*' has '\*' for a word"),
-        ("#.orders", r"'#' for a word"),
-        ("a.#.b", r"'#' for a word"),
+        ("*", r"'\*' as a word.*rename it"),
+        ("#", r"'#' as a word"),
+        ("billing.*", r"the queue 'billing\.\*' has '\*' as a word"),
+        ("#.orders", r"'#' as a word"),
+        ("a.#.b", r"'#' as a word"),
     ],
 )
 @pytest.mark.parametrize("routing", ["conventional", "direct"])

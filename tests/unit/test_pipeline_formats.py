@@ -101,7 +101,7 @@ def test_without_spark_each_command_says_what_to_install(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert run(["pipeline", *command]) == BAD_USAGE
-    assert capsys.readouterr().err == "bide: Spark is missing: install bide[spark], and a Java 17 or later\n"
+    assert capsys.readouterr().err == "bide: Spark is missing: install bide[spark], and Java 17 or later\n"
     assert not list(tmp_path.iterdir())
 
 

@@ -40,7 +40,7 @@ def test_a_foreign_ledger_file_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_an_unknown_url_scheme_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="the ledger 'ftp://x/y' is no folder"):
+    with pytest.raises(InvalidInputError, match="the ledger 'ftp://x/y' is not a usable folder"):
         Ledger("ftp://x/y")
 
 

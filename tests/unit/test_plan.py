@@ -30,26 +30,26 @@ MIDNIGHT = int(datetime(2026, 11, 21, tzinfo=UTC).timestamp() * 1000)
 @pytest.mark.parametrize("infrastructure", LAYOUTS, ids=lambda one: one.name)
 @given(delay=st.one_of(st.integers(1, 100_000), st.integers(1, 268_435_455_000)))
 def test_stays_equal_the_queues_on_the_route(infrastructure: bide.DelayInfrastructure, delay: int) -> None:
-    ladder = PlanLevels.of(infrastructure)
-    stays = list(ladder.stays(0, delay))
+    layout = PlanLevels.of(infrastructure)
+    intervals = list(layout.intervals(0, delay))
     steps = infrastructure.steps(timedelta(milliseconds=delay), QueueTarget("orders"))
     waits = [(step.routed_to, step.delay // timedelta(milliseconds=1)) for step in steps if step.delay]
-    assert [(ladder.rungs[one.level].queue_of(one.digit), one.leave - one.enter) for one in stays] == waits
-    assert [one.enter for one in stays] == [0, *(one.leave for one in stays[:-1])]
-    assert stays[-1].leave == ladder.wait(delay) >= delay > ladder.wait(delay) - ladder.resolution
+    assert [(layout.levels[one.level].queue_of(one.digit), one.leave - one.enter) for one in intervals] == waits
+    assert [one.enter for one in intervals] == [0, *(one.leave for one in intervals[:-1])]
+    assert intervals[-1].leave == layout.wait(delay) >= delay > layout.wait(delay) - layout.resolution
 
 
 @pytest.mark.parametrize("infrastructure", LAYOUTS, ids=lambda one: one.name)
 def test_each_unit_is_a_whole_number_of_the_next(infrastructure: bide.DelayInfrastructure) -> None:
     """What makes digits a matter of one division and one remainder."""
-    ladder = PlanLevels.of(infrastructure)
-    for above, below in zip(ladder.rungs, ladder.rungs[1:], strict=False):
+    layout = PlanLevels.of(infrastructure)
+    for above, below in zip(layout.levels, layout.levels[1:], strict=False):
         assert above.unit == below.unit * (below.highest + 1)
-    assert ladder.longest < ladder.rungs[0].unit * (ladder.rungs[0].highest + 1)
+    assert layout.longest < layout.levels[0].unit * (layout.levels[0].highest + 1)
 
 
 def test_celery_cannot_be_planned_for() -> None:
-    with pytest.raises(InvalidInputError, match="'celery' cannot be planned for: clock and nservicebus can"):
+    with pytest.raises(InvalidInputError, match="does not support the layout 'celery': choose clock or nservicebus"):
         PlanLevels.of(bide.Celery())
 
 
@@ -70,7 +70,7 @@ def test_invalid_rates_are_refused(text: str) -> None:
 def test_a_delay_can_be_a_range() -> None:
     assert delay_range("5m") == (300_000, 300_000)
     assert delay_range("1h..PT2H") == (3_600_000, 7_200_000)
-    with pytest.raises(InvalidInputError, match="end before they begin"):
+    with pytest.raises(InvalidInputError, match="is shorter than the first"):
         delay_range("2h..1h")
     with pytest.raises(InvalidDelayError):
         delay_range("1h..")
@@ -105,11 +105,11 @@ def test_a_profile_follows_the_hours_of_the_day() -> None:
     ("flow", "said"),
     [
         ({"rate": "1/s"}, "flow 1 has no delay"),
-        ({"rate": "1/s", "delay": "1s", "sise": 1}, "flow 1 has sise, which is unknown"),
-        ({"rate": "1/s", "delay": {"1s": 0}}, "weights add up to nothing"),
+        ({"rate": "1/s", "delay": "1s", "sise": 1}, "flow 1 has unknown keys, sise: choose from delay"),
+        ({"rate": "1/s", "delay": {"1s": 0}}, "weights are all zero"),
         (
             {"rate": "1/s", "delay": ["5m", "1h"]},
-            r"^flow 1 has the delay \['5m', '1h'\]: give one as '5m', all between",
+            r"^flow 1 has the delay \['5m', '1h'\]: give a delay such as '5m'",
         ),
         ({"rate": "1/s", "delay": 300}, "flow 1 has the delay 300: give"),
         ({"rate": "1/s", "delay": {}}, "flow 1 has the delay {}: give"),
@@ -118,7 +118,7 @@ def test_a_profile_follows_the_hours_of_the_day() -> None:
         ({"rate": "1/s", "delay": "1s", "size": -1}, "the size -1"),
         ({"rate": "1/s", "delay": "1s", "profile": []}, "the profile"),
         ({"rate": "1/s", "delay": "1s", "profile": [0, 0]}, "profile whose weights"),
-        ("1/s", "should be a table"),
+        ("1/s", "give a table"),
     ],
 )
 def test_invalid_flows_are_refused(flow: dict[str, object], said: str) -> None:
@@ -183,7 +183,7 @@ def test_sizes_are_parsed_and_formatted() -> None:
         3_000,
     ]
     for text in ("", "G", "much", "-1G", "0", "nan", "1e30"):
-        with pytest.raises(click.UsageError, match=r"is not a (possible )?size"):
+        with pytest.raises(click.UsageError, match=r"is not a size|is out of range"):
             size_of("--disk", text)
     assert [in_bytes(count) for count in (0, 999, 1_000, 1.2e9, 3e16)] == [
         "0 B",

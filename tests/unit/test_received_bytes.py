@@ -66,4 +66,4 @@ def test_a_truncated_content_header_closes_the_connection_with_the_reason(short:
         connection.data_received(codec.frame(codec.HEADER, 1, short))
         return str(connection.lost.result() if connection.lost.done() else "")
 
-    assert "cannot be read" in asyncio.run(said())
+    assert "cannot be decoded" in asyncio.run(said())

@@ -20,7 +20,7 @@ from bide.endpoint.dedup import REMEMBERED, FailedAttempts, HandledMessages
 from bide.endpoint.limiter import Limiter
 from bide.errors import InvalidDelayError, InvalidInputError, ReservedHeaderError, UndecodableMessageError
 from bide.recoverability import copies, redrive
-from bide.recoverability.exception_text import ExceptionText, cut
+from bide.recoverability.exception_text import ExceptionText, truncate
 from bide.recoverability.failed import FailedMessage, first_frame, group_of
 from bide.recoverability.history import History, nservicebus_time, read_nservicebus_time
 from bide.recoverability.policy import poison_limit
@@ -162,7 +162,7 @@ def test_exception_rules_choose_the_decision() -> None:
         ({"delays": ["1s"] * 1001}, "1000"),
         ({"jitter": 1.5}, "jitter"),
         ({"never": ValueError}, "tuple"),
-        ({"never": ("ValueError",)}, "no exception class"),
+        ({"never": ("ValueError",)}, "not an exception class"),
         ({"never": (ValueError,), "later": (ValueError,)}, "both never and later"),
         ({"give_up_after": "-1s"}, "negative"),
     ],
@@ -198,7 +198,7 @@ def test_a_broker_retry_sets_queue_arguments_and_parks_after_its_attempts() -> N
     assert [policy(failure(attempt=number)) for number in (1, 3, 4)] == [bide.RetryNow(), bide.RetryNow(), bide.Park()]
     assert policy(failure(TypeError())) == bide.Park()
     assert isinstance(policy(failure(KeyError())), bide.Discard)
-    with pytest.raises(InvalidInputError, match="no longer than"):
+    with pytest.raises(InvalidInputError, match="not longer than"):
         bide.BrokerRetry(first="2m", longest="1m", times=3)
 
 
@@ -256,19 +256,19 @@ def size_of(headers: dict[str, Any]) -> int:
     return len(codec.table_items(headers))
 
 
-@given(attempts=st.lists(st.integers(1, 3), min_size=2, max_size=40), places=st.integers(1, 100))
-def test_headers_do_not_grow_from_retry_to_retry(attempts: list[int], places: int) -> None:
+@given(attempts=st.lists(st.integers(1, 3), min_size=2, max_size=40), max_times=st.integers(1, 100))
+def test_headers_do_not_grow_from_retry_to_retry(attempts: list[int], max_times: int) -> None:
     arrival, sizes = sent(), set()
     history = History()
     for number, count in enumerate(attempts):
         times = tuple(NOW + timedelta(seconds=number, milliseconds=one) for one in range(count))
         history = history.with_failures(times, attempts=count, expires_at=NOW)
-        copy = copies.later(
+        copy = copies.delayed_retry(
             arrival,
             b"",
             queue="orders",
             history=history,
-            places=places,
+            max_times=max_times,
             delay=timedelta(seconds=1),
             now=NOW,
             nservicebus=False,
@@ -285,7 +285,7 @@ def test_headers_do_not_grow_from_retry_to_retry(attempts: list[int], places: in
         assert arrival.values["headers"] == {"tenant": 7}
         history = History.read(headers)
         assert (history.retries, history.attempts) == (number + 1, sum(attempts[: number + 1]))
-        assert len(history.times) == min(sum(attempts[: number + 1]), places)
+        assert len(history.times) == min(sum(attempts[: number + 1]), max_times)
     assert len(sizes) == 1
 
 
@@ -430,9 +430,9 @@ def test_every_copy_keeps_the_due_time_of_the_sender(headers: dict[str, Any], du
     first = {"message_id": "m", "headers": headers}
     assert due_of(first) == due
     message = received(first)
-    own: dict[str, Any] = {"queue": "orders", "history": message.history, "places": 3, "sent_by": None}
+    own: dict[str, Any] = {"queue": "orders", "history": message.history, "max_times": 3, "sent_by": None}
     later: dict[str, Any] = {"delay": timedelta(days=2), "now": NOW, "nservicebus": True}
-    made = [copies.counted(message.as_sent(), b"", **own), copies.later(message.as_sent(), b"", **own, **later)]
+    made = [copies.counted(message.as_sent(), b"", **own), copies.delayed_retry(message.as_sent(), b"", **own, **later)]
     for values in (first, *(one.values for one in made)):
         dead = {**values, "headers": {**values["headers"], "bide-to": "q:orders"}}
         back = redrive.back(FailedMessage.read("", "error", dead, b""))
@@ -454,7 +454,7 @@ def test_a_delayed_retry_of_nservicebus_does_not_change_the_due_time() -> None:
 
 @given(text=st.text(max_size=200), size=st.integers(0, 100), keep_end=st.booleans())
 def test_text_is_cut_to_bytes(text: str, size: int, keep_end: bool) -> None:
-    found = cut(text, size, keep_end=keep_end)
+    found = truncate(text, size, keep_end=keep_end)
     assert len(found.encode()) <= size + len(" [...]")
     if len(text.encode(errors="backslashreplace")) <= size:
         assert "[...]" not in found or "[...]" in text
@@ -503,28 +503,28 @@ def test_times_of_nservicebus_are_formatted_and_parsed() -> None:
 
 
 async def test_the_limiter_bounds_concurrency_and_slows_down_after_failures() -> None:
-    gate = Limiter("g", 2, slow_down_after=2, pause=0)
+    limiter = Limiter("g", 2, slow_down_after=2, pause=0)
 
     def slow() -> bool:
-        return gate.slow
+        return limiter.slow
 
-    await gate.enter()
-    await gate.enter()
+    await limiter.enter()
+    await limiter.enter()
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(gate.enter(), 0.05)
-    await gate.failed()
+        await asyncio.wait_for(limiter.enter(), 0.05)
+    await limiter.failed()
     assert not slow()
-    await gate.failed()
+    await limiter.failed()
     assert slow()
-    await gate.leave()
+    await limiter.leave()
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(gate.enter(), 0.05)
-    await gate.leave()
-    await gate.enter()
-    gate.succeeded()
-    assert gate.inside == 1
-    await asyncio.wait_for(gate.enter(), PATIENCE)
-    assert gate.inside == 2
+        await asyncio.wait_for(limiter.enter(), 0.05)
+    await limiter.leave()
+    await limiter.enter()
+    limiter.succeeded()
+    assert limiter.inside == 1
+    await asyncio.wait_for(limiter.enter(), PATIENCE)
+    assert limiter.inside == 2
 
 
 async def test_handled_messages_are_remembered_for_the_window(monkeypatch: pytest.MonkeyPatch) -> None:

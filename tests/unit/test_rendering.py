@@ -369,7 +369,7 @@ BAD_ENTRIES: list[tuple[str, Any]] = [
 @pytest.mark.parametrize("vhost", [None, "/"])
 def test_invalid_entries_of_definitions_are_refused_by_position(kind: str, entry: Any, vhost: str | None) -> None:
     with pytest.raises(
-        InvalidTopologyError, match=rf"^{kind}\[0\] is not a definition of RabbitMQ .*: export the file anew$"
+        InvalidTopologyError, match=rf"^{kind}\[0\] is not a definition of RabbitMQ .*: export the file again$"
     ):
         from_definitions({kind: [entry]}, vhost)
 

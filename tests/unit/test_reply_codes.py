@@ -77,7 +77,7 @@ def test_a_mismatch_names_argument_and_both_values(
     error = mismatch(what, received, current)
     assert (error.kind, error.name, error.argument, error.wanted, error.found) == (kind, name, argument, wanted, found)
     assert str(error) == (
-        f"the {kind} {name!r} exists with {argument} = {found}, where {wanted} is wanted: delete the {kind}, or "
+        f"the {kind} {name!r} exists with {argument} = {found}, not with {wanted} as declared: delete the {kind}, or "
         "declare it as it is"
     )
 
@@ -88,7 +88,7 @@ def test_a_truncated_mismatch_names_the_argument(kind: str, argument: str) -> No
     error = reply_codes.channel_error(406, text[:252] + "...")
     assert isinstance(error, DeclarationMismatchError)
     assert (error.kind, error.argument) == (kind, argument)
-    assert f"exists with another {argument} than is wanted: delete the {kind}, or declare it as it is" in str(error)
+    assert f"exists with another {argument} than declared: delete the {kind}, or declare it as it is" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_truncated_mismatch_names_the_argument(kind: str, argument: str) -> No
             405,
             "RESOURCE_LOCKED - cannot obtain exclusive access to locked queue 'q' in vhost 't'",
             AccessRefusedError,
-            "another connection has it for itself",
+            "it is exclusive to another connection",
         ),
         (
             406,
@@ -215,7 +215,7 @@ def test_a_closed_connection_becomes_its_exception(code: int, text: str, kind: t
             530,
             "NOT_ALLOWED - connection refused: node connection limit (10) is reached",
             BrokerError,
-            "takes no more connections",
+            "accepts no more connections",
         ),
         (541, "INTERNAL_ERROR - vhost 'v' is down", ConnectionLostError, "h:5672 closed the connection: vhost 'v' is"),
     ],

@@ -15,7 +15,7 @@ from bide.pipelines.charts.drawing import Area, Bar, Drawing, Label, Line, Mark,
 from bide.pipelines.charts.palette import DAY, NIGHT, NIGHT_PAPER, PAPER
 from bide.pipelines.charts.svg import document
 from bide.pipelines.report import content, picture, plots
-from bide.pipelines.report.figures import Building, Failures, Figures, FlowFigures, ReportStep, Skyline
+from bide.pipelines.report.figures import Failures, Figures, FlowFigures, PendingFigures, PendingTarget, ReportStep
 from bide.pipelines.report.page import NARROW, WIDE, page
 from tests.reports import MINUTE, NOON, figures, headline
 
@@ -143,19 +143,19 @@ def test_heights_of_bars_are_proportional_to_counts() -> None:
 
 
 def test_the_smallest_count_is_at_least_a_pixel_high() -> None:
-    found = figures().skyline
+    found = figures().pending
     assert found is not None
-    buildings = [replace(one, counts=[1, 1_000_000, *[0] * 22], overdue=[0] * 24) for one in found.buildings]
-    drawing = plots.skyline(replace(found, buildings=buildings), now=None, width=900)
+    targets = [replace(one, counts=[1, 1_000_000, *[0] * 22], overdue=[0] * 24) for one in found.targets]
+    drawing = plots.pending(replace(found, targets=targets), now=None, width=900)
     assert all(mark.height >= 1 and mark.width >= 1 for mark in drawing.marks if isinstance(mark, Bar))
 
 
 @pytest.mark.parametrize(("overdue", "colours"), [(0, ["in"]), (4, ["in", "bad"]), (10, ["bad"])])
 def test_overdue_messages_are_a_segment_of_their_bar(overdue: int, colours: list[str]) -> None:
-    found = figures().skyline
+    found = figures().pending
     assert found is not None
-    one = Building(name="q:a", counts=[10], overdue=[overdue], pending=10, pending_overdue=overdue)
-    drawing = plots.skyline(replace(found, spans=1, buildings=[one]), now=None, width=900)
+    one = PendingTarget(name="q:a", counts=[10], overdue=[overdue], pending=10, pending_overdue=overdue)
+    drawing = plots.pending(replace(found, spans=1, targets=[one]), now=None, width=900)
     bars = [mark for mark in drawing.marks if isinstance(mark, Bar) and mark.tip]
     assert [str(bar.role) for bar in bars] == colours
     assert sum(bar.height for bar in bars) == pytest.approx(72)
@@ -179,7 +179,7 @@ def test_empty_tables_are_reported_as_empty() -> None:
         headline=nothing,
         flow=FlowFigures(first=NOON, width=MINUTE, scheduled=[], delivered=[], p50=[], p99=[]),
         lateness=[],
-        skyline=replace(_skyline(), buildings=[], spans=0),
+        pending=replace(_pending(), targets=[], spans=0),
         failures=replace(_failures(), groups=[], total=0),
     )
     html = page(found)
@@ -193,7 +193,7 @@ def test_missing_tables_are_named() -> None:
     html = page(Figures(folder="x", missing=["messages", "pending", "failures", "failed"]))
     read(html)
     for name in ("messages", "pending", "failures"):
-        assert f"There is no table &#x27;{name}&#x27; in this folder." in html
+        assert f"This folder has no table &#x27;{name}&#x27;." in html
 
 
 @pytest.mark.parametrize(
@@ -259,8 +259,8 @@ def _luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def _skyline() -> Skyline:
-    found = figures().skyline
+def _pending() -> PendingFigures:
+    found = figures().pending
     assert found is not None
     return found
 

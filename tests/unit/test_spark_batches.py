@@ -19,7 +19,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bide.errors import UndecodableMessageError
 from bide.spark import batches
-from bide.spark.batches import Batches, text_of, unpack
+from bide.spark.batches import Batches, decompress, text_of
 from bide.spark.columns import STREAM_COLUMNS, arrow_schema, table_schema
 from bide.streams.amqp10 import Symbol, identity, lookup
 from bide.streams.chunk import HEADER, Chunk
@@ -125,17 +125,17 @@ def test_sections_of_another_type_are_undecodable() -> None:
     for code in (0x72, 0x74):
         with pytest.raises(UndecodableMessageError):
             read(section(code, encode([])) + body)
-    with pytest.raises(UndecodableMessageError, match="no list"):
+    with pytest.raises(UndecodableMessageError, match="not a list"):
         read(section(0x73, encode({})) + body)
-    with pytest.raises(UndecodableMessageError, match="no map"):
+    with pytest.raises(UndecodableMessageError, match="not a map"):
         read(section(0x74, encode(["bide-due"])) + body, headers=False)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=10), st.integers(1, 30), st.integers(1, 500))
 def test_batches_are_bounded_and_complete(sizes: list[int], rows: int, most_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches, "MOST_ROWS", rows)
-        patch.setattr(batches, "MOST_BYTES", most_bytes)
+        patch.setattr(batches, "MAX_ROWS", rows)
+        patch.setattr(batches, "MAX_BYTES", most_bytes)
         made = Batches(
             arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False), STREAM_COLUMNS), "s", raw=False
         )
@@ -186,12 +186,12 @@ def test_header_values_become_text(value: Any, text: str | None) -> None:
 def test_compressed_batches_are_decompressed(number: int, codec: str | None) -> None:
     raw = b"some text " * 20
     packed = raw if codec is None else pa.compress(raw, codec=codec, asbytes=True)
-    assert unpack(number, packed, len(raw)) == raw
+    assert decompress(number, packed, len(raw)) == raw
     if codec is not None:
-        with pytest.raises(UndecodableMessageError, match="cannot be unpacked"):
-            unpack(number, b"something else", 14)
-    with pytest.raises(UndecodableMessageError, match="snappy, which is not read"):
-        unpack(2, b"", 0)
+        with pytest.raises(UndecodableMessageError, match="cannot be decompressed"):
+            decompress(number, b"something else", 14)
+    with pytest.raises(UndecodableMessageError, match="snappy, which is not supported"):
+        decompress(2, b"", 0)
 
 
 properties = st.lists(st.none() | st.text(max_size=20) | st.binary(max_size=5) | st.integers(0, 2**40), max_size=13)
@@ -279,7 +279,7 @@ def test_a_compressed_batch_of_another_length_is_undecodable(number: int, said: 
     raw = b"some text " * 20
     packed = pa.compress(raw, codec={1: "gzip", 3: "lz4", 4: "zstd"}[number], asbytes=True)
     with pytest.raises(UndecodableMessageError, match=f"is not {said:,} bytes"):
-        unpack(number, packed, said)
+        decompress(number, packed, said)
 
 
 @pytest.mark.parametrize("number", [3, 4])
@@ -288,7 +288,7 @@ def test_a_compressed_batch_larger_than_it_says_does_not_fill_the_memory(number:
     pool = pa.system_memory_pool()
     before = pool.max_memory()
     with pa_default(pool), pytest.raises(UndecodableMessageError):
-        unpack(number, packed, 1_000)
+        decompress(number, packed, 1_000)
     assert pool.max_memory() - before < 10_000_000
 
 
@@ -319,7 +319,7 @@ def test_large_annotations_are_not_cached() -> None:
     for number in range(50):
         annotations = section(0x72, encode({"x-a": f"{number}" + "a" * 2_000}))
         list(made.add(chunk([annotations + message()]), 0, 1))
-    assert len(made._entries) == 0
+    assert len(made._annotations_cache) == 0
 
 
 @given(

@@ -168,7 +168,7 @@ def test_an_empty_message_id_is_a_problem() -> None:
     """Whoever drops duplicates would take all messages with it for one."""
     batch = batch_of(value=["a", "b"], message_id=["mine", ""])
     found = Rows(tuple(batch.schema.names), {"to": "q"}, CLOCK).problems(batch, NOW)
-    assert found == {1: "the column message_id is empty: leave it null, and one is made"}
+    assert found == {1: "the column message_id is empty: give an id, or null to have one generated"}
 
 
 def test_a_given_id_is_kept() -> None:
@@ -191,8 +191,11 @@ def test_headers_can_be_structs_of_key_and_value() -> None:
 @pytest.mark.parametrize(
     ("pairs", "said"),
     [
-        ([None, ("a", b"1")], "the column headers holds what cannot be sent: an entry that is null: leave it out"),
-        ([("a", b"1"), ("a", b"2")], "the column headers holds what cannot be sent: the header 'a' more than once"),
+        ([None, ("a", b"1")], "the column headers holds a value that cannot be sent: an entry is null: leave it out"),
+        (
+            [("a", b"1"), ("a", b"2")],
+            "the column headers holds a value that cannot be sent: the header 'a' is there more than once",
+        ),
         ([(None, b"1")], "the header name None is not text"),
     ],
 )
@@ -213,7 +216,7 @@ def test_text_that_is_not_utf_8_is_a_problem_of_its_column_and_row(name: str) ->
         column = pa.MapArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), pa.array(["a", "b", "c"]), column)
     batch = pa.RecordBatch.from_arrays([pa.array(["x", "y", "z"]), column], names=["value", name])
     found = Rows(("value", name), {} if name == "queue" else {"to": "q"}, CLOCK).problems(batch, NOW)
-    assert found == {1: f"the column {name} holds what cannot be sent: text that is not UTF-8"}
+    assert found == {1: f"the column {name} holds a value that cannot be sent: text that is not UTF-8"}
 
 
 def test_a_body_can_be_any_bytes() -> None:
@@ -228,8 +231,8 @@ def test_times_in_headers_outside_the_amqp_range_are_a_problem() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array(["x", "y", "z"]), headers], names=["value", "headers"])
     found = Rows(("value", "headers"), {"to": "q"}, CLOCK).problems(batch, NOW)
     assert [*found] == [1, 2]
-    assert found[1].startswith("the header 'seen' is 1970-01-01T08:59:59+09:00, and the AMQP timestamp begins with")
-    assert found[2] == "the column headers holds what cannot be sent: a time outside the years 1 to 9999"
+    assert found[1].startswith("the header 'seen' is 1970-01-01T08:59:59+09:00, but AMQP timestamps begin in")
+    assert found[2] == "the column headers holds a value that cannot be sent: a time outside the years 1 to 9999"
 
 
 def test_a_due_time_too_far_away_is_a_problem_of_its_column() -> None:

@@ -91,5 +91,5 @@ def test_a_column_of_the_wrong_type_is_refused_with_the_right_type(name: str) ->
 
 
 def test_columns_that_differ_only_in_case_are_refused() -> None:
-    with pytest.raises(InvalidColumnError, match="the columns 'queue' and 'Queue' are the same to Spark: drop one"):
+    with pytest.raises(InvalidColumnError, match="the columns 'queue' and 'Queue' have the same name: drop one"):
         sent(schema_of("value", "queue", "Queue"), {})

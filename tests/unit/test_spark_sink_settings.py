@@ -33,7 +33,10 @@ def test_an_exchange_can_have_a_routing_key() -> None:
     [
         ({"maxDelay": "long"}, "the option maxDelay: the delay 'long' cannot be read"),
         ({"resolution": "fine"}, "the option resolution: the delay 'fine' cannot be read"),
-        ({"layout": "nservicebus", "lanes": "2"}, "'nservicebus' has no lanes, which is a setting of clock: leave it"),
+        (
+            {"layout": "nservicebus", "lanes": "2"},
+            "'nservicebus' has no setting 'lanes', which belongs to clock: leave it",
+        ),
         ({"timeout": "0"}, "the option timeout is zero"),
         ({"timeout": "soon"}, "the option timeout: the delay 'soon' cannot be read"),
     ],

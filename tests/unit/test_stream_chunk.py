@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bide.errors import ProtocolError, UndecodableMessageError
 from bide.streams import chunk as module
-from bide.streams.chunk import HEADER, Chunk, Undecodable, unpack_gzip
+from bide.streams.chunk import HEADER, Chunk, Undecodable, decompress_gzip
 
 
 def entry(message: bytes) -> bytes:
@@ -92,17 +92,17 @@ def test_a_chunk_with_wrong_counts_is_refused(frame: bytes) -> None:
 
 
 def test_unsupported_or_damaged_compression_is_undecodable() -> None:
-    with pytest.raises(UndecodableMessageError, match="packed by zstd, which is not read"):
-        unpack_gzip(4, b"", 0)
+    with pytest.raises(UndecodableMessageError, match="compressed by zstd, which is not supported"):
+        decompress_gzip(4, b"", 0)
     with pytest.raises(UndecodableMessageError, match="by 7"):
-        unpack_gzip(7, b"", 0)
-    with pytest.raises(UndecodableMessageError, match="cannot be unpacked"):
-        unpack_gzip(1, b"hello", 5)
+        decompress_gzip(7, b"", 0)
+    with pytest.raises(UndecodableMessageError, match="cannot be decompressed"):
+        decompress_gzip(1, b"hello", 5)
     bomb = gzip.compress(bytes(1_000_000))
     with pytest.raises(UndecodableMessageError, match="is not 100 bytes"):
-        unpack_gzip(1, bomb, 100)
+        decompress_gzip(1, bomb, 100)
     with pytest.raises(UndecodableMessageError, match="is not 5 bytes"):
-        unpack_gzip(1, gzip.compress(b"hello")[:-4], 5)
+        decompress_gzip(1, gzip.compress(b"hello")[:-4], 5)
 
 
 def lying(records: int, inner: bytes, *, compression: int = 0, unpacked: int | None = None) -> bytes:
@@ -123,9 +123,12 @@ CANNOT_BE_READ = [
     (lying(2, TWO, compression=1, unpacked=0), "is not 0 bytes"),
     (lying(2, TWO, compression=1, unpacked=len(TWO) - 1), "is not 9 bytes"),
     (lying(2, TWO, compression=1, unpacked=len(TWO) + 1), "is not 11 bytes"),
-    (lying(2, TWO, compression=1, unpacked=0xFFFFFFFF), "unpacks to 4,294,967,295 bytes, over 67,108,864"),
-    (lying(2, TWO, compression=2), "packed by snappy, which is not read"),
-    (lying(2, TWO, compression=6), "packed by 6, which is not read"),
+    (
+        lying(2, TWO, compression=1, unpacked=0xFFFFFFFF),
+        "decompresses to 4,294,967,295 bytes, over the limit of 67,108,864",
+    ),
+    (lying(2, TWO, compression=2), "compressed by snappy, which is not supported"),
+    (lying(2, TWO, compression=6), "compressed by 6, which is not supported"),
 ]
 
 
@@ -164,12 +167,12 @@ def test_a_compressed_batch_larger_than_it_says_does_not_fill_the_memory(unpacke
 
 
 def test_the_batches_of_a_chunk_share_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_OF_CHUNK", 25)
+    monkeypatch.setattr(module, "MAX_CHUNK_SIZE", 25)
     read = Chunk.read(chunk([batch([b"a", b"b"], 1)] * 3 + [batch([b"a", b"b"])], count=8), 0)
     *four, found, nothing, fifth, sixth = read.messages()
     assert (four, nothing, fifth, sixth) == ([b"a", b"b"] * 2, None, b"a", b"b")
     assert isinstance(found, Undecodable)
-    assert "over 25 bytes, with its chunk" in found.reason
+    assert "over the limit of 25 bytes for all batches" in found.reason
 
 
 def test_a_custom_decompressor_is_used() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bide.errors import ProtocolError
 from bide.streams import frames
-from bide.streams.frames import Fields, Whereabouts
+from bide.streams.frames import Fields, StreamMetadata
 
 
 def test_a_subscription_is_encoded_as_specified() -> None:
@@ -40,9 +40,9 @@ def test_metadata_names_the_leader_and_replicas_of_each_stream() -> None:
     one, two = b"\0\1" + frames.string("a") + b"\0\0\x15\xb0", b"\0\2" + frames.string("b") + b"\0\0\x15\xb1"
     here = frames.string("s") + b"\0\1" + b"\0\2" + b"\0\0\0\2" + b"\0\1\0\7"
     gone = frames.string("t") + b"\0\2" + b"\xff\xff" + b"\0\0\0\0"
-    assert frames.whereabouts(Fields(b"\0\0\0\2" + one + two + b"\0\0\0\2" + here + gone)) == {
-        "s": Whereabouts(code=frames.OK, leader=("b", 5553), replicas=(("a", 5552),)),
-        "t": Whereabouts(code=frames.NO_SUCH_STREAM, leader=None, replicas=()),
+    assert frames.metadata(Fields(b"\0\0\0\2" + one + two + b"\0\0\0\2" + here + gone)) == {
+        "s": StreamMetadata(code=frames.OK, leader=("b", 5553), replicas=(("a", 5552),)),
+        "t": StreamMetadata(code=frames.NO_SUCH_STREAM, leader=None, replicas=()),
     }
 
 

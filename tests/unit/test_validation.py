@@ -126,7 +126,7 @@ def test_the_default_exchange_cannot_be_bound_or_declared() -> None:
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [("", "the default exchange takes nothing"), ("x", "is the exchange itself"), (5, "must be a text")],
+    [("", "the default exchange routes nothing"), ("x", "is the exchange itself"), (5, "must be a text")],
 )
 def test_invalid_alternates_are_refused(value: Argument, words: str) -> None:
     (found,) = of_exchange(Exchange("x", arguments={"alternate-exchange": value}))
@@ -160,7 +160,7 @@ def test_names_and_keys_are_limited_in_bytes(length: int, sound: bool, character
         ("amq.mine", "reserved for the broker"),
         ("two\nlines", "line break"),
         ("two\rlines", "line break"),
-        ("\ud800", "UTF-8 cannot carry"),
+        ("\ud800", "UTF-8 cannot encode"),
     ],
 )
 def test_names_that_the_broker_refuses_or_changes_are_problems(name: str, words: str) -> None:
@@ -174,7 +174,7 @@ def test_names_that_the_broker_refuses_or_changes_are_problems(name: str, words:
 def test_predeclared_exchanges_can_be_listed_with_their_type() -> None:
     assert of_exchange(Exchange("amq.topic", "topic")) == []
     (found,) = of_exchange(Exchange("amq.topic", "direct"))
-    assert "has it from the start, as topic" in found
+    assert "declares it as topic" in found
 
 
 # --- exchanges
@@ -208,8 +208,8 @@ def test_local_random_exchanges_need_release_4() -> None:
         ("fanout", {"x-message-ttl": 5}, "x-message-ttl is for queues, and exchanges ignore it"),
         ("x-consistent-hash", {"hash-header": "a", "hash-property": "message_id"}, "exclude each other"),
         ("x-consistent-hash", {"hash-property": "priority"}, "hash-property is 'priority', but must be one of"),
-        ("x-delayed-message", {}, "x-delayed-type is None, but must be another type"),
-        ("x-delayed-message", {"x-delayed-type": "x-delayed-message"}, "must be another type"),
+        ("x-delayed-message", {}, "x-delayed-type is None, but must be another exchange type"),
+        ("x-delayed-message", {"x-delayed-type": "x-delayed-message"}, "must be another exchange type"),
         ("x-recent-history", {"x-recent-history-length": 0}, "must be a whole number of 1 or more"),
         ("x-recent-history", {"x-recent-history-length": True}, "must be a whole number of 1 or more"),
     ],
@@ -298,9 +298,9 @@ def test_local_random_exchanges_accept_only_classic_queues_without_key() -> None
 
     first, second, third = problems(topology)
 
-    assert "takes empty keys only" in first
-    assert "takes classic queues only" in second
-    assert "takes classic queues only" in third
+    assert "accepts only empty keys" in first
+    assert "accepts only classic queues" in second
+    assert "accepts only classic queues" in third
 
 
 # --- queues

@@ -199,10 +199,10 @@ def test_names_hold_resolution_and_level() -> None:
         ({"levels": 29}, InvalidInputError, "29 levels"),
         ({"resolution": timedelta(microseconds=10_500)}, InvalidDelayError, "whole number of milliseconds"),
         ({"resolution": "1s"}, InvalidDelayError, "'1s' is of type str: give a timedelta"),
-        ({"resolution": timedelta(milliseconds=9)}, InvalidDelayError, "10 at least"),
-        ({"resolution": timedelta(days=1), "levels": 13}, InvalidDelayError, "longer delays go round"),
+        ({"resolution": timedelta(milliseconds=9)}, InvalidDelayError, "at least 10"),
+        ({"resolution": timedelta(days=1), "levels": 13}, InvalidDelayError, "longer delays wait in rounds"),
         ({"prefix": ""}, InvalidNameError, "prefix name is empty"),
-        ({"prefix": "amq.x"}, InvalidNameError, "keeps for itself"),
+        ({"prefix": "amq.x"}, InvalidNameError, "reserved by RabbitMQ"),
     ],
 )
 def test_invalid_settings_are_refused(settings: dict[str, Any], error: type[Exception], words: str) -> None:

@@ -152,7 +152,7 @@ async def test_an_exchange_of_another_type_is_a_mismatch(client: bide.Client) ->
 
 async def test_an_unknown_exchange_type_names_plugin_or_release(client: bide.Client, release: tuple[int, ...]) -> None:
     with pytest.raises(
-        UnsupportedBrokerError, match=r"'x-random', which the exchange 'x' is of: run 'rabbitmq-plugins"
+        UnsupportedBrokerError, match=r"'x-random', the type of the exchange 'x': run 'rabbitmq-plugins"
     ):
         await client.declare(bide.Topology([bide.Exchange("x", "x-random")]))
     if release < (4, 0):

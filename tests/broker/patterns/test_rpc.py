@@ -31,10 +31,10 @@ from bide.messaging.rpc_sync import SyncCaller
 from bide.patterns.rpc import rpc
 from bide.topology import Binding, Exchange, Topology
 from tests.broker.receiving import eventually, ready, receive, stack_of
-from tests.broker.test_endpoint_oddities import UnprintableError
 from tests.faults.cutting import Proxy
 from tests.patience import ON_TIME, PATIENCE
 from tests.support import Vhost
+from tests.unit.test_endpoint_failures import UnprintableError
 
 WAYS: tuple[Replies, ...] = ("direct", "instance", "ephemeral")
 every_way = pytest.mark.parametrize("replies", WAYS)
@@ -186,7 +186,7 @@ async def test_a_request_expires_with_the_timeout_of_its_caller(client: bide.Cli
 @every_way
 async def test_a_request_without_a_queue_is_unroutable(client: bide.Client, replies: Replies) -> None:
     async with Caller(client, replies=replies, timeout="20s") as caller:
-        with pytest.raises(UnroutableError, match="no queue takes the request to q:nowhere"):
+        with pytest.raises(UnroutableError, match="no queue is bound for the request to q:nowhere"):
             await caller.call("x", to="nowhere")
 
 
@@ -264,7 +264,7 @@ async def test_a_broken_connection_fails_the_call_and_the_next_succeeds(vhost: V
         await asyncio.wait_for(taken.wait(), PATIENCE)
         proxy.cut()
         cut.set()
-        with pytest.raises(ReplyLostError, match="not known whether"):
+        with pytest.raises(ReplyLostError, match=r"may have done the work|may do the work"):
             await call
         assert (await caller.call("tea", to="prices")).body == b"tea"
 

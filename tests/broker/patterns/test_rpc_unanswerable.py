@@ -154,7 +154,7 @@ async def test_a_connection_lost_before_a_requeue_redelivers_the_request(
             proxy.cut()
 
             async def told() -> bool:
-                return any("comes again" in one.message for one in caplog.records)
+                return any("will be redelivered" in one.message for one in caplog.records)
 
             await eventually(told)
     assert len(handled) > 1
