@@ -73,12 +73,12 @@ async def test_an_unavailable_target_does_not_delay_messages_to_others(vhost: Vh
 
 
 async def test_an_unavailable_target_does_not_delay_a_bulk_publish(vhost: Vhost, client: bide.Client) -> None:
-    letters = [
+    outgoing = [
         bide.OutgoingMessage(str(number), to=name, delay="50ms", isolated=True)
         for number in range(100)
         for name in (OTHERS[0], SLOW, *OTHERS[1:])
     ]
-    publishing = aiter(client.publish_many(letters))
+    publishing = aiter(client.publish_many(outgoing))
     async with unreachable(vhost, SLOW):
         outcomes = [await anext(publishing) for _ in range(300)]
         assert {outcome.message.to for outcome in outcomes} == set(OTHERS)
