@@ -43,7 +43,7 @@ async def unreachable(vhost: Vhost, queue: str) -> AsyncIterator[None]:
 
 @pytest.fixture
 async def client(vhost: Vhost) -> AsyncIterator[bide.Client]:
-    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK, timeout="5m") as client:
         await client.declare(bide.Topology(queues=[bide.Queue(SLOW), *map(bide.Queue.quorum, OTHERS)]))
         yield client
 
