@@ -16,7 +16,13 @@ from bide.cli.output import json_line, print_json
 from bide.cli.pipeline.group import spark_options
 from bide.cli.pipeline.view import progress
 from bide.cli.settings import Settings, broker_options, duration_of, json_option, pass_settings
-from bide.errors import BrokerUnreachableError, ConnectionLostError, InvalidOptionError, OffsetsLostError
+from bide.errors import (
+    BideError,
+    BrokerUnreachableError,
+    ConnectionLostError,
+    InvalidOptionError,
+    OffsetsLostError,
+)
 from bide.foreign_text import visible
 
 if TYPE_CHECKING:
@@ -113,8 +119,13 @@ def audit(
                 if once:
                     raise
                 click.echo(f"bide: {visible(str(error))}; trying again in {every}", err=True)
-            except (OffsetsLostError, InvalidOptionError) as error:
-                raise with_command_options(error) from error
+            except BideError as error:
+                # The other queries of the round that failed.
+                for note in getattr(error, "__notes__", ()):
+                    click.echo(f"bide: {visible(with_command_options(note))}", err=True)
+                if isinstance(error, OffsetsLostError | InvalidOptionError):
+                    raise type(error)(with_command_options(str(error))) from error
+                raise
             else:
                 _print(done, folder.place, once=once, as_json=as_json)
             if once:
@@ -125,12 +136,12 @@ def audit(
     raise SystemExit(128 + received[0])
 
 
-def with_command_options(error: OffsetsLostError | InvalidOptionError) -> OffsetsLostError | InvalidOptionError:
+def with_command_options(text: str) -> str:
     """Replace the options of the data source in the advice of an error by those of this command."""
     from bide.spark.source import TAKE_BACK, WAY_OUT_OF_LEFT_OUT, WAY_OUT_OF_NEW, WAY_OUT_OF_UNREAD
     from bide.streams.log import WAY_OUT_OF_GAP
 
-    text, take_back = str(error), f"{TAKE_BACK} (below _checkpoint)"
+    take_back = f"{TAKE_BACK} (below _checkpoint)"
     for theirs, own in (
         (WAY_OUT_OF_UNREAD, f"name them {_AS_BEFORE}, continue without them {_CONTINUE}"),
         (
@@ -141,7 +152,7 @@ def with_command_options(error: OffsetsLostError | InvalidOptionError) -> Offset
         (WAY_OUT_OF_GAP, f"Continue with the remaining messages {_CONTINUE}"),
     ):
         text = text.replace(theirs, own)
-    return type(error)(text)
+    return text
 
 
 def _print(done: Round, place: str, *, once: bool, as_json: bool) -> None:
