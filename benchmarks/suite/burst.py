@@ -64,12 +64,13 @@ BURST: Final = Measurement(
     title="Many messages due in the same second",
     about=(
         f"{_MESSAGES:,} messages of {_BODY} bytes, published over several seconds, due in one and the same second. "
-        "To one moment: all have the same `deliver_at`, as a campaign has; `Clock` releases them from the hundred "
-        "queues of their last digits at once. The others have the delay in whole seconds that makes them due in that "
-        "second, and half a second more with `Clock`, which takes all of them through the one queue of the half "
-        "second, or through its lanes: the worst that can be; in the cascade of NServiceBus they come through its last "
-        "levels. Prefetch is `dead_letter_worker_consumer_prefetch`, 32 unless it is configured. Time from the "
-        "beginning of the due second (and a half), or from the moment, to the last receipt."
+        "*To one moment*: all messages have the same `deliver_at`, as in a campaign, and `Clock` releases them from "
+        "the hundred queues of the last digit at once. In the other cases, the delay is the number of whole seconds "
+        "after which the message is due in that second. With `Clock` it is half a second longer, so that all messages "
+        "leave through the one queue of the half second, or through its lanes, which is the worst case. In the cascade "
+        "of NServiceBus the messages leave through its last levels. *Prefetch* is "
+        "`dead_letter_worker_consumer_prefetch`, 32 by default. The time is measured from the beginning of the due "
+        "second (with `Clock`, half a second later), or from the common due time, to the last receipt."
     ),
     cases=_cases,
     broker="fresh",

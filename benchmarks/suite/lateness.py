@@ -80,12 +80,12 @@ LATENESS: Final = Measurement(
     title="Lateness at a steady rate",
     about=(
         f"{_BODY} bytes, published at an even rate for {_SECONDS:g} s, with delays of 1 to {LONGEST} whole seconds at "
-        "random, to a quorum queue that is consumed meanwhile; late is what lies between the due time and the "
-        "receipt. The binary cascade is the layout of NServiceBus, with the same client. Without a delay, the messages "
-        "go straight to the queue: nothing that delays can be faster, or cheaper. Celery and dramatiq are "
-        "measured end to end, from the call to the start of the task, with a sender for every 250/s and a worker on "
-        "all cores, up to the highest rate that they sustain. Broker CPU is that of the node from the first publish "
-        "to the last receipt, everything included."
+        "random, to a quorum queue that is consumed meanwhile. Lateness is the time from the due time to the receipt. "
+        "The binary cascade is the layout of NServiceBus, with the same client. Messages without a delay go straight "
+        "to the queue: they show the minimum of time and CPU that any delay adds to. Celery and dramatiq are measured "
+        "end to end, from the call to the start of the task, with one sender for every 250/s and a worker on all "
+        "cores, up to the highest rate that they sustain. Broker CPU is the total of the node from the first publish "
+        "to the last receipt."
     ),
     cases=_cases,
     broker="fresh",

@@ -33,7 +33,7 @@ MEMORY: Final = Measurement(
     title="Memory of a bulk publish",
     about=(
         f"{_MESSAGES:,} messages of {_BODY} bytes from a generator, not delayed, to a queue that keeps the last 1,000. "
-        f"Memory of the process at most, and its growth from the first {_FIRST:,} on."
+        f"*Memory* is the largest memory of the process, and *growth* its growth after the first {_FIRST:,} messages."
     ),
     cases=_cases,
     most_rounds=1,

@@ -53,8 +53,9 @@ STARTUP: Final = Measurement(
     name="startup",
     title="Until the first message",
     about=(
-        "Applying: all exchanges, queues and bindings of the infrastructure, in an empty virtual host, or in one that "
-        f"has them. Importing: processor time of a new interpreter, less that of a bare one, medians of {_TRIES}."
+        "*apply*: the time to declare all exchanges, queues and bindings of the infrastructure, in an empty virtual "
+        "host or in one that already has them. *import*: the processor time of a new interpreter that imports the "
+        f"package, minus that of one that imports nothing, medians of {_TRIES}."
     ),
     cases=_cases,
 )

@@ -58,10 +58,11 @@ STORE: Final = Measurement(
     title="Many messages that wait",
     about=(
         f"{_MESSAGES:,} messages of {_BODY} bytes, with delays of {_HOLD:g} to {_HOLD + _SPREAD:g} whole seconds at "
-        f"random, on a broker of their own. While they wait, others come and go ({_SAMPLE['rate']}/s, 1 to "
-        f"{_SAMPLE['longest']} s), which is how late is measured; then the broker is stopped and started again, until "
-        "it confirms a delayed message. At last all of them are received, and each is looked for. Memory is the node's "
-        "resident memory, disk its data folder; per message, what they grew by."
+        f"random, on a broker of their own. While they wait, other messages are sent and received "
+        f"({_SAMPLE['rate']}/s, delays of 1 to {_SAMPLE['longest']} s) to measure the lateness. Then the broker is "
+        "stopped and started again; the start ends when it confirms a delayed message. At the end all messages are "
+        "received, and a check finds lost ones. Memory is the node's resident memory, and disk the size of its data "
+        "folder; the figures per message are their growth."
     ),
     cases=_cases,
     most_rounds=1,

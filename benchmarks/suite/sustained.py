@@ -60,10 +60,10 @@ SUSTAINED: Final = Measurement(
     about=(
         f"Delays of 0 to {(1 << _BITS) - 1:,} units of {_UNIT // timedelta(milliseconds=1)} ms at random, for `Clock` "
         f"(at most two hops) and for a binary cascade that is built with that unit ({_BITS} levels, six hops on "
-        "average). Twice as many messages are kept under way as would be there if all were on time, so that the broker "
-        "always has more to do than it can: every five seconds as many are allowed as are delivered in twice the mean "
-        f"delay. After {_WARM_UP:g} s the messages that arrive in {_SECONDS:g} s are counted. One client publishes and "
-        "consumes."
+        "average). To overload the broker all the time, the client keeps twice as many messages in transit as there "
+        "would be if all were on time: every five seconds, it sets the limit to the number of messages delivered in "
+        f"twice the mean delay. After {_WARM_UP:g} s, the messages that arrive within {_SECONDS:g} s are counted. One "
+        "client publishes and consumes."
     ),
     cases=_cases,
     broker="fresh",
