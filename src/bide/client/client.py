@@ -71,10 +71,10 @@ class Client:
             await asyncio.gather(*(one.close() for one in list(self._consumers)))
             await asyncio.gather(self._receiving.close(), self._publisher.close())
         except asyncio.CancelledError:
-            await self._cut()
+            await self._abort()
             raise
 
-    async def _cut(self) -> None:
+    async def _abort(self) -> None:
         """Close the connections without waiting for the broker, which may not answer."""
         closing = [asyncio.create_task(one) for one in (self._receiving.close(), self._publisher.close())]
         # The closing tasks have to start: a task that is cancelled after that cuts its connection.
@@ -93,7 +93,7 @@ class Client:
         Raises:
             BrokerError: the broker cannot be reached.
         """
-        return (await self._in_time(self._publisher.connection())).release
+        return (await self._within_timeout(self._publisher.connection())).release
 
     async def infrastructure(self) -> DelayInfrastructure:
         """The delay infrastructure in its variant for this broker.
@@ -101,7 +101,7 @@ class Client:
         Raises:
             BrokerError: the broker cannot be reached.
         """
-        return await self._in_time(self._publisher.infrastructure())
+        return await self._within_timeout(self._publisher.infrastructure())
 
     @takes(OutgoingMessage)
     async def publish(self, message: OutgoingMessage) -> Receipt:
@@ -173,14 +173,14 @@ class Client:
         from bide.client.bulk.sender import BulkSender
 
         publisher = self._publisher
-        run = BulkSender(
+        sender = BulkSender(
             publisher,
             messages,
             window=publisher.max_in_flight if window is None else whole_number("window", window, 1, 1_000_000),
             on_lost=publisher.on_lost if on_lost is None else checked_on_lost(on_lost),
             timeout=publisher.timeout.total_seconds(),
         )
-        return BulkPublish(run)
+        return BulkPublish(sender)
 
     async def forward(self, message: PreparedMessage, *, mandatory: bool = True) -> Receipt:
         """Send a message that was made from a received one, and wait for its confirm.
@@ -221,7 +221,7 @@ class Client:
             BrokerError: the broker cannot be reached, or this user may not see the queue.
         """
         check_name("queue", queue)
-        return await exists(await self._in_time(self._publisher.connection()), Topology(queues=[Queue(queue)]))
+        return await exists(await self._within_timeout(self._publisher.connection()), Topology(queues=[Queue(queue)]))
 
     def consume(
         self,
@@ -264,7 +264,7 @@ class Client:
             UnsupportedBrokerError: the broker lacks an exchange type.
             BrokerError: the broker cannot be reached, or refuses.
         """
-        connection = await self._in_time(self._publisher.connection())
+        connection = await self._within_timeout(self._publisher.connection())
         return await apply(connection, topology, external=external, retry_for=self._publisher.timeout)
 
     async def destroy(self, topology: Topology, *, force: bool = False, external: Iterable[str] = ()) -> Removed:
@@ -278,18 +278,18 @@ class Client:
             NotEmptyError: queues hold messages and ``force`` is off. Everything that was deleted was declared again.
             BrokerError: the broker cannot be reached, or refuses.
         """
-        connection = await self._in_time(self._publisher.connection())
+        connection = await self._within_timeout(self._publisher.connection())
         return await destroy(connection, topology, force=force, external=external, retry_for=self._publisher.timeout)
 
-    async def _in_time(self, reaching: Awaitable[_Result]) -> _Result:
+    async def _within_timeout(self, operation: Awaitable[_Result]) -> _Result:
         """Wait for a lost connection to be opened again, up to the client's timeout."""
         try:
             async with asyncio.timeout(self._publisher.timeout.total_seconds()):
-                return await reaching
+                return await operation
         except TimeoutError as error:
-            raise self._unreached() from error
+            raise self._unreachable_error() from error
 
-    def _unreached(self) -> BrokerUnreachableError:
+    def _unreachable_error(self) -> BrokerUnreachableError:
         seconds = self._publisher.timeout.total_seconds()
         return BrokerUnreachableError(
             f"the connection to {self.url} broke and was not back within {seconds:g} s: check that the broker is "
@@ -298,7 +298,7 @@ class Client:
 
 
 class Connecting:
-    """What :func:`connect` returns: ``async with`` opens and closes the client, ``await`` opens it."""
+    """The result of :func:`connect`: ``async with`` opens and closes the client, ``await`` opens it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
