@@ -1,4 +1,4 @@
-"""Delay infrastructures that grow with use, and which of their queues exist."""
+"""Delay infrastructures that grow with use, and the digits whose queues exist."""
 
 from __future__ import annotations
 
