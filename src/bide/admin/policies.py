@@ -139,7 +139,7 @@ def _is_changed(found: FoundQueue, definition: Mapping[str, Argument], key: str,
     before, after = effective(found, {}, key, release), effective(found, definition, key, release)
     if key == "delivery-limit" or found.type == "stream":
         # A higher delivery limit, or a longer retention, is harmless.
-        return _amount(after) < _amount(before)
+        return _as_number(after) < _as_number(before)
     if key == "overflow" and found.type == "classic":
         # A classic queue without a length limit is never full. A quorum queue also dead-letters in another way.
         limits = [effective(found, definition, length, release) for length in _LENGTH_KEYS]
@@ -177,7 +177,7 @@ def prevailing(found: FoundQueue, key: str, given: Argument | None) -> Argument 
     return argument
 
 
-def _amount(value: Any) -> float:
+def _as_number(value: Any) -> float:
     """A limit as a number for comparison; infinity if there is no limit."""
     if value is None:
         return math.inf

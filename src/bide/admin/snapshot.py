@@ -159,7 +159,7 @@ async def take_snapshot(api: ManagementApi, vhost: str, infrastructure: DelayInf
     """
     exchanges, queues = await find_owned(api, vhost, infrastructure)
     policies = await api.policies(vhost)
-    bindings = await _bindings_from(api, vhost, exchanges)
+    bindings = await _bindings_of_each(api, vhost, exchanges)
     snapshot = Snapshot(exchanges=exchanges, queues=queues, bindings=tuple(bindings), policies=policies)
 
     # Targets that messages reach without a binding of bide. Routes from there on are not part of the snapshot.
@@ -167,7 +167,7 @@ async def take_snapshot(api: ManagementApi, vhost: str, infrastructure: DelayInf
     beyond_exchanges = sorted(name for name in beyond if name and name not in exchanges)
     found = await _call_concurrently(lambda name: api.exchange(vhost, name), beyond_exchanges)
     exchanges |= {one.exchange.name: one for one in found if one}
-    bindings += await _bindings_from(api, vhost, beyond_exchanges)
+    bindings += await _bindings_of_each(api, vhost, beyond_exchanges)
     waiting = {release_target(one) for one in queues.values()}
     follow: set[tuple[DestinationType, str]] = {(one.destination_type, one.destination) for one in snapshot.bindings}
     follow |= {("queue", name) for name in waiting if name}
@@ -185,7 +185,7 @@ async def take_snapshot(api: ManagementApi, vhost: str, infrastructure: DelayInf
         queues |= {one.queue.name: one for one in found_queues if one}
         found = await _call_concurrently(lambda name: api.exchange(vhost, name), names["exchange"])
         exchanges |= {one.exchange.name: one for one in found if one}
-        onward = await _bindings_from(api, vhost, names["exchange"])
+        onward = await _bindings_of_each(api, vhost, names["exchange"])
         bindings += onward
         follow = {(one.destination_type, one.destination) for one in onward}
     return Snapshot(
@@ -236,7 +236,7 @@ def release_target(found: FoundQueue) -> str | None:
     return str(found.queue.arguments.get("x-dead-letter-routing-key") or "") or None
 
 
-async def _bindings_from(api: ManagementApi, vhost: str, exchanges: Iterable[str]) -> list[Binding]:
+async def _bindings_of_each(api: ManagementApi, vhost: str, exchanges: Iterable[str]) -> list[Binding]:
     groups = await _call_concurrently(lambda name: api.bindings_from(vhost, name), exchanges)
     return [binding for group in groups for binding in group]
 

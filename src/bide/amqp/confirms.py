@@ -75,9 +75,9 @@ class Confirms:
 
     def __init__(self) -> None:
         self._unconfirmed: dict[int, Unconfirmed] = {}
-        self._sent = 0
-        self._oldest = 1
-        self._last_returned = 0
+        self._sent_count = 0
+        self._oldest_tag = 1
+        self._last_returned_tag = 0
         self.failed = Counter[str]()
 
     def __len__(self) -> int:
@@ -90,14 +90,14 @@ class Confirms:
 
     def add(self, message: Unconfirmed) -> None:
         """Register a message that is being sent."""
-        self._sent += 1
-        self._unconfirmed[self._sent] = message
+        self._sent_count += 1
+        self._unconfirmed[self._sent_count] = message
 
     def settle(self, delivery_tag: int, *, multiple: bool, refused: bool) -> None:
         """Handle the broker's confirm of one message, or of all up to this one."""
-        delivery_tag = min(delivery_tag, self._sent)
+        delivery_tag = min(delivery_tag, self._sent_count)
         waiting = self._unconfirmed
-        for tag in range(self._oldest if multiple else delivery_tag, delivery_tag + 1):
+        for tag in range(self._oldest_tag if multiple else delivery_tag, delivery_tag + 1):
             entry = waiting.pop(tag, None)
             if entry is not None:
                 entry.settle(
@@ -107,8 +107,8 @@ class Confirms:
                     if entry.returned is not None
                     else None
                 )
-        if multiple or delivery_tag == self._oldest:
-            self._oldest = delivery_tag + 1
+        if multiple or delivery_tag == self._oldest_tag:
+            self._oldest_tag = delivery_tag + 1
 
     def returned(self, message: Return) -> None:
         """Handle a returned message.
@@ -118,7 +118,7 @@ class Confirms:
         several messages equal the return, bodies included, it does not matter which of them is marked.
         """
         message_id = message.values.get("message_id")
-        for tag in range(max(self._last_returned + 1, self._oldest), self._sent + 1):
+        for tag in range(max(self._last_returned_tag + 1, self._oldest_tag), self._sent_count + 1):
             entry = self._unconfirmed.get(tag)
             if (
                 entry is not None
@@ -128,7 +128,7 @@ class Confirms:
                 and entry.body == message.body
             ):
                 entry.returned = (message.reply_code, message.reply_text)
-                self._last_returned = tag
+                self._last_returned_tag = tag
                 return
         log.warning("the broker returned a message that is not waiting for a confirm")
 

@@ -46,13 +46,13 @@ class Client:
         self.url = url
         self._publisher = publisher
         self._stamp = stamp
-        self._receiving = ReconnectingConnection(replace(url, name=f"{url.name} (receiving)"))
-        publisher.reconnecting.on_leave = self._receiving.leave
+        self._consuming_connection = ReconnectingConnection(replace(url, name=f"{url.name} (receiving)"))
+        publisher.reconnecting.on_leave = self._consuming_connection.leave
         # Weak references, so that a consumer that the caller has dropped is not kept.
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
     async def __aenter__(self) -> Self:
-        self._receiving.check_loop()
+        self._consuming_connection.check_loop()
         try:
             await self._publisher.connection()
         except BaseException:
@@ -69,14 +69,14 @@ class Client:
         """Close the client. Unsettled messages go back to their queues; unconfirmed publishes are in doubt."""
         try:
             await asyncio.gather(*(one.close() for one in list(self._consumers)))
-            await asyncio.gather(self._receiving.close(), self._publisher.close())
+            await asyncio.gather(self._consuming_connection.close(), self._publisher.close())
         except asyncio.CancelledError:
             await self._abort()
             raise
 
     async def _abort(self) -> None:
         """Close the connections without waiting for the broker, which may not answer."""
-        closing = [asyncio.create_task(one) for one in (self._receiving.close(), self._publisher.close())]
+        closing = [asyncio.create_task(one) for one in (self._consuming_connection.close(), self._publisher.close())]
         # The closing tasks have to start: a task that is cancelled after that cuts its connection.
         await asyncio.sleep(0)
         for task in closing:
@@ -244,7 +244,9 @@ class Client:
         # Imported here, because a client that only publishes does not need it.
         from bide.client.consumer import Consumer
 
-        consumer = Consumer(self._receiving, queue, prefetch=prefetch, arguments=arguments, exclusive=exclusive)
+        consumer = Consumer(
+            self._consuming_connection, queue, prefetch=prefetch, arguments=arguments, exclusive=exclusive
+        )
         self._consumers.add(consumer)
         return consumer
 

@@ -64,7 +64,7 @@ class Encoder:
         self, infrastructure: DelayInfrastructure, *, frame_max: int, ready: ReadyDigits | None = None
     ) -> None:
         self._infrastructure = infrastructure
-        self._ready = ready
+        self._ready_digits = ready
         self._frame_max = frame_max
         self._encoders = BoundedCache[MessageTemplate, _UndelayedEncoder | _DelayedEncoder | None]()
 
@@ -99,7 +99,7 @@ class Encoder:
         try:
             if not template.is_delayed:
                 prepared = _UndelayedEncoder(self._infrastructure, template, self._frame_max)
-            elif (route := self._infrastructure.compile(template.target, codec, self._ready)) is not None:
+            elif (route := self._infrastructure.compile(template.target, codec, self._ready_digits)) is not None:
                 prepared = _DelayedEncoder(self._infrastructure, template, self._frame_max, route)
         except InvalidInputError:
             # A message of this template may still be sent without a delay. Encoding it in full raises the error.
@@ -109,7 +109,7 @@ class Encoder:
 
     def _encode_in_full(self, message: PreparedMessage, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
         route = message.route(self._infrastructure, now)
-        if route is not None and self._ready is not None and not self._ready.has(route.digits):
+        if route is not None and self._ready_digits is not None and not self._ready_digits.has(route.digits):
             return None
         exchange, routing_key = (
             (route.exchange, route.routing_key) if route is not None else _undelayed_address(message.target)

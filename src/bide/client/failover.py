@@ -72,7 +72,7 @@ class Failover:
         self._answers_seen = 0
         self._seconds_unanswered = 0.0
         self._probe_after = 0.0
-        self._pause = FIRST_PAUSE
+        self._probe_pause = FIRST_PAUSE
         self._paused_until = 0.0
 
     def watch(self, connection: Connection) -> None:
@@ -119,7 +119,7 @@ class Failover:
         self._probe_after = _jittered(PROBE_AFTER)
         connection.trouble = ""
         if connection.loop.time() >= self._paused_until + LONGEST_PAUSE:
-            self._pause = FIRST_PAUSE
+            self._probe_pause = FIRST_PAUSE
 
     async def _examine(self, connection: Connection) -> None:
         """Find out whether the node is broken, and leave it if another host is better."""
@@ -138,8 +138,8 @@ class Failover:
         finally:
             if reason is None and other is not None:
                 await other.close()
-            self._paused_until = connection.loop.time() + self._pause * random.uniform(0.5, 1.0)  # noqa: S311
-            self._pause = min(self._pause * 2, LONGEST_PAUSE)
+            self._paused_until = connection.loop.time() + self._probe_pause * random.uniform(0.5, 1.0)  # noqa: S311
+            self._probe_pause = min(self._probe_pause * 2, LONGEST_PAUSE)
 
     async def _other_host(self, connection: Connection) -> tuple[Connection | None, str]:
         """A connection to another host, or None and the reason why there is none."""

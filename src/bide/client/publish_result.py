@@ -124,7 +124,7 @@ class Tally:
     """
 
     def __init__(self, *, keep: int) -> None:
-        self._keep = keep
+        self._max_failures = keep
         self._counts = Counter[Status]()
         self._failures: list[PublishResult] = []
 
@@ -141,7 +141,7 @@ class Tally:
         """Count results of failures."""
         for outcome in outcomes:
             self._counts[outcome.status] += 1
-            if len(self._failures) < self._keep:
+            if len(self._failures) < self._max_failures:
                 self._failures.append(outcome)
 
     def report(self) -> PublishSummary:

@@ -54,7 +54,7 @@ class ReconnectingConnection:
         self._left_address = ""
         self._connection: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._opening = asyncio.Lock()
+        self._open_lock = asyncio.Lock()
         self._closed = asyncio.Event()
         self._opened_at: float | None = None
         self._backoff = Backoff(FIRST_PAUSE.total_seconds(), LONGEST_PAUSE.total_seconds())
@@ -75,7 +75,7 @@ class ReconnectingConnection:
         connection = self._connection
         if connection is not None and connection.is_open and not self._closed.is_set():
             return connection
-        async with self._opening:
+        async with self._open_lock:
             while True:
                 if self._closed.is_set():
                     raise ClosedError("the client was closed")

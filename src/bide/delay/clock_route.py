@@ -55,7 +55,7 @@ class ClockRoute:
         self._resolution_microseconds = resolution // _MICROSECOND
         self._steps_per_resolution = resolution // RESOLUTION
         self._max_steps = max_delay // RESOLUTION
-        self._array = wire.array
+        self._encode_array = wire.array
         self._carrier = wire.short_string(carrier)
         self._target_key = wire.field_value(target_key)
         self._to_header = wire.table_items({to[0]: to[1]})
@@ -84,7 +84,7 @@ class ClockRoute:
         except TypeError:
             # A key is None. Catching the error costs nothing for the other messages; a check would cost each of them.
             return None
-        return entry, self.routing_key, self._carrier + self._array(array) + self._to_header, hops
+        return entry, self.routing_key, self._carrier + self._encode_array(array) + self._to_header, hops
 
 
 @lru_cache(maxsize=256)

@@ -113,7 +113,7 @@ class ConnectionLoop:
                 on_start(self._connection)
             await self._wait_for(stop)
             if stopping.is_set() and not self._failed.done() and not self._connection.lost.done():
-                await self._finish(channel, tags)
+                await self._stop_consuming(channel, tags)
             else:
                 self._raise_failure()
         finally:
@@ -131,9 +131,9 @@ class ConnectionLoop:
         if self._connection.lost.done():
             raise self._connection.lost.result()
 
-    async def _finish(self, channel: Channel, tags: Sequence[str]) -> None:
+    async def _stop_consuming(self, channel: Channel, tags: Sequence[str]) -> None:
         """Cancel the consumers, and wait for messages in flight. Paused messages go back to their queue at once."""
-        finishing = asyncio.create_task(self._drain(channel, tags))
+        finishing = asyncio.create_task(self._wait_for_results(channel, tags))
         # A broker that blocks publishers (an alarm) answers nothing at all on this connection.
         await self._wait_for(finishing, seconds=self._stop_timeout)
         finishing.cancel()
@@ -143,7 +143,7 @@ class ConnectionLoop:
             # Close without the handshake, which would wait for an answer of the broker.
             self._connection.give_up(ClosedError("the relay was stopped"))
 
-    async def _drain(self, channel: Channel, tags: Sequence[str]) -> None:
+    async def _wait_for_results(self, channel: Channel, tags: Sequence[str]) -> None:
         for tag in tags:
             await channel.cancel(tag)
         for message in list(self._paused):

@@ -67,7 +67,7 @@ class RelaySender:
         self._connection = connection
         self._on_result = on_result
         self._failed = failed
-        self._waiting: deque[RelayedInFlight] = deque()
+        self._send_queue: deque[RelayedInFlight] = deque()
         self._unconfirmed: dict[RelayedInFlight, None] = {}
         self._lost: list[RelayedInFlight] = []
         self._suspects_left = 0
@@ -76,12 +76,12 @@ class RelaySender:
 
     def put(self, message: RelayedInFlight) -> None:
         """Send a message as soon as possible."""
-        self._waiting.append(message)
+        self._send_queue.append(message)
         self._send_waiting()
 
     def close(self) -> None:
         """Send no more messages, and report no more results."""
-        self._waiting.clear()
+        self._send_queue.clear()
         self._unconfirmed.clear()
         if self._open_task is not None:
             self._open_task.cancel()
@@ -95,8 +95,8 @@ class RelaySender:
             if self._open_task is None and not self._lost:
                 self._open_task = asyncio.create_task(self._open())
             return
-        while self._waiting and not (self._suspects_left and self._unconfirmed):
-            self._send(channel, self._waiting.popleft())
+        while self._send_queue and not (self._suspects_left and self._unconfirmed):
+            self._send(channel, self._send_queue.popleft())
 
     def _send(self, channel: Channel, message: RelayedInFlight) -> None:
         try:
@@ -139,7 +139,7 @@ class RelaySender:
             return
         self._suspects_left = max(self._suspects_left - 1, 0)
         self._on_result(message, error)
-        if self._waiting:
+        if self._send_queue:
             self._send_waiting()
 
     def _on_channel_closed(self, channel: Channel | None, error: BideError) -> None:
@@ -156,7 +156,7 @@ class RelaySender:
                 "the broker closed a channel with %d messages on it, which are sent one by one: %s", len(lost), error
             )
             self._suspects_left = len(lost)
-        self._waiting.extendleft(one for one in reversed(lost) if not closure.applies_to(one.exchange, one.body))
+        self._send_queue.extendleft(one for one in reversed(lost) if not closure.applies_to(one.exchange, one.body))
         for one in rejected:
             self._on_result(one, error)
         self._send_waiting()

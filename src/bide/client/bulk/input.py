@@ -82,7 +82,7 @@ class _AsyncInput:
         self._items = items
         self._on_change = on_change
         self._available: deque[Any] = deque()
-        self._bytes = 0
+        self._available_bytes = 0
         self._has_room = asyncio.Event()
         self._is_stopped = False
         self._has_ended = False
@@ -97,8 +97,8 @@ class _AsyncInput:
         if not self._available:
             return NOTHING
         item = self._available.popleft()
-        self._bytes -= body_bytes(item)
-        if len(self._available) <= _READ_AHEAD // 2 and self._bytes <= _READ_AHEAD_BYTES // 2:
+        self._available_bytes -= body_bytes(item)
+        if len(self._available) <= _READ_AHEAD // 2 and self._available_bytes <= _READ_AHEAD_BYTES // 2:
             self._has_room.set()
         return item
 
@@ -140,9 +140,9 @@ class _AsyncInput:
                 item = await step()
                 step = items.__anext__
                 self._available.append(item)
-                self._bytes += body_bytes(item)
+                self._available_bytes += body_bytes(item)
                 self._on_change()
-                if len(self._available) >= _READ_AHEAD or self._bytes >= _READ_AHEAD_BYTES:
+                if len(self._available) >= _READ_AHEAD or self._available_bytes >= _READ_AHEAD_BYTES:
                     self._has_room.clear()
                     try:
                         await self._has_room.wait()

@@ -25,8 +25,8 @@ class BulkPublish:
     It sends only while you ask for results. If you stop iterating early, unconfirmed messages are abandoned.
     """
 
-    def __init__(self, sender: BulkSender) -> None:
-        self._sender = sender
+    def __init__(self, run: BulkSender) -> None:
+        self._sender = run
         self._is_used = False
 
     def count_from(self, position: int) -> Self:
@@ -55,25 +55,25 @@ class BulkPublish:
         return self._sender
 
     @staticmethod
-    async def _results(sender: BulkSender) -> AsyncGenerator[PublishResult, None]:
-        async with aclosing(sender.rounds()) as rounds:
+    async def _results(run: BulkSender) -> AsyncGenerator[PublishResult, None]:
+        async with aclosing(run.rounds()) as rounds:
             async for settled in rounds:
                 for one in settled:
                     yield one.outcome()
 
     @staticmethod
-    async def _summaries(sender: BulkSender) -> AsyncGenerator[PublishSummary, None]:
-        async with aclosing(sender.rounds()) as rounds:
+    async def _summaries(run: BulkSender) -> AsyncGenerator[PublishSummary, None]:
+        async with aclosing(run.rounds()) as rounds:
             async for settled in rounds:
                 tally = Tally(keep=len(settled))
                 _count(settled, tally)
                 yield tally.report()
 
     @staticmethod
-    async def _whole_summary(sender: BulkSender) -> PublishSummary:
+    async def _whole_summary(run: BulkSender) -> PublishSummary:
         tally = Tally(keep=KEPT_FAILURES)
         try:
-            async with aclosing(sender.rounds()) as rounds:
+            async with aclosing(run.rounds()) as rounds:
                 async for settled in rounds:
                     _count(settled, tally)
         except BulkInDoubtError as error:

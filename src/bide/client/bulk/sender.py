@@ -78,7 +78,7 @@ class BulkSender:
         self._timeout = timeout
         self._state: BrokerState | None = None
         self._channel: Channel | None = None
-        self._taken = 0
+        self._next_position = 0
         self._in_flight = 0
         self._in_flight_bytes = 0
         self._results: list[InFlightMessage] = []
@@ -95,7 +95,7 @@ class BulkSender:
 
     def count_from(self, position: int) -> None:
         """Give the first message this position instead of 0."""
-        self._taken = position
+        self._next_position = position
 
     async def rounds(self) -> AsyncGenerator[list[InFlightMessage], None]:
         """Send messages, and yield new results.
@@ -123,7 +123,7 @@ class BulkSender:
             for cause in (failure, self._fatal_error, source.error):
                 if cause is not None:
                     left = [] if cause is source.error else source.left()
-                    raise with_unsent(cause, left, first=self._taken) if isinstance(cause, BideError) else cause
+                    raise with_unsent(cause, left, first=self._next_position) if isinstance(cause, BideError) else cause
         finally:
             self._publisher.trials.sources.discard(self._unconfirmed)
             if self._channel is not None:
@@ -322,8 +322,8 @@ class BulkSender:
         outgoing = source.take()
         if outgoing is NOTHING:
             return None
-        position = self._taken
-        self._taken += 1
+        position = self._next_position
+        self._next_position += 1
         try:
             if not isinstance(outgoing, OutgoingMessage):
                 raise InvalidInputError(f"item {position} is a {type(outgoing).__name__}: give a bide.OutgoingMessage")

@@ -66,7 +66,7 @@ class BulkPublisher:
         window: int = 10_000,
         keep: int = KEPT_FAILURES,
     ) -> None:
-        self._keep = whole_number("keep", keep, 1, 10_000_000)
+        self._max_failures = whole_number("keep", keep, 1, 10_000_000)
         connecting = connect(
             url,
             infrastructure=infrastructure,
@@ -81,8 +81,8 @@ class BulkPublisher:
         self._batch_bytes = 0
         self._feed: ThreadFeed | None = None
         self._sending: concurrent.futures.Future[None] | None = None
-        self._taken = 0
-        self._tally = Tally(keep=self._keep)
+        self._next_position = 0
+        self._tally = Tally(keep=self._max_failures)
 
     def __enter__(self) -> Self:
         return self
@@ -129,7 +129,7 @@ class BulkPublisher:
         if self._feed is not None:
             self._feed.end()
             self._end_publish()
-        report, self._tally = self._tally.report(), Tally(keep=self._keep)
+        report, self._tally = self._tally.report(), Tally(keep=self._max_failures)
         if report.failures:
             raise failures_error(report)
         return report
@@ -154,7 +154,7 @@ class BulkPublisher:
             self._end_publish()
         if self._feed is None or self._sending is None:
             feed = ThreadFeed(self._client.call)
-            self._sending = self._client.submit(self._publish(feed, self._taken))
+            self._sending = self._client.submit(self._publish(feed, self._next_position))
             self._feed = feed
         # If an exception from a signal handler ends the wait, the batch is passed with the next message.
         self._feed.wait_for_room()
@@ -162,7 +162,7 @@ class BulkPublisher:
             # The publish ends, or has ended, with an error.
             self._end_publish()
         batch, self._batch, self._batch_bytes = self._batch, [], 0
-        self._taken += len(batch)
+        self._next_position += len(batch)
         self._feed.add(batch)
 
     def _end_publish(self) -> None:
@@ -178,13 +178,13 @@ class BulkPublisher:
             raise ClosedError("the publisher was closed") from None
         except BideError as error:
             left = feed.left()
-            named = with_unsent(error, [*left, *self._batch], first=self._taken - len(left))
-            self._taken += len(self._batch)
+            named = with_unsent(error, [*left, *self._batch], first=self._next_position - len(left))
+            self._next_position += len(self._batch)
             self._batch, self._batch_bytes, self._sending, self._feed = [], 0, None, None
             if not isinstance(named, BulkInDoubtError):
                 named = BulkInDoubtError(str(error))
                 named.__cause__ = error
-            named.report, self._tally = self._tally.report(), Tally(keep=self._keep)
+            named.report, self._tally = self._tally.report(), Tally(keep=self._max_failures)
             raise named from named.__cause__
         self._sending = self._feed = None
 

@@ -26,7 +26,7 @@ class ThreadFeed:
     """
 
     def __init__(self, call: Callable[[Callable[[], None]], object]) -> None:
-        self._call = call
+        self._call_soon = call
         self._batches: deque[Sequence[OutgoingMessage]] = deque()
         self._current: Iterator[OutgoingMessage] = iter(())
         self._room = threading.Semaphore(_BATCHES_AHEAD)
@@ -60,12 +60,12 @@ class ThreadFeed:
     def add(self, batch: Sequence[OutgoingMessage]) -> None:
         """Add messages; there is room for them."""
         self._batches.append(batch)
-        self._call(self._changed.set)
+        self._call_soon(self._changed.set)
 
     def end(self) -> None:
         """Mark the end of the input."""
         self.has_ended = True
-        self._call(self._changed.set)
+        self._call_soon(self._changed.set)
 
     # In the event loop, when no more messages are taken:
 
