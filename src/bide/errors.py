@@ -46,7 +46,7 @@
     ├── MessageError: a received message cannot be handled
     │   ├── UndecodableMessageError    its body cannot be read (also a ValueError)
     │   ├── UnknownMessageTypeError    the endpoint has no handler for its type
-    │   ├── PoisonMessageError         every attempt to process it ended with a crash of the consumer
+    │   ├── PoisonMessageError         the consumer stopped during every attempt to process it
     │   └── NotFoundError              no such message is in the queue
     ├── FolderInUseError               another run works with this ledger or audit folder
     ├── CallError: a request got no successful reply

@@ -176,8 +176,8 @@ async def apply(
     """Declare everything in a topology. Items that exist with these properties stay unchanged.
 
     Temporary refusals of a busy broker (see :mod:`bide.admin.declaring`) are retried. If the broker closes the
-    connection with a refusal, the rest is declared over another connection, and the given one stays closed. This does
-    not apply to a topology with an exclusive queue, which belongs to its connection.
+    connection with a refusal, the rest is declared over another connection, and the given one stays closed. A topology
+    with an exclusive queue is the exception, because that queue belongs to its connection.
 
     Args:
         external: names of exchanges and queues outside the topology that its bindings may use.

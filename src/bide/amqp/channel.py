@@ -30,7 +30,7 @@ _CLOSE_TIMEOUT: Final = 5.0
 _ACKS_PASSED_ON: Final = 1.0
 """Seconds after which the broker is assumed to have passed an acknowledgement on to the queue."""
 _ACKS_WAIT: Final = 0.05
-"""Seconds to wait for a broker to pass acknowledgements on; an idle broker takes under 10 ms."""
+"""Seconds to wait for a broker to pass acknowledgements on; on an idle machine it takes under 10 ms."""
 _ACKS_WAIT_FACTOR: Final = 2.0
 """For a busy broker, the time to wait as a multiple of the time that the broker took to answer."""
 

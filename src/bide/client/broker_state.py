@@ -45,7 +45,7 @@ _MAX_BINDINGS: Final = 100
 """The number of targets bound concurrently, which limits the declarations that a busy broker gets at once."""
 
 MAX_RELEASE_QUEUES: Final = 1000
-"""The maximum number of release queues of exchange targets, per connection. Thousands slow the broker down."""
+"""The maximum number of release queues of exchange targets, per connection. Thousands harm the broker."""
 
 _MAX_DIGIT_AGE: Final = 0.1
 """Seconds after which the digits of a due time are computed again. Older digits make the message late by their age."""

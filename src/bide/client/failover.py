@@ -42,7 +42,7 @@ moves: Final = Counter[Reason]()
 """The number of times that connections of this process left a node, by reason."""
 
 Trial = Callable[[Connection], Awaitable[bool]]
-"""Sends an unconfirmed message again, over a connection to another host, and returns whether that host confirms it."""
+"""Sends an unconfirmed message over a connection to another host, and returns whether that host confirms it."""
 
 
 class Failover:
@@ -51,8 +51,8 @@ class Failover:
     A node that was stopped or cut off from its clients sends nothing, not even an answer to a probe. The client leaves
     the node if another host accepts the client. A node that was cut off from the majority of its cluster answers probes
     and sends heartbeats, but confirms nothing for quorum queues. The client leaves the node if another host confirms
-    one of the messages that wait for the node's confirm. The client does not leave a node that blocks publishers, or
-    that confirms any message meanwhile: such a node is slow, not broken.
+    one of the messages that wait for the node's confirm. The client does not leave a node that blocks publishers, nor
+    one that confirms any message meanwhile, because that node is slow and not broken.
 
     The trial uses messages to several targets, because the target may be the reason why a message is not confirmed.
     The client leaves only after all of them are confirmed or refused, or after ``TRIAL``: the first message of a

@@ -126,7 +126,7 @@ class Subscription:
         return self._inbox.ready
 
     def settled(self) -> None:
-        """Note that a delivery of :meth:`next` was settled."""
+        """Record that a delivery of :meth:`next` was settled."""
         self._unsettled -= 1
 
     async def end(self) -> list[Delivery]:
