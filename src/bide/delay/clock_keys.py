@@ -32,8 +32,8 @@ def padding_of(target: Target) -> str:
 
     A topic exchange also matches CC and BCC keys. A pattern that matches a transport key consists of wildcards only, so
     it matches every key of that many words, including the message's own routing key. No queue therefore gets a message
-    that an undelayed publish would not have routed to it. (The exception is a pattern with the padding word ``~``, such as
-    ``~.#``, which does match transport keys.)
+    that an undelayed publish would not have routed to it. (The exception is a pattern with the padding word ``~``, such
+    as ``~.#``, which does match transport keys.)
     """
     return "~." * target.routing_key.count(".") if isinstance(target, ExchangeTarget) else ""
 
