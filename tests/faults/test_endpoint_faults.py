@@ -52,7 +52,7 @@ class Cutting(Recorder):
 
     async def happened(self, event: Event) -> None:
         await super().happened(event)
-        connection = self._client._receiving._connection
+        connection = self._client._consuming_connection._connection
         # Not the one that was cut a moment ago, for another message.
         if event.kind != self._kind or not self.left or connection is None or connection is self._cut:
             return
@@ -230,7 +230,7 @@ async def test_a_cut_while_handlers_run_repeats_only_their_messages(cutting: Pro
         for number in range(20):
             await sender.publish(b"x", to=QUEUE, message_id=f"m{number}")
         await asyncio.wait_for(started.wait(), PATIENCE)
-        connection = client._receiving._connection
+        connection = client._consuming_connection._connection
         assert connection is not None
         cutting.cut()
         # The handlers end on a connection that is gone: their messages were handled, and come back.

@@ -189,7 +189,7 @@ async def test_a_returned_message_with_a_lost_confirm_is_unroutable(vhost: Vhost
 
         async def returned() -> bool:
             state = client._publisher._state
-            waiting = state._channel.confirms._waiting.values() if state and state._channel else ()
+            waiting = state._channel.confirms._unconfirmed.values() if state and state._channel else ()
             return any(one.returned for one in waiting)
 
         await eventually(returned)

@@ -209,7 +209,7 @@ def test_at_most_10_000_kinds_are_cached() -> None:
     encoder = Encoder(CLOCKS[0], frame_max=FRAME_MAX)
     for number in range(25_000):
         encoder.encode(check.check(OutgoingMessage(b"", to=f"q{number}")), NOW, channel=1, mandatory=True)
-    assert len(encoder._prepared) <= 10_000
+    assert len(encoder._encoders) <= 10_000
 
 
 def test_every_digit_of_every_level_is_encoded_the_same() -> None:
@@ -246,5 +246,5 @@ def test_a_message_is_not_encoded_before_its_digits_are_ready(routing_key: str, 
     complete = Encoder(clock, frame_max=FRAME_MAX)
     expected = complete.encode(message, NOW, channel=7, mandatory=True)
     assert encoder.encode(message, NOW, channel=7, mandatory=True) == expected
-    ready.doubt()
+    ready.reset()
     assert encoder.encode(message, NOW, channel=7, mandatory=True) is None

@@ -45,7 +45,7 @@ async def test_a_management_api_on_another_machine_does_not_get_a_password_over_
 ) -> None:
     monkeypatch.setattr(exposure, "_warned", set())
     # A unit test has no other machine.
-    monkeypatch.setattr(exposure, "_is_elsewhere", lambda _peer, _own: True)
+    monkeypatch.setattr(exposure, "_is_remote", lambda _peer, _own: True)
     warned_before_requests = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

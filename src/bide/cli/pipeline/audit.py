@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from bide.pipelines.audit.run import Round
 
 _LAYOUTS: Final = ("clock", "nservicebus", "nservicebus-v1", "celery")
-_CONTINUE: Final = "with --allow-gaps, or audit into another folder (--into)"
-_AS_BEFORE: Final = "with the same --layout, --prefix and --events as before"
+_GAP_ADVICE: Final = "with --allow-gaps, or audit into another folder (--into)"
+_OPTIONS_ADVICE: Final = "with the same --layout, --prefix and --events as before"
 
 
 @click.command()
@@ -107,7 +107,7 @@ def audit(
     with (
         folder.lock(),
         open_session("bide pipeline audit", quiet=not settings.verbosity) as spark,
-        _signals() as received,
+        _collect_signals() as received,
     ):
         while not received:
             began = time.monotonic()
@@ -127,7 +127,7 @@ def audit(
                     raise type(error)(with_command_options(str(error))) from error
                 raise
             else:
-                _print(done, folder.place, once=once, as_json=as_json)
+                _print_round(done, folder.place, once=once, as_json=as_json)
             if once:
                 return
             # Short sleeps, because a signal does not end a sleep.
@@ -143,19 +143,19 @@ def with_command_options(text: str) -> str:
 
     take_back = f"{TAKE_BACK} (below _checkpoint)"
     for theirs, own in (
-        (WAY_OUT_OF_UNREAD, f"name them {_AS_BEFORE}, continue without them {_CONTINUE}"),
+        (WAY_OUT_OF_UNREAD, f"name them {_OPTIONS_ADVICE}, continue without them {_GAP_ADVICE}"),
         (
             WAY_OUT_OF_LEFT_OUT,
-            f"name them {_AS_BEFORE} and {take_back}; continue without them {_CONTINUE}",
+            f"name them {_OPTIONS_ADVICE} and {take_back}; continue without them {_GAP_ADVICE}",
         ),
-        (WAY_OUT_OF_NEW, f"Continue {_CONTINUE}"),
-        (WAY_OUT_OF_GAP, f"Continue with the remaining messages {_CONTINUE}"),
+        (WAY_OUT_OF_NEW, f"Continue {_GAP_ADVICE}"),
+        (WAY_OUT_OF_GAP, f"Continue with the remaining messages {_GAP_ADVICE}"),
     ):
         text = text.replace(theirs, own)
     return text
 
 
-def _print(done: Round, place: str, *, once: bool, as_json: bool) -> None:
+def _print_round(done: Round, place: str, *, once: bool, as_json: bool) -> None:
     if as_json:
         seconds = {name: round(getattr(done, name), 3) for name in ("read_seconds", "seconds")}
         result = {**asdict(done), **seconds, "into": place}
@@ -177,7 +177,7 @@ def _print(done: Round, place: str, *, once: bool, as_json: bool) -> None:
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
+def _collect_signals() -> Iterator[list[int]]:
     """Collect SIGINT, SIGTERM and SIGHUP, so that the current round can finish.
 
     A second signal ends the program immediately, which loses nothing either.
