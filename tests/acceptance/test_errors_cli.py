@@ -19,7 +19,7 @@ from bide.topology import Queue
 from tests.acceptance.test_cli import Program, lines
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import connected, ready_at, receive
-from tests.broker.test_lifecycle import park
+from tests.broker.test_error_queues import park
 from tests.patience import PATIENCE
 from tests.support import Vhost
 

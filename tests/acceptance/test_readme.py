@@ -19,7 +19,7 @@ from bide.local_broker import LocalBroker
 from tests.acceptance.test_cli import Program
 from tests.patience import PATIENCE
 from tests.readme import GETTING_STARTED, INSTALL, PIPELINE, README, ROOT, Shell, blocks, commands_of, read, shape
-from tests.spark.killing import Counter, wait_until
+from tests.spark.spark_processes import Counter, wait_until
 
 if TYPE_CHECKING:
     from tests.support import Rabbitmq, Vhost

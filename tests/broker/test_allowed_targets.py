@@ -22,7 +22,7 @@ from bide.messaging.rpc import Caller, serve
 from bide.relay import Relay
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker.receiving import eventually, fresh, ready, receive
-from tests.broker.test_lifecycle import park
+from tests.broker.test_error_queues import park
 from tests.patience import PATIENCE
 from tests.relay_process import relay
 from tests.support import Vhost

@@ -35,8 +35,8 @@ from bide.errors import (
 from bide.messages.outgoing import OutgoingMessage
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, fresh, receive
+from tests.leaks import quiet_loop
 from tests.patience import ON_TIME
-from tests.quiet import quiet_loop
 from tests.support import Vhost
 
 

@@ -18,7 +18,7 @@ from bide.patterns.event_bus import EventBusQueue
 from bide.topology import Argument, Binding, Queue
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import fresh, receive
-from tests.broker.test_lifecycle import listed
+from tests.broker.test_error_queues import listed
 from tests.patience import PATIENCE
 
 DIGIT = "bide.v1.s10"

@@ -15,7 +15,7 @@ import pytest
 
 import bide
 from tests.patience import PATIENCE
-from tests.spark.killing import wait_until
+from tests.spark.spark_processes import wait_until
 
 if TYPE_CHECKING:
     from tests.support import Vhost

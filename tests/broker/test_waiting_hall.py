@@ -35,8 +35,8 @@ from bide.relay import Relay, Relayed
 from bide.relay.decision import HEADER_DELAY
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker.receiving import eventually, ready, receive
+from tests.leaks import quiet_loop
 from tests.patience import ON_TIME, PATIENCE
-from tests.quiet import quiet_loop
 from tests.relay_process import Process, relay
 from tests.support import Vhost
 

@@ -16,7 +16,7 @@ import bide
 from bide.local_broker import LocalBroker
 from bide.local_broker.configuration import PLUGINS
 from tests.faults.proxy import Proxy
-from tests.quiet import quiet_loop
+from tests.leaks import quiet_loop
 from tests.support import Rabbitmq, Vhost
 
 CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(seconds=1))

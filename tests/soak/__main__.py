@@ -13,7 +13,7 @@ from typing import Final
 
 from bide.local_broker import LocalBroker
 from tests.soak.account import Account, summary
-from tests.soak.life import REPOSITORY, end
+from tests.soak.job_run import REPOSITORY, end
 from tests.soak.round import Plan, Round
 
 SHARES: Final = {"worker": 4, "daemon": 1, "stop": 3, "cancel": 2}

@@ -22,7 +22,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.soak.feed import FIRST, LONGEST_DELAY
 from tests.soak.job import QUEUE, STREAM
-from tests.soak.life import SoakError
+from tests.soak.job_run import SoakError
 
 _QUIET: Final = LONGEST_DELAY + 2
 """Seconds without a message after which no more are expected, when all have come."""

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from tests.spark.killing import QUICK_JAVA
+from tests.spark.spark_processes import QUICK_JAVA
 
 QUERIES: Final = ("read", "write")
 STREAM: Final = "soak-stream"

@@ -17,7 +17,7 @@ from tests.soak.account import Account
 from tests.soak.ending import is_allowed
 from tests.soak.feed import Feed, batches, declare
 from tests.soak.job import QUERIES, Task
-from tests.soak.life import Life, SoakError, end
+from tests.soak.job_run import Life, SoakError, end
 from tests.support import flush_declarations, stream_port
 
 MASTERS: Final = ("local[2]", "local[2,4]")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.spark import commands
-from tests.spark.killing import QUICK_JAVA, wait_until
+from tests.spark.spark_processes import QUICK_JAVA, wait_until
 
 WORKERS: Final = 2
 BIN: Final = Path(sys.executable).parent

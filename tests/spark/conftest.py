@@ -12,7 +12,7 @@ import pika
 import pytest
 
 import bide.spark
-from tests.spark.killing import QUICK_JAVA
+from tests.spark.spark_processes import QUICK_JAVA
 from tests.spark.streams import Streams
 from tests.support import Vhost
 

@@ -34,7 +34,7 @@ from tests import stream_publisher
 from tests.broker import celery_app
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import receive
-from tests.spark.killing import LOCAL, started
+from tests.spark.spark_processes import LOCAL, started
 from tests.support import RawText, Vhost, stream_port
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 
 from bide.cli.app import run
 from tests.spark import on_cluster
-from tests.spark.campaign import check_source_and_sink, told
 from tests.spark.cluster import BIN, SETTINGS, WORKERS, standalone
+from tests.spark.cluster_checks import check_source_and_sink, told
 from tests.support import Vhost
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(1800)]

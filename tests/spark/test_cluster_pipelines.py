@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.campaign import check_pipelines
 from tests.spark.cluster import SETTINGS, standalone
+from tests.spark.cluster_checks import check_pipelines
 from tests.support import Vhost
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.spark import on_cluster
-from tests.spark.campaign import check_pipelines, check_source_and_sink, told
 from tests.spark.cluster import Elsewhere, connect_server
+from tests.spark.cluster_checks import check_pipelines, check_source_and_sink, told
 from tests.support import Vhost
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -20,7 +20,7 @@ from bide.pipelines.plan.levels import PlanLevels
 from bide.pipelines.plan.occupancy import Timeline
 from bide.pipelines.plan.report import clear, report
 from bide.pipelines.plan.workload import of_flows
-from tests.spark.killing import LOCAL, started
+from tests.spark.spark_processes import LOCAL, started
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

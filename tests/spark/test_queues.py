@@ -19,7 +19,7 @@ import bide.spark
 from bide.errors import BrokerError, DelayQueueError, DeliveryLostError, InvalidInputError, TargetNotFoundError
 from bide.topology import Argument
 from tests.patience import PATIENCE
-from tests.spark.killing import QUICK_JAVA
+from tests.spark.spark_processes import QUICK_JAVA
 from tests.support import Vhost
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from bide.recoverability.history import History
 from bide.topology import Binding, Exchange, Queue
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.broker.receiving import fresh
-from tests.broker.test_lifecycle import park
+from tests.broker.test_error_queues import park
 from tests.patience import PATIENCE
-from tests.spark.killing import LOCAL, Counter, started, wait_until
 from tests.spark.receiving import drain, rest
+from tests.spark.spark_processes import LOCAL, Counter, started, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

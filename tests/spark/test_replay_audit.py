@@ -29,8 +29,8 @@ from bide.pipelines.replay.from_audit import Choices, chosen_of, failures, find
 from bide.topology import Queue, Topology
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.endpoints import Recorder, running
-from tests.spark.killing import LOCAL, started
 from tests.spark.receiving import drain, rest
+from tests.spark.spark_processes import LOCAL, started
 from tests.spark.test_folder_lock import holder_of
 from tests.spark.test_replay import on_the_wire
 from tests.support import Vhost, stream_port

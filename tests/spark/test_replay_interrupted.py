@@ -22,8 +22,8 @@ from bide.pipelines.replay.from_audit import Choices
 from tests.broker.conftest import clock_url
 from tests.broker.receiving import fresh
 from tests.patience import PATIENCE
-from tests.spark.killing import LOCAL, Counter, wait_until
 from tests.spark.receiving import drain, rest
+from tests.spark.spark_processes import LOCAL, Counter, wait_until
 from tests.spark.test_replay import parked, put
 from tests.spark.test_replay_audit import Shop, fill, shop
 

@@ -21,8 +21,8 @@ from bide.pipelines.schedule.rows import messages
 from bide.pipelines.schedule.run import due_times, head_for, send, survey
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import SMALL_CLOCK, clock_url
-from tests.spark.killing import LOCAL, started
 from tests.spark.receiving import drain, new_queue, rest
+from tests.spark.spark_processes import LOCAL, started
 from tests.spark.test_folder_lock import holder_of
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from bide.cli.app import run
 from bide.errors import BideError
 from bide.pipelines.session import spark_errors
 from tests.patience import PATIENCE
-from tests.spark.killing import LOCAL, wait_until
+from tests.spark.spark_processes import LOCAL, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

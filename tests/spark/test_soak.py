@@ -11,7 +11,7 @@ import pytest
 
 from tests.soak import processes
 from tests.soak.account import Account
-from tests.spark.killing import wait_until
+from tests.spark.spark_processes import wait_until
 from tests.support import Rabbitmq
 
 

@@ -17,7 +17,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from bide.local_broker import LocalBroker
 from tests.patience import PATIENCE
-from tests.spark.killing import QUICK_JAVA, started
+from tests.spark.spark_processes import QUICK_JAVA, started
 from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port
 
 if TYPE_CHECKING:

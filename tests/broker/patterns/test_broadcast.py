@@ -11,7 +11,7 @@ from bide.amqp.connection import Connection
 from bide.errors import UnroutableError
 from bide.patterns.broadcast import email_routing, fanout_broadcast, layered_exchanges, mail_headers
 from bide.patterns.catalogue import find_pattern
-from tests.broker.patterns.taking import bodies, take_all
+from tests.broker.patterns.queue_contents import bodies, take_all
 
 
 async def test_every_queue_gets_a_copy(client: bide.Client, connection: Connection) -> None:

@@ -11,7 +11,7 @@ from bide.messaging.wire_tap import tap
 from bide.patterns.catalogue import find_pattern
 from bide.patterns.conventions import hierarchical_routing, message_line, point_to_point, private_consumer_exchanges
 from bide.topology import Exchange, Topology
-from tests.broker.patterns.taking import bodies
+from tests.broker.patterns.queue_contents import bodies
 from tests.support import Vhost
 
 

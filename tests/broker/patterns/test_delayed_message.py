@@ -13,7 +13,7 @@ from bide.errors import InvalidDelayError, InvalidInputError, TargetNotFoundErro
 from bide.messaging.delayed_message import DelayedMessagePublisher
 from bide.patterns.catalogue import find_pattern
 from bide.topology import Argument, Binding, Exchange, Queue, Topology
-from tests.broker.patterns.taking import bodies
+from tests.broker.patterns.queue_contents import bodies
 from tests.broker.receiving import receive
 from tests.patience import ON_TIME
 

@@ -19,7 +19,7 @@ from bide.messaging.ephemeral import EphemeralDelays, retries_of
 from bide.patterns.conventions import private_consumer_exchanges
 from bide.patterns.delays import ephemeral_delay
 from bide.topology import Queue, Topology
-from tests.broker.patterns.taking import bodies
+from tests.broker.patterns.queue_contents import bodies
 from tests.broker.receiving import eventually, receive
 from tests.patience import PATIENCE
 from tests.support import Vhost

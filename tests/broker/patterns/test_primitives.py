@@ -12,7 +12,7 @@ from bide.amqp.url import BrokerUrl
 from bide.errors import AccessRefusedError, TargetNotFoundError, UnroutableError
 from bide.patterns import primitives
 from bide.topology import Exchange, Queue, Topology
-from tests.broker.patterns.taking import bodies, take_all
+from tests.broker.patterns.queue_contents import bodies, take_all
 from tests.broker.receiving import eventually, receive
 from tests.support import Vhost
 

@@ -18,7 +18,7 @@ from bide.messaging.rpc import Caller
 from bide.messaging.rpc_server import serve
 from tests.broker.receiving import eventually, ready
 from tests.faults.cutting import Proxy
-from tests.quiet import quiet_loop
+from tests.leaks import quiet_loop
 from tests.support import Vhost
 
 

@@ -18,7 +18,7 @@ from bide.local_broker import LocalBroker
 from bide.topology import Queue
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import fresh, receive
-from tests.broker.test_lifecycle import listed, park
+from tests.broker.test_error_queues import listed, park
 from tests.patience import PATIENCE
 
 LIMIT = 4

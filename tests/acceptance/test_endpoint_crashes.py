@@ -20,12 +20,12 @@ import pytest
 import bide
 from bide.error_queues import ErrorQueue
 from bide.topology import Queue
-from tests.acceptance.night_worker import CLOCK, ERROR, POISON_AFTER, QUEUE
+from tests.acceptance.crashing_endpoint import CLOCK, ERROR, POISON_AFTER, QUEUE
 from tests.support import Rabbitmq, flush_declarations
 
 log = logging.getLogger(__name__)
 
-WORKER = Path(__file__).with_name("night_worker.py")
+WORKER = Path(__file__).with_name("crashing_endpoint.py")
 MESSAGES = 1000
 KILLERS = (120, 700)
 KILL_AT = (150, 450)

@@ -405,7 +405,7 @@ async def test_a_parked_message_is_handled_after_its_retry(client: bide.Client) 
         await client.publish(b"x", to=name, message_id="one", expiration="1h", delay="50ms")
         await recorder.until("parked")
         queue = ErrorQueue(client, error)
-        assert (await queue.groups())[0].name == "ConnectionError at test_lifecycle.py in handle"
+        assert (await queue.groups())[0].name == "ConnectionError at test_error_queues.py in handle"
         await queue.retry(Selection())
         await recorder.until("parked", count=2)
         (message,) = await listed(queue)
