@@ -151,9 +151,9 @@ def audit(url: str, port: str, folder: Path, master: str) -> tuple[dict[str, Any
     began = time.monotonic()
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
     took = time.monotonic() - began
-    told = json.loads(done.stdout)
-    del told["into"]  # a folder that is there no more
-    return told, took
+    report = json.loads(done.stdout)
+    del report["into"]  # a folder that is there no more
+    return report, took
 
 
 def check(folder: Path, expected: int) -> None:
@@ -183,7 +183,7 @@ def measure(arguments: argparse.Namespace, broker: LocalBroker, folder: Path) ->
         for what, count, seconds in (("first", *full), *increments, ("history", *full), *increments):
             history = sum(one.new for one in found)
             published, arrived = send(broker.url, count, seconds, taken)
-            told, took = audit(broker.url, port, folder, arguments.master)
+            report, took = audit(broker.url, port, folder, arguments.master)
             check(folder, history + count)
             one = Measured(
                 what=what,
@@ -191,13 +191,13 @@ def measure(arguments: argparse.Namespace, broker: LocalBroker, folder: Path) ->
                 new=count,
                 publish_seconds=round(published, 1),
                 arrive_seconds=round(arrived, 1),
-                audit=told,
+                audit=report,
                 command_seconds=round(took, 1),
             )
             found.append(one)
             print(
                 f"{what}: {count:,} new after {history:,}: published in {published:.1f} s, all taken after "
-                f"{arrived:.1f} s, audited in {told['seconds']:.1f} s ({told['read_seconds']:.1f} s of it for the "
+                f"{arrived:.1f} s, audited in {report['seconds']:.1f} s ({report['read_seconds']:.1f} s of it for the "
                 f"facts), {took:.1f} s with the start",
                 file=sys.stderr,
                 flush=True,

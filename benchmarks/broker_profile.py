@@ -134,8 +134,8 @@ class Node:
             self._spent[name] = self._spent.get(name, 0.0) + value
 
     def _read(self) -> dict[str, float]:
-        said = self._broker.rabbitmqctl("eval", self._script)
-        values = {line[1]: float(line[2]) for line in re.finditer(r"^(.+) (\d+)$", said, re.M)}
+        output = self._broker.rabbitmqctl("eval", self._script)
+        values = {line[1]: float(line[2]) for line in re.finditer(r"^(.+) (\d+)$", output, re.M)}
         user, system = processor_times(self._pid)
         return {**values, "user": user, "system": system}
 
@@ -266,8 +266,8 @@ def main() -> None:
     print(shown(profiles))
     if options.json is not None:
         head = {"machine": describe(), "source": source(), "seconds": options.seconds, "longest": options.longest}
-        told = {name: asdict(one) for name, one in profiles.items()}
-        options.json.write_text(json.dumps({**head, "layouts": told}, indent=1) + "\n")
+        profiled = {name: asdict(one) for name, one in profiles.items()}
+        options.json.write_text(json.dumps({**head, "layouts": profiled}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

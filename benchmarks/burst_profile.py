@@ -144,8 +144,8 @@ async def measured(broker: LocalBroker, job: Job, *, consumed: bool) -> Burst:
         seconds = end - due
         node, own = processor_seconds(broker.pid) - node, time.process_time() - own
         stolen = stolen_seconds() - stolen
-        said, machine = await watching
-    numbers = {name: float(value) for name, value in re.findall(r"^(schedulers|dirty_io) (\S+)$", said, re.M)}
+        output, machine = await watching
+    numbers = {name: float(value) for name, value in re.findall(r"^(schedulers|dirty_io) (\S+)$", output, re.M)}
     return Burst(
         rate=messages / seconds,
         machine=machine,
@@ -156,7 +156,7 @@ async def measured(broker: LocalBroker, job: Job, *, consumed: bool) -> Burst:
         files=numbers["dirty_io"],
         kinds={
             name: Kind(running=float(running), ready=float(ready), mailbox=float(mailbox))
-            for name, running, ready, mailbox in re.findall(r"^kind (\w+) (\S+) (\S+) (\S+)$", said, re.M)
+            for name, running, ready, mailbox in re.findall(r"^kind (\w+) (\S+) (\S+) (\S+)$", output, re.M)
         },
     )
 
@@ -254,16 +254,16 @@ def main() -> None:
     for way, bursts in found.items():
         print(f"\n{way}\n\n{shown(bursts)}")
     if options.json is not None:
-        told = {way: {case: asdict(one) for case, one in bursts.items()} for way, bursts in found.items()}
-        keep(options.json, {"machine": describe(), "source": source(), "messages": options.messages}, told)
+        by_way = {way: {case: asdict(one) for case, one in bursts.items()} for way, bursts in found.items()}
+        keep(options.json, {"machine": describe(), "source": source(), "messages": options.messages}, by_way)
 
 
 def keep(file: Path, head: Mapping[str, object], bursts: Mapping[str, Mapping[str, object]]) -> None:
     """Write the numbers down, beside those that the file has of other cases of the same commit and machine."""
     earlier = json.loads(file.read_text()) if file.exists() else {}
     there = earlier.pop("bursts", {}) if all(earlier.get(name) == value for name, value in head.items()) else {}
-    told = {way: {**there.get(way, {}), **bursts.get(way, {})} for way in WAYS if way in there or way in bursts}
-    file.write_text(json.dumps({**head, "bursts": told}, indent=1) + "\n")
+    by_way = {way: {**there.get(way, {}), **bursts.get(way, {})} for way in WAYS if way in there or way in bursts}
+    file.write_text(json.dumps({**head, "bursts": by_way}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

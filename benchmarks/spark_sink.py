@@ -96,8 +96,8 @@ def main() -> None:
     for name, rate in medians.items():
         print(f"{name}: median {rate:,.0f}/s, {rate / medians['bulk']:.2f} of the bulk publisher")
     if arguments.result is not None:
-        told = {name: [round(rate) for rate in values] for name, values in rates.items()}
-        arguments.result.write_text(json.dumps({**facts, "per_second": told}, indent=1) + "\n")
+        per_second = {name: [round(rate) for rate in values] for name, values in rates.items()}
+        arguments.result.write_text(json.dumps({**facts, "per_second": per_second}, indent=1) + "\n")
     spark.stop()
 
 

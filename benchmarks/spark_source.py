@@ -128,8 +128,8 @@ def main() -> None:
                 )
             )
         if wanted.result is not None:
-            told = {kind: [round(one) for one in found] for kind, found in rates.items()}
-            wanted.result.write_text(json.dumps({**facts, "per_second": told}, indent=1) + "\n")
+            per_second = {kind: [round(one) for one in found] for kind, found in rates.items()}
+            wanted.result.write_text(json.dumps({**facts, "per_second": per_second}, indent=1) + "\n")
         spark.stop()
 
 

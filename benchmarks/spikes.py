@@ -129,8 +129,8 @@ class Watch:
         programs = {"machine": (_MACHINE,), "disk": (_DISK, str(self._folder / "probe"))}
         started = []
         for name, (program, *arguments) in programs.items():
-            with (self._folder / name).open("w") as said:
-                started.append(subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=said))
+            with (self._folder / name).open("w") as log:
+                started.append(subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=log))
         loop = asyncio.create_task(self._loop())
         gc.callbacks.append(self._collected)
         try:

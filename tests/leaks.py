@@ -13,12 +13,12 @@ from tests.patience import PATIENCE
 
 
 @asynccontextmanager
-async def quiet_loop() -> AsyncIterator[None]:
+async def no_leaks() -> AsyncIterator[None]:
     """Fail if the block leaves tasks behind, or errors that only the event loop got to see."""
     loop = asyncio.get_running_loop()
-    complaints: list[dict[str, Any]] = []
+    errors: list[dict[str, Any]] = []
     before, handler = _tasks(), loop.get_exception_handler()
-    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    loop.set_exception_handler(lambda _, context: errors.append(context))
     try:
         yield
         deadline = time.monotonic() + PATIENCE
@@ -29,7 +29,7 @@ async def quiet_loop() -> AsyncIterator[None]:
         # An error that nobody took is reported when its future or task is collected.
         gc.collect()
         await asyncio.sleep(0)
-        assert complaints == []
+        assert errors == []
     finally:
         loop.set_exception_handler(handler)
 

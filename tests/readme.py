@@ -103,8 +103,8 @@ class Shell:
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-        said = printed.read_text(encoding="utf-8")
-        assert code == 0, said
+        text = printed.read_text(encoding="utf-8")
+        assert code == 0, text
         pairs = (one.partition("=") for one in variables.read_text(encoding="utf-8").split("\0") if one)
         self.environment = {name: value for name, _, value in pairs}
-        return said
+        return text

@@ -34,14 +34,14 @@ class Process:
     def wait_until_it_says(self, words: bytes) -> None:
         """Read what it writes on standard error until these words came."""
         assert self.process.stderr is not None
-        said = b""
+        output = b""
         deadline = time.monotonic() + PATIENCE
-        while words not in said:
+        while words not in output:
             readable, _, _ = select.select([self.process.stderr], [], [], max(deadline - time.monotonic(), 0))
-            assert readable, f"the relay did not say {words!r}: {said.decode()}"
+            assert readable, f"the relay did not say {words!r}: {output.decode()}"
             part = os.read(self.process.stderr.fileno(), 4096)
-            assert part, f"the relay ended: {said.decode()}"
-            said += part
+            assert part, f"the relay ended: {output.decode()}"
+            output += part
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""

@@ -28,8 +28,8 @@ def batch(messages: list[bytes], *, compression: int = 0, records: int | None = 
     """An entry with several messages; *records* is how many it says it has."""
     raw = b"".join(map(message, messages))
     packed = gzip.compress(raw) if compression == 1 else raw
-    said = len(messages) if records is None else records
-    return any_batch(packed, compression=compression, records=said, unpacked=len(raw))
+    count = len(messages) if records is None else records
+    return any_batch(packed, compression=compression, records=count, unpacked=len(raw))
 
 
 def any_batch(packed: bytes, *, compression: int, records: int, unpacked: int) -> bytes:

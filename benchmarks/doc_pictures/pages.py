@@ -83,8 +83,8 @@ def with_caption(text: str, page: str, caption: str) -> str:
 
 def write(docs: Path, kept: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
     """Draw, and tell below each picture what it is of."""
-    said = captions(kept, plan)
+    texts = captions(kept, plan)
     for page, draw in drawings(kept, plan).items():
         (docs / name_of(page)).write_text(picture(f"pipeline-{page}", draw), encoding="utf-8")
         path = docs / f"pipeline-{page}.md"
-        path.write_text(with_caption(path.read_text(encoding="utf-8"), page, said[page]), encoding="utf-8")
+        path.write_text(with_caption(path.read_text(encoding="utf-8"), page, texts[page]), encoding="utf-8")

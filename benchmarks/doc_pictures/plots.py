@@ -213,10 +213,10 @@ def _elapsed(across: Linear, frame: Frame) -> Iterator[Mark]:
 def _elapsed_texts(across: Linear, frame: Frame, title: str) -> Iterator[Mark]:
     """Times under an axis, and below them what they are."""
     for value in _ticks(across):
-        said = f"{int(value) // 60}:{int(value) % 60:02}"
+        text = f"{int(value) // 60}:{int(value) % 60:02}"
         # The last one may stand at the edge of the picture.
         x = min(across.place(value), frame.right - 2)
-        yield Label(x=x, y=frame.bottom + 16, text=said, role=Role.FAINT, size=TICK_SIZE, anchor="middle")
+        yield Label(x=x, y=frame.bottom + 16, text=text, role=Role.FAINT, size=TICK_SIZE, anchor="middle")
     middle = (frame.left + frame.right) / 2
     if title:
         yield Label(x=middle, y=frame.bottom + 34, text=title, role=Role.FAINT, size=TICK_SIZE, anchor="middle")
@@ -228,5 +228,5 @@ def _heading(entries: Sequence[tuple[str, Role]], unit: str, frame: Frame) -> It
     yield _unit(unit, frame)
 
 
-def _unit(said: str, frame: Frame) -> Label:
-    return Label(x=frame.right, y=frame.top - 11, text=said, role=Role.FAINT, anchor="end")
+def _unit(text: str, frame: Frame) -> Label:
+    return Label(x=frame.right, y=frame.top - 11, text=text, role=Role.FAINT, anchor="end")

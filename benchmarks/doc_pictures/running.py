@@ -119,7 +119,7 @@ async def pipeline(broker: LocalBroker, *arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "bide", "pipeline", *arguments, *SMALL, "--json"]
     process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
     try:
-        told, _ = await process.communicate()
+        output, _ = await process.communicate()
     finally:
         if process.returncode is None:
             process.terminate()
@@ -127,7 +127,7 @@ async def pipeline(broker: LocalBroker, *arguments: str) -> dict[str, Any]:
     if process.returncode:
         raise SystemExit(f"bide pipeline {arguments[0]} ended with {process.returncode}")
     print(f"bide pipeline {arguments[0]}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
-    found: dict[str, Any] = json.loads(told)
+    found: dict[str, Any] = json.loads(output)
     return found
 
 
@@ -182,7 +182,7 @@ async def run(broker: LocalBroker, folder: Path, options: Options) -> dict[str, 
             assert mailer.fails is not None
             await asyncio.sleep(max(mailer.fails[1] - time.time(), 0))
             tables = folder / "audit"
-            told = await pipeline(broker, "audit", "--into", str(tables), "--once")
+            report = await pipeline(broker, "audit", "--into", str(tables), "--once")
             await until_none(
                 lambda: options.messages - len(mailer.first),
                 seconds=options.seconds + PATIENCE,
@@ -209,7 +209,7 @@ async def run(broker: LocalBroker, folder: Path, options: Options) -> dict[str, 
         "messages": options.messages,
         "seconds": {
             "schedule": scheduled["seconds"],
-            "audit": told["seconds"],
+            "audit": report["seconds"],
             "replay": back["seconds"],
             "over": options.over,
             "fails": mailer.fails[1] - mailer.fails[0],

@@ -114,15 +114,15 @@ def _measured(case: Case, job: Job) -> Answer:
         process_group=0,
     ) as process:
         try:
-            said, complaints = process.communicate(job.to_json(), timeout=case.timeout)
+            stdout, stderr = process.communicate(job.to_json(), timeout=case.timeout)
         except subprocess.TimeoutExpired:
             raise BenchmarkError(f"it was not done after {case.timeout:g} s") from None
         finally:
             _end_group(process.pid)
-    if process.returncode != 0 or not said:
-        lines = complaints.strip().splitlines()
+    if process.returncode != 0 or not stdout:
+        lines = stderr.strip().splitlines()
         raise BenchmarkError(lines[-1] if lines else f"it ended with status {process.returncode}")
-    return Answer.from_json(said)
+    return Answer.from_json(stdout)
 
 
 def _end_group(leader: int) -> None:

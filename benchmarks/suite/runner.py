@@ -47,7 +47,7 @@ def run(
     *,
     root: Path | None = None,
     only: Sequence[str] = (),
-    listener: Listener = lambda row, said: None,
+    listener: Listener = lambda row, note: None,
     keeper: Callable[[Results], object] = lambda results: None,
 ) -> Results:
     """Measure.
@@ -99,11 +99,11 @@ def _run(
     host: Host, root: Path | None, measurement: Measurement, case: Case, results: Results, listener: Listener
 ) -> None:
     row = results.row(measurement.name, case.name, case.setting)
-    said = ""
+    note = ""
     if case.rival is not None and machine.release_of(case.rival) is None:
-        row.note(said := NOT_INSTALLED)
+        row.note(note := NOT_INSTALLED)
     elif case.unless_failed is not None and _failed_before(results, measurement, case):
-        row.note(said := f"not tried: not sustained at {case.unless_failed}")
+        row.note(note := f"not tried: not sustained at {case.unless_failed}")
     else:
         outcome = _calmest(
             lambda: _attempt(host, root, measurement, case, results),
@@ -111,12 +111,12 @@ def _run(
             attempts=_ATTEMPTS if results.scale >= 1 else 1,
         ).outcome
         if isinstance(outcome, BenchmarkError):
-            row.note(said := f"failed: {outcome}")
+            row.note(note := f"failed: {outcome}")
             results.failures.append(f"{row.name}: {outcome}")
         else:
             row.add(*outcome)
-            said = _in_short(outcome[0])
-    listener(row, said)
+            note = _in_short(outcome[0])
+    listener(row, note)
 
 
 def _calmest(measure: Callable[[], _Attempt], tell: Callable[[str], None], *, attempts: int) -> _Attempt:

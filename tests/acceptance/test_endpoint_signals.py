@@ -50,7 +50,7 @@ async def serving(vhost: Vhost) -> AsyncIterator[Process]:
         await process.wait()
 
 
-async def said(process: Process) -> str:
+async def next_line(process: Process) -> str:
     """The next line that the program prints."""
     assert process.stdout is not None
     return (await asyncio.wait_for(process.stdout.readline(), PATIENCE)).decode().strip()
@@ -62,9 +62,13 @@ async def test_the_first_signal_drains_the_endpoint(vhost: Vhost) -> None:
             await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
             for _ in range(20):
                 await client.publish(b"1", to="orders")
-            assert [await said(process), await said(process)] == ["inside", "inside"]
+            assert [await next_line(process), await next_line(process)] == ["inside", "inside"]
             process.send_signal(signal.SIGTERM)
-            assert [await said(process), await said(process), await said(process)] == ["handled", "handled", "drained"]
+            assert [await next_line(process), await next_line(process), await next_line(process)] == [
+                "handled",
+                "handled",
+                "drained",
+            ]
             assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
         # What was fetched ahead is back at once, and what was handled is not.
         assert len(await receive(client, "orders", 18)) == 18
@@ -79,7 +83,7 @@ async def test_the_second_signal_ends_the_process_while_a_handler_blocks(
         async with serving(vhost) as process:
             await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
             await client.publish(b"3600", to="orders", message_id="one")
-            assert await said(process) == "inside"
+            assert await next_line(process) == "inside"
             process.send_signal(first)
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(process.wait(), 1)

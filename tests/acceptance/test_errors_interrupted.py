@@ -41,9 +41,9 @@ def interrupted(program: Program, vhost: Vhost, number: signal.Signals, *argumen
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(number)
-    out, said = process.communicate(timeout=PATIENCE)
+    out, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number
-    return out, said
+    return out, stderr
 
 
 @pytest.mark.slow
@@ -52,16 +52,16 @@ def test_no_message_leaves_the_queue_after_an_interruption(
     program: Program, vhost: Vhost, number: signal.Signals
 ) -> None:
     fill(vhost, NUMBER)
-    _, said = interrupted(program, vhost, number, "--exception", "ValueError", "--over", "12s")
+    _, stderr = interrupted(program, vhost, number, "--exception", "ValueError", "--over", "12s")
     arrived = ready(vhost, "orders")
     assert 0 < arrived < NUMBER
     assert ready(vhost, "error") == NUMBER - arrived
-    named, first, second = said.strip().splitlines()
+    named, first, second = stderr.strip().splitlines()
     assert named == f"bide: {NUMBER} messages of error: {NUMBER} to orders"
     assert first == (
         f"bide: interrupted: {arrived} of {NUMBER} messages sent back, {NUMBER - arrived} not yet due, still in error"
     )
-    assert "Traceback" not in said
+    assert "Traceback" not in stderr
     time.sleep(QUIET)
     assert ready(vhost, "orders") == arrived
 
@@ -84,8 +84,8 @@ def test_no_message_leaves_the_queue_after_an_interruption(
 def test_an_interruption_in_json_names_only_the_remaining_ids(program: Program, vhost: Vhost) -> None:
     fill(vhost, NUMBER)
     ids = [f"m{place}" for place in range(NUMBER)]
-    out, said = interrupted(program, vhost, signal.SIGINT, *ids, "--over=20s", "--json")
-    assert said.strip() in ("", "Aborted!")
+    out, stderr = interrupted(program, vhost, signal.SIGINT, *ids, "--over=20s", "--json")
+    assert stderr.strip() in ("", "Aborted!")
     found = json.loads(out)
     assert found["interrupted"] is True
     assert found["done"] + found["left"] == NUMBER

@@ -97,7 +97,7 @@ def test_tap_on_names_the_cost_and_streams_survive_destroy(program: Program, vho
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (("on", "--layout", "waiting-hall"), "the layout 'waiting-hall' has no taps"),
         (("off", "--layout", "waiting-hall"), "the layout 'waiting-hall' has no taps"),
@@ -109,8 +109,8 @@ def test_tap_on_names_the_cost_and_streams_survive_destroy(program: Program, vho
         (("on", "--max-age", "later"), "later"),
     ],
 )
-def test_invalid_tap_commands_are_refused(program: Program, arguments: tuple[str, ...], said: str) -> None:
-    assert said in program.fails(2, "tap", *arguments)
+def test_invalid_tap_commands_are_refused(program: Program, arguments: tuple[str, ...], expected: str) -> None:
+    assert expected in program.fails(2, "tap", *arguments)
 
 
 def test_without_the_management_api_the_status_is_unknown(program: Program) -> None:

@@ -60,7 +60,7 @@ def measure(
 def test_cases_alternate_between_rounds() -> None:
     turns: list[str] = []
     results = measure(
-        [case("a"), case("b"), case("c")], rounds=2, listener=lambda row, said: turns.append(f"{row.case} {said}")
+        [case("a"), case("b"), case("c")], rounds=2, listener=lambda row, line: turns.append(f"{row.case} {line}")
     )
     assert turns == [f"{name} messages/s 1" for name in "abcabc"]
     assert [row.values for row in results.rows] == [{"rate": [1.0, 1.0]}] * 3
@@ -133,13 +133,13 @@ def test_a_round_with_steal_is_measured_again(
     """No test can make the host take something: the clock of what it took is another."""
     clock = iter(accumulate(chain.from_iterable((0.0, seconds) for seconds in taken)))
     monkeypatch.setattr(machine, "stolen_seconds", lambda: next(clock))
-    told: list[str] = []
+    lines: list[str] = []
     results = measure(
-        [case("a", work="turn", file=str(tmp_path / "turns"))], listener=lambda row, said: told.append(said)
+        [case("a", work="turn", file=str(tmp_path / "turns"))], listener=lambda row, line: lines.append(line)
     )
     (row,) = results.rows
     assert row.values == {"rate": [float(counts)]}
-    assert [said.partition(":")[0] for said in told] == ["again"] * (len(taken) - 1) + [f"messages/s {counts}"]
+    assert [line.partition(":")[0] for line in lines] == ["again"] * (len(taken) - 1) + [f"messages/s {counts}"]
     assert next(clock, None) is None
     (run_of_it,) = row.runs
     assert run_of_it.stolen is not None

@@ -35,7 +35,7 @@ from bide.errors import (
 from bide.messages.outgoing import OutgoingMessage
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, fresh, receive
-from tests.leaks import quiet_loop
+from tests.leaks import no_leaks
 from tests.patience import ON_TIME
 from tests.support import Vhost
 
@@ -43,7 +43,7 @@ from tests.support import Vhost
 @pytest.fixture(autouse=True)
 async def quiet() -> AsyncIterator[None]:
     """Nothing is left behind, however a publishing ends."""
-    async with quiet_loop():
+    async with no_leaks():
         yield
 
 
@@ -54,7 +54,7 @@ async def queue(client: bide.Client) -> str:
     return name
 
 
-class _Odd(str):
+class _UnencodableText(str):
     """A text that cannot be encoded, for a reason that nobody could foresee."""
 
     __slots__ = ()
@@ -150,7 +150,7 @@ async def test_every_result_belongs_to_its_message(client: bide.Client, queue: s
         (OutgoingMessage(b"", to=queue, delay=["1s"]), "invalid", InvalidInputError),  # type: ignore[arg-type]
         (OutgoingMessage(b"", to=queue, mandatory=None), "invalid", InvalidInputError),  # type: ignore[arg-type]
         (OutgoingMessage(json=_deep(), to=queue), "invalid", InvalidInputError),
-        (OutgoingMessage(_Odd(), to=queue), "invalid", InvalidInputError),
+        (OutgoingMessage(_UnencodableText(), to=queue), "invalid", InvalidInputError),
         (OutgoingMessage(b"", to=queue, delay="1s", isolated=[]), "invalid", InvalidInputError),  # type: ignore[arg-type]
     ]
     each = await outcomes(client.publish_many(kinds[number % len(kinds)][0] for number in range(40 * len(kinds))))

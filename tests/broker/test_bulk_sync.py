@@ -165,8 +165,8 @@ else:
 def test_a_forked_process_is_refused_the_publisher_of_its_parent(clock_url: str, queue: str) -> None:
     command = [sys.executable, "-c", FORK, clock_url, queue]
     output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout
-    told = "this publisher was made before a fork: make it after that"
-    assert output.splitlines() == [told, told, "1500 confirmed"]
+    refusal = "this publisher was made before a fork: make it after that"
+    assert output.splitlines() == [refusal, refusal, "1500 confirmed"]
     assert len(received(clock_url, queue, 1_500)) == 1_500
 
 

@@ -391,7 +391,7 @@ async def test_duplicates_within_the_window_are_handled_once(client: bide.Client
 async def test_consecutive_failures_slow_the_endpoint_down_until_a_success(client: bide.Client) -> None:
     queue, recorder = fresh("breaker"), Recorder()
     app = endpoint(queue, recorder, retry=NEVER, concurrency=4, slow_down_after=3)
-    mended = False
+    fixed = False
     most_while_slow = 0
 
     @app.handler
@@ -399,7 +399,7 @@ async def test_consecutive_failures_slow_the_endpoint_down_until_a_success(clien
         nonlocal most_while_slow
         if app.slow:
             most_while_slow = max(most_while_slow, app.in_flight)
-        if not mended:
+        if not fixed:
             raise ConnectionError("down")
 
     async with running(app, client, recorder):
@@ -407,7 +407,7 @@ async def test_consecutive_failures_slow_the_endpoint_down_until_a_success(clien
             await client.publish(b"x", to=queue)
         await recorder.until("parked", count=5)
         assert app.slow
-        mended = True
+        fixed = True
         await client.publish(b"x", to=queue)
         await recorder.until("processed")
 
@@ -516,7 +516,7 @@ async def test_broker_retry_delays_and_parks_from_4_3_on(client: bide.Client, re
 
 
 async def test_the_event_stream_records_every_event(client: bide.Client) -> None:
-    queue, stream = fresh("told"), fresh("events")
+    queue, stream = fresh("parked"), fresh("events")
     recorder = Recorder()
     app = bide.Endpoint(
         queue, error_queue=f"{queue}.error", retry=QUICK, observers=[bide.EventStream(stream, keep="1h"), recorder]

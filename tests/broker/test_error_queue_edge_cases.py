@@ -42,35 +42,35 @@ async def until(queue: ErrorQueue, number: int) -> None:
             await asyncio.sleep(0.05)
 
 
-async def a_few(queue: ErrorQueue) -> None:
+async def list_one(queue: ErrorQueue) -> None:
     """As ``bide errors list --limit 1`` does."""
     async with aclosing(queue.messages()) as messages:
         await anext(messages)
 
 
-async def the_second(queue: ErrorQueue) -> None:
+async def get_second(queue: ErrorQueue) -> None:
     await queue.get("1")
 
 
-async def nobody(queue: ErrorQueue) -> None:
+async def get_missing(queue: ErrorQueue) -> None:
     with pytest.raises(NotFoundError):
         await queue.get("nobody")
 
 
-async def in_vain(queue: ErrorQueue) -> None:
+async def fail_to_retry_all(queue: ErrorQueue) -> None:
     assert (await queue.retry(Selection(), to="missing")).done == 0
 
 
-async def one_in_vain(queue: ErrorQueue) -> None:
+async def fail_to_retry_one(queue: ErrorQueue) -> None:
     assert (await queue.retry(Selection(ids=frozenset({"1"})), to="missing")).done == 0
 
 
-async def edited_in_vain(queue: ErrorQueue) -> None:
+async def fail_to_edit(queue: ErrorQueue) -> None:
     with pytest.raises(BrokerError):
         await queue.edit("1", body=b"new", to="missing")
 
 
-async def interrupted(queue: ErrorQueue) -> None:
+async def interrupt_browsing(queue: ErrorQueue) -> None:
     """As Ctrl-C does."""
     looking = asyncio.Event()
 
@@ -86,7 +86,9 @@ async def interrupted(queue: ErrorQueue) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-@pytest.mark.parametrize("what", [a_few, the_second, nobody, in_vain, one_in_vain, edited_in_vain, interrupted])
+@pytest.mark.parametrize(
+    "what", [list_one, get_second, get_missing, fail_to_retry_all, fail_to_retry_one, fail_to_edit, interrupt_browsing]
+)
 async def test_reading_that_ends_early_loses_nothing_to_the_delivery_limit(
     client: bide.Client, broker: LocalBroker, what: Callable[[ErrorQueue], Awaitable[None]]
 ) -> None:
@@ -302,7 +304,7 @@ async def test_a_queue_keeps_its_order(client: bide.Client, release: tuple[int, 
     gone = {before[place] for place in (0, 31, 700, 1499)}
     assert (await queue.discard(Selection(ids=frozenset(gone)))).done == 4
     left = [one for one in before if one not in gone]
-    await a_few(queue)
+    await list_one(queue)
     assert [one.message_id for one in await listed(queue)] == left
     # Given back they were, and not only dropped with the connection.
     (first,) = await listed(queue, ids=frozenset(left[:1]))

@@ -157,10 +157,10 @@ async def test_messages_leave_the_error_queue_at_the_chosen_pace(
     await park(client, name, 3, billing, prefix="b")
     await park(client, name, 5, orders)
     queue = ErrorQueue(client, name)
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     begin = datetime.now(UTC)
     moving = asyncio.create_task(
-        queue.retry(Selection(queue=orders), over="2s", progress=lambda *now: told.append(now))
+        queue.retry(Selection(queue=orders), over="2s", progress=lambda *now: progress.append(now))
     )
     messages = await receive(client, orders, 5)
     waits = [(one.received_at - begin).total_seconds() for one in messages]
@@ -168,7 +168,7 @@ async def test_messages_leave_the_error_queue_at_the_chosen_pace(
         assert wait >= place * 0.4
     moved = await moving
     assert (moved.done, moved.queues, moved.seen, moved.left) == (5, {orders: 5}, 8, None)
-    assert told == [(0, 5), *((done, 5) for done in range(1, 6))]
+    assert progress == [(0, 5), *((done, 5) for done in range(1, 6))]
     assert await queue.count() == 3
 
 

@@ -172,9 +172,9 @@ async def test_without_retries_an_event_is_parked_at_once(client: bide.Client) -
     assert failed.history.retries == 0
 
 
-@pytest.mark.parametrize(("cancelled", "told"), [(False, "KeyError: "), (True, "was cancelled from within")])
+@pytest.mark.parametrize(("cancelled", "logged"), [(False, "KeyError: "), (True, "was cancelled from within")])
 async def test_failures_are_logged_with_their_place(
-    client: bide.Client, caplog: pytest.LogCaptureFixture, cancelled: bool, told: str
+    client: bide.Client, caplog: pytest.LogCaptureFixture, cancelled: bool, logged: str
 ) -> None:
     bus = await made(client, limit=0)
 
@@ -190,7 +190,7 @@ async def test_failures_are_logged_with_their_place(
         await parked_on(client, bus)
     (record,) = [one for one in caplog.records if "failed: " in one.getMessage()]
     assert record.getMessage().startswith(f"{bus.names.queue}: one failed: ")
-    assert told in record.getMessage()
+    assert logged in record.getMessage()
     assert "in raise_it" in stack_of(record)
 
 

@@ -265,10 +265,10 @@ async def test_a_tapped_cascade_keeps_messages_without_a_target_only_in_the_tap(
         )
         assert one.message_id == "lost"
     assert await ready(connection, NSB.undeliverable) == 0
-    said = {one.check: one.text for one in (await verify(connection, NSB, api)).findings}
-    assert ("'bide.tap.nsb.v2.delivered' only" in said.get("taps", "")) is tapped
-    assert ("but not while a tap is bound to nsb.v2.delay-delivery" in said["guard"]) is tapped
-    assert said["targets"].startswith("0 queues are bound")
+    texts = {one.check: one.text for one in (await verify(connection, NSB, api)).findings}
+    assert ("'bide.tap.nsb.v2.delivered' only" in texts.get("taps", "")) is tapped
+    assert ("but not while a tap is bound to nsb.v2.delay-delivery" in texts["guard"]) is tapped
+    assert texts["targets"].startswith("0 queues are bound")
 
 
 # -- on, off, status
@@ -347,12 +347,14 @@ async def test_the_status_shows_bindings_limits_and_counts(
         "ok"
     }
 
-    nobody = management_api(connection.url, "http://127.0.0.1:1")
-    unknown = await read_status(connection, infrastructure, nobody)
+    unreachable = management_api(connection.url, "http://127.0.0.1:1")
+    unknown = await read_status(connection, infrastructure, unreachable)
     assert (unknown.state, unknown.port) == ("unknown", None)
     assert "127.0.0.1:1" in unknown.why
     assert {one.bindings for one in unknown.streams.values()} == {None}
-    (finding,) = [one for one in (await verify(connection, infrastructure, nobody)).findings if one.check == "taps"]
+    (finding,) = [
+        one for one in (await verify(connection, infrastructure, unreachable)).findings if one.check == "taps"
+    ]
     assert (finding.status, finding.text.partition(";")[0]) == ("not checked", f"{listed(taps.names)} exist")
 
 
@@ -429,9 +431,9 @@ async def test_the_streams_survive_removal_of_the_infrastructure(
         for stream in taps.names:
             assert {one.message_id for one in await read(client, stream, 1)} == {"one"}
     await install(connection, infrastructure)
-    said = {one.check: one.text for one in (await verify(connection, infrastructure, api)).findings}
+    texts = {one.check: one.text for one in (await verify(connection, infrastructure, api)).findings}
     if infrastructure is SMALL_CLOCK:
-        assert said["taps"].startswith("off; 'bide.v1.tap.scheduled' and")
+        assert texts["taps"].startswith("off; 'bide.v1.tap.scheduled' and")
     assert (await turn_on(connection, infrastructure)).kept == taps.names
 
 

@@ -68,9 +68,9 @@ async def test_missing_and_different_queues_are_named(connection: Connection, ap
 
 async def test_without_the_management_api_some_checks_are_not_made(connection: Connection) -> None:
     await install(connection, SMALL_CLOCK)
-    nobody = management_api(connection.url, "http://127.0.0.1:1")
-    report = await verify(connection, SMALL_CLOCK, nobody)
-    await nobody.close()
+    unreachable = management_api(connection.url, "http://127.0.0.1:1")
+    report = await verify(connection, SMALL_CLOCK, unreachable)
+    await unreachable.close()
     assert report.ok
     unchecked = {one.check for one in report.findings if one.status == "not checked"}
     assert unchecked >= {"management API", "bindings", "targets", "delivery limits", "stuck messages"}
@@ -223,9 +223,9 @@ async def test_a_policy_with_another_alternate_exchange_is_reported(
         await eventually(applied)
         return (await found(connection, NSB, api)).get("guard", "")
 
-    said = await problem("amq.fanout")
-    assert "29 of 29 exchanges have another alternate exchange, 'amq.fanout'" in said
-    assert f"Set '{NSB.undeliverable}' in the policy" in said
+    text = await problem("amq.fanout")
+    assert "29 of 29 exchanges have another alternate exchange, 'amq.fanout'" in text
+    assert f"Set '{NSB.undeliverable}' in the policy" in text
     assert f"'{NSB.undeliverable}' does not exist: run 'bide delay apply --guard" in await problem(NSB.undeliverable)
     policy = await install_guard(connection, api, NSB)
     assert policy.name == "theirs"

@@ -35,7 +35,7 @@ from bide.relay import Relay, Relayed
 from bide.relay.decision import HEADER_DELAY
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker.receiving import eventually, ready, receive
-from tests.leaks import quiet_loop
+from tests.leaks import no_leaks
 from tests.patience import ON_TIME, PATIENCE
 from tests.relay_process import Process, relay
 from tests.support import Vhost
@@ -91,7 +91,7 @@ def walk(broker: LocalBroker) -> Iterator[Walk]:
 @pytest.fixture(autouse=True)
 async def quiet() -> AsyncIterator[None]:
     """A relay may leave no task behind, and no error that nobody took."""
-    async with quiet_loop():
+    async with no_leaks():
         yield
 
 

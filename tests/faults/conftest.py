@@ -16,7 +16,7 @@ import bide
 from bide.local_broker import LocalBroker
 from bide.local_broker.configuration import PLUGINS
 from tests.faults.proxy import Proxy
-from tests.leaks import quiet_loop
+from tests.leaks import no_leaks
 from tests.support import Rabbitmq, Vhost
 
 CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(seconds=1))
@@ -36,7 +36,7 @@ def too_old(vhost: Vhost) -> Callable[[bytes], bytes]:
 @pytest.fixture(autouse=True)
 async def quiet() -> AsyncIterator[None]:
     """No fault may leave a task behind, or an error that nobody took."""
-    async with quiet_loop():
+    async with no_leaks():
         yield
 
 
@@ -48,7 +48,7 @@ async def proxy(vhost: Vhost, quiet: None) -> AsyncIterator[Proxy]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frail:
+class DedicatedBroker:
     """A broker that may be mistreated: it listens for TLS too, and takes bodies of up to ``BODY_LIMIT`` bytes.
 
     Attributes:
@@ -108,7 +108,7 @@ TLS_PLUGINS: Final = (*PLUGINS, "rabbitmq_auth_mechanism_ssl")
 
 
 @pytest.fixture(scope="session")
-def frail(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frail]:
+def dedicated(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DedicatedBroker]:
     """A broker of their own for the tests that mistreat one."""
     folder = tmp_path_factory.mktemp("tls")
     authority = certified(rabbitmq, folder)
@@ -119,4 +119,4 @@ def frail(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Itera
         {tls_settings(folder)}
     """
     with rabbitmq.start(ephemeral=True, plugins=TLS_PLUGINS, extra_config=config) as broker:
-        yield Frail(broker=broker, tls_port=tls_port, authority=authority, folder=folder)
+        yield DedicatedBroker(broker=broker, tls_port=tls_port, authority=authority, folder=folder)

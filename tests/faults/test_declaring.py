@@ -135,8 +135,8 @@ async def test_a_refusal_does_not_end_delay_apply(vhost: Vhost) -> None:
             *command, env={**os.environ, **url}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
         assert process.stderr is not None
-        said = await process.stderr.readline()
-        assert b"cluster_not_formed" in said
+        line = await process.stderr.readline()
+        assert b"cluster_not_formed" in line
         await asyncio.to_thread(blocked.lift)
         output, complaints = await process.communicate()
     assert process.returncode == 0, complaints

@@ -19,7 +19,7 @@ from bide.errors import BrokerError, BulkInDoubtError, PublishInDoubtError, Publ
 from bide.messages.outgoing import OutgoingMessage
 from bide.observability.metrics import Metrics
 from tests.broker.receiving import connection_of, eventually, fresh, receive
-from tests.faults.conftest import CLOCK, Frail
+from tests.faults.conftest import CLOCK, DedicatedBroker
 from tests.faults.proxy import Proxy, url_of, without_confirms
 from tests.patience import ON_TIME, PATIENCE
 from tests.support import Vhost
@@ -276,16 +276,16 @@ async def test_a_slow_node_is_not_left(hosts: tuple[Proxy, Proxy]) -> None:
 
 
 @pytest.mark.slow
-async def test_a_node_that_blocks_publishers_is_not_left(frail: Frail, quiet: None) -> None:
+async def test_a_node_that_blocks_publishers_is_not_left(dedicated: DedicatedBroker, quiet: None) -> None:
     before = moves.copy()
     async with (
-        Proxy(frail.url()) as first,
-        Proxy(frail.url()) as second,
+        Proxy(dedicated.url()) as first,
+        Proxy(dedicated.url()) as second,
         bide.connect(url_of(first, second), infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client,
     ):
         queue = await prepared(client)
         connection = await connection_of(client)
-        await asyncio.to_thread(frail.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
+        await asyncio.to_thread(dedicated.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
         try:
 
             async def blocked() -> bool:
@@ -299,7 +299,7 @@ async def test_a_node_that_blocks_publishers_is_not_left(frail: Frail, quiet: No
             assert not done
             assert second.accepted == 0
         finally:
-            await asyncio.to_thread(frail.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.6")
+            await asyncio.to_thread(dedicated.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.6")
         assert {one.attempts for one in await asyncio.gather(*publishing)} == {1}
         assert await connection_of(client) is connection
     assert moves == before

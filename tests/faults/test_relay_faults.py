@@ -16,7 +16,7 @@ from bide.local_broker import LocalBroker
 from bide.relay import Relay
 from bide.topology import Queue, Topology
 from tests.broker.receiving import connected, eventually, ready
-from tests.faults.conftest import Frail
+from tests.faults.conftest import DedicatedBroker
 from tests.patience import PATIENCE
 from tests.support import Rabbitmq, flush_declarations
 
@@ -82,9 +82,9 @@ async def test_a_hall_that_a_relay_declared_does_not_lose_messages_when_its_node
         broker.delete_vhost(f"hall-{number}")
 
 
-async def test_a_relay_can_be_stopped_while_publishers_are_blocked(frail: Frail) -> None:
+async def test_a_relay_can_be_stopped_while_publishers_are_blocked(dedicated: DedicatedBroker) -> None:
     """What it has in hand is not lost: neither what is due when it comes, nor what has to wait."""
-    broker = frail.broker
+    broker = dedicated.broker
     async with bide.connect(broker.url, infrastructure=HALL) as client:
         await client.declare(Topology(queues=[Queue.quorum("relayed")]))
         await client.bind("relayed")
@@ -113,10 +113,10 @@ async def test_a_relay_can_be_stopped_while_publishers_are_blocked(frail: Frail)
                     break
 
 
-async def test_a_broker_killed_while_relays_work_loses_nothing(frail: Frail) -> None:
+async def test_a_broker_killed_while_relays_work_loses_nothing(dedicated: DedicatedBroker) -> None:
     """All of the messages arrive, none too early; the relays see to themselves."""
     count = 500
-    broker = frail.broker
+    broker = dedicated.broker
     async with bide.connect(broker.url, infrastructure=HALL) as client:
         await client.declare(Topology(queues=[Queue.quorum("through-a-crash")]))
         await client.bind("through-a-crash")

@@ -16,7 +16,7 @@ from bide.messaging.rpc import Caller, Replies
 from bide.messaging.rpc_server import serve
 from bide.patterns.rpc import rpc
 from tests.broker.receiving import fresh
-from tests.faults.conftest import BODY_LIMIT, Frail
+from tests.faults.conftest import BODY_LIMIT, DedicatedBroker
 from tests.patience import PATIENCE
 from tests.support import Vhost
 
@@ -46,10 +46,10 @@ class Server:
 
 
 @pytest.mark.parametrize("replies", ["direct", "instance", "ephemeral"])
-async def test_a_request_over_the_limit_of_the_broker_fails(frail: Frail, replies: Replies) -> None:
+async def test_a_request_over_the_limit_of_the_broker_fails(dedicated: DedicatedBroker, replies: Replies) -> None:
     server = Server()
     async with (
-        bide.connect(frail.url()) as client,
+        bide.connect(dedicated.url()) as client,
         server.serving(client) as queue,
         Caller(client, replies=replies, timeout="60s") as caller,
     ):

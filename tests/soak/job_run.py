@@ -24,7 +24,7 @@ class SoakError(Exception):
     """What must not happen, whatever is killed."""
 
 
-class Life:
+class JobRun:
     """Starts a job, and knows what it has said since.
 
     Args:

@@ -72,14 +72,14 @@ class Elsewhere:
         errors = folder / "commands.err"
         program = (sys.executable, str(commands.__file__), self.url, json.dumps(settings))
         with (
-            errors.open("w") as said,
+            errors.open("w") as log_file,
             subprocess.Popen(
                 program,
                 cwd=folder,
                 env=self.environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=said,
+                stderr=log_file,
                 text=True,
             ) as process,
         ):
@@ -162,8 +162,8 @@ def _script(name: str, folder: Path, log: Path, *arguments: str) -> Iterator[Non
     }
     command = [str(_package("pyspark") / "bin" / name), *arguments]
     with (
-        log.open("w") as said,
-        subprocess.Popen(command, env=environment, cwd=folder, stdout=said, stderr=subprocess.STDOUT) as process,
+        log.open("w") as log_file,
+        subprocess.Popen(command, env=environment, cwd=folder, stdout=log_file, stderr=subprocess.STDOUT) as process,
     ):
         try:
             yield

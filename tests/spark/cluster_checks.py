@@ -26,7 +26,7 @@ PARKED: Final = 3
 ON_CLOCK: Final = ("--max-delay", "5s", "--resolution", "1s")
 
 
-def told(vhost: Vhost, folder: Path) -> dict[str, str]:
+def prepare_queues(vhost: Vhost, folder: Path) -> dict[str, str]:
     """What the program on_cluster.py has to know; makes the queues that it uses."""
     facts = bide.Queue("facts", arguments={"x-queue-type": "stream"})
     with bide.connect_sync(vhost.url) as client:
@@ -60,13 +60,13 @@ def check_pipelines(spark: Elsewhere, settings: Mapping[str, str], vhost: Vhost,
         schedule = ("schedule", rows, "--to", "orders", "--delay-column", "wait", "--id-column", "id", *sending)
         assert call(*schedule, "--part-rows", "100", "--ledger", ledger)["sent"] == ROWS
         assert {one.message_id for one in drain(url, "orders", ROWS)} == set(ids)
-        asyncio.run(_tell_of_failures(url))
+        asyncio.run(_publish_failures(url))
         put(url, "errors", PARKED, "orders", prefix="p")
 
         audited = call("audit", "--once", "--into", audit, "--url", url, "--stream-port", port)
         assert audited["rows"] == {"scheduled": ROWS, "delivered": ROWS, "processed": 0, "failed": DISCARDED}
-        told = call("report", audit, "--out", str(folder / "report.html"))
-        assert (told["scheduled"], told["delivered"], told["failures"]) == (ROWS, ROWS, DISCARDED)
+        report = call("report", audit, "--out", str(folder / "report.html"))
+        assert (report["scheduled"], report["delivered"], report["failures"]) == (ROWS, ROWS, DISCARDED)
         assert (folder / "report.html").read_text().startswith("<!doctype html>")
         planned = call("plan", "--rate", "100/s", "--delay", "5m", "--for", "1h", "--layout", "clock")
         assert round(planned["messages"]) == 360_000
@@ -79,6 +79,6 @@ def check_pipelines(spark: Elsewhere, settings: Mapping[str, str], vhost: Vhost,
     assert all(one.history.returned == 1 for one in found)
 
 
-async def _tell_of_failures(url: str) -> None:
+async def _publish_failures(url: str) -> None:
     async with bide.connect(url) as client:
         await client.publish_many(events("discarded", range(DISCARDED)))

@@ -17,11 +17,11 @@ from bide.pipelines.session import session
 
 def answer(*command: str) -> Any:
     """What a command says with ``--json``. None may fail."""
-    said = io.StringIO()
-    with redirect_stdout(said):
+    stdout = io.StringIO()
+    with redirect_stdout(stdout):
         code = run(["pipeline", *command, "--json"])
     assert code == 0, f"{command} ended with {code}"
-    return json.loads(said.getvalue())
+    return json.loads(stdout.getvalue())
 
 
 if __name__ == "__main__":

@@ -61,10 +61,10 @@ exec {sys.executable} "$@"
     )
     python.chmod(0o755)
     with bide.connect_sync(vhost.url) as client:
-        client.declare(bide.Topology(queues=[bide.Queue("told", arguments={"x-queue-type": "stream"})]))
+        client.declare(bide.Topology(queues=[bide.Queue("events", arguments={"x-queue-type": "stream"})]))
         event = {"event": "processed", "message_id": "m", "endpoint": "shop", "ended": 1_795_262_400_000}
-        client.publish(json=event, to="told")
-    sources = Sources(url=vhost.url, events=["told"], port=stream_port(vhost.broker))
+        client.publish(json=event, to="events")
+    sources = Sources(url=vhost.url, events=["events"], port=stream_port(vhost.broker))
     folder = Folder(str(tmp_path / "audit"))
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
     monkeypatch.setattr(run, "_ATTEMPTS", 2)

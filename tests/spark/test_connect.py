@@ -11,7 +11,7 @@ import pytest
 
 from tests.spark import on_cluster
 from tests.spark.cluster import Elsewhere, connect_server
-from tests.spark.cluster_checks import check_pipelines, check_source_and_sink, told
+from tests.spark.cluster_checks import check_pipelines, check_source_and_sink, prepare_queues
 from tests.support import Vhost
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -24,8 +24,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
 
 
 def test_source_and_sink_work_over_spark_connect(server: Elsewhere, vhost: Vhost, tmp_path: Path) -> None:
-    said = server.called(tmp_path, sys.executable, str(on_cluster.__file__), json.dumps(told(vhost, tmp_path)))
-    check_source_and_sink(json.loads(said.splitlines()[-1]), vhost)
+    answer = server.called(
+        tmp_path, sys.executable, str(on_cluster.__file__), json.dumps(prepare_queues(vhost, tmp_path))
+    )
+    check_source_and_sink(json.loads(answer.splitlines()[-1]), vhost)
 
 
 @pytest.mark.long

@@ -121,8 +121,10 @@ def test_a_store_without_locks_uses_a_lock_file(tmp_path: Path) -> None:
     assert not store.is_locked()
 
     store.write(host="elsewhere", pid=os.getpid())
-    said = "on elsewhere, .*: wait until that process has ended; if it has, delete lock.json in that folder, or name"
-    with pytest.raises(FolderInUseError, match=said), store.hold():
+    expected = (
+        "on elsewhere, .*: wait until that process has ended; if it has, delete lock.json in that folder, or name"
+    )
+    with pytest.raises(FolderInUseError, match=expected), store.hold():
         pytest.fail("nobody knows whether that process has ended")
 
     with holder_of(tmp_path) as process:

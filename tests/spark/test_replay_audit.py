@@ -149,17 +149,17 @@ def test_discarded_messages_are_replayed_once(
     )
 
     assert shop.replay("--dry-run", "--json") == 1
-    told = capsys.readouterr()
-    dry = json.loads(told.out)
+    captured = capsys.readouterr()
+    dry = json.loads(captured.out)
     assert (dry["messages"], dry["queues"]) == (4, {"orders": 4})
     assert (dry["parked"], dry["unseen"], dry["dropped"]) == (1, 1, 0)
     assert not shop.ledger.exists()
-    assert "bide: the bodies of some messages are missing, and nothing was sent: 1 that no tap has seen" in told.err
+    assert "bide: the bodies of some messages are missing, and nothing was sent: 1 that no tap has seen" in captured.err
     assert shop.replay("--where", "exception = 'LookupError' and message_id like 'd%'", "--over", "12s", "--json") == 0
-    told = capsys.readouterr()
-    done = json.loads(told.out)
+    captured = capsys.readouterr()
+    done = json.loads(captured.out)
     assert (done["sent"], done["sent_before"], done["gone"]) == (4, 0, 0)
-    assert "bide: streams drop headers whose values are lists or tables" in told.err
+    assert "bide: streams drop headers whose values are lists or tables" in captured.err
     found = sorted(drain(shop.url, "orders", 4), key=lambda one: str(one.message_id))
     assert [(one.message_id, one.body, one.type) for one in found] == [
         (f"d{number}", b"d%d" % number, "Order") for number in range(4)
@@ -316,8 +316,8 @@ def test_a_second_replay_is_refused_while_the_first_runs(shop: Shop, capsys: pyt
     fill(shop, 2)
     with holder_of(shop.ledger) as process:
         assert shop.replay(*NOWHERE) == 1
-        said = f"bide: the ledger {shop.ledger} is in use by the process {process.pid} on "
-        assert said in capsys.readouterr().err
+        expected = f"bide: the ledger {shop.ledger} is in use by the process {process.pid} on "
+        assert expected in capsys.readouterr().err
         assert shop.replay("--dry-run") == 0, "it chooses nothing"
         assert Choices(folder=str(shop.ledger)).count() == 0
     no_folder = shop.ledger.parent / "file"

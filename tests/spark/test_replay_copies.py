@@ -38,9 +38,9 @@ def taken(
         messages = tapped(spark, *({**one, "stream": one["name"]} for one in copies))
         layouts = {one["name"]: one.get("layout", "clock") for one in copies} or {"none": "clock"}
         folder.append(getattr(facts, table)(messages, layouts), table, 0)
-    told = facts.events(tapped(spark, *ends))
-    folder.append(facts.failed(told), "failed", 0)
-    folder.append(facts.processed(told), "processed", 0)
+    events = facts.events(tapped(spark, *ends))
+    folder.append(facts.failed(events), "failed", 0)
+    folder.append(facts.processed(events), "processed", 0)
     found = locate(failures(spark, folder), folder).collect()
     return {row["message_id"]: row["stream"] for row in found}
 

@@ -64,15 +64,17 @@ def test_overdue_rows_are_refused_by_default(
     where = (source, "--url", clock_url, "--to", queue, "--at-column", "due", "--ledger", ledger)
     for more in (("--dry-run",), ()):
         assert schedule(*where, *more) == 2
-        told = capsys.readouterr()
-        first, due, already, *_ = told.out.splitlines()
+        captured = capsys.readouterr()
+        first, due, already, *_ = captured.out.splitlines()
         assert first.startswith(f"40 messages to the queue {queue} on ")
         assert due.startswith("due from 1970-01-")
         assert re.fullmatch(r"\d\d are due already, 10 of them for more than 5 min", already)
-        assert told.err.startswith("bide: 10 of 40 rows were due more than 5 min before this write began, the first at")
-        assert "usually seconds that were read as milliseconds" in told.err
-        assert "--past send (immediately), --past drop" in told.err
-        assert told.err.count("\n") == 1
+        assert captured.err.startswith(
+            "bide: 10 of 40 rows were due more than 5 min before this write began, the first at"
+        )
+        assert "usually seconds that were read as milliseconds" in captured.err
+        assert "--past send (immediately), --past drop" in captured.err
+        assert captured.err.count("\n") == 1
     assert not list(ledger.glob("part-*"))
     assert rest(clock_url, queue) == []
 
@@ -90,9 +92,9 @@ def test_overdue_rows_are_sent_dropped_or_rejected_and_counted(
     rejects = ("--rejects", tmp_path / "rejects") if past == "reject" else ()
     where = (source, "--url", clock_url, "--to", queue, "--at-column", "due", "--ledger", tmp_path / "ledger")
     assert schedule(*where, "--past", past, *rejects, "--json") == 0
-    told = capsys.readouterr()
-    assert f" are due already, 10 of them for more than 5 min (--past {past})" in told.err
-    done = json.loads(told.out)
+    captured = capsys.readouterr()
+    assert f" are due already, 10 of them for more than 5 min (--past {past})" in captured.err
+    done = json.loads(captured.out)
     expected = {"send": (40, 0, 0), "drop": (30, 0, 10), "reject": (30, 10, 0)}[past]
     assert (done["sent"], done["rejected"], done["dropped"]) == expected
     assert done["past"] >= 20
@@ -195,12 +197,12 @@ def test_the_sink_logs_the_number_of_overdue_rows(spark: SparkSession, caplog: p
 
 
 def test_contradictory_options_are_refused() -> None:
-    for given, said in (
+    for given, expected in (
         ({"past": "later"}, "give one of send, drop, reject"),
         ({"past": "reject"}, "set the option rejects to one"),
         ({"deliver_at": "2026-01-01T00:00:00Z"}, "which is past"),
     ):
-        with pytest.raises(InvalidOptionError, match=said):
+        with pytest.raises(InvalidOptionError, match=expected):
             SinkSettings.read(Options({"url": "amqp://localhost:1", "queue": "q", **given}), {})
     SinkSettings.read(Options({"queue": "q", "deliver_at": "2026-01-01T00:00:00Z", "past": "send"}), {})
 

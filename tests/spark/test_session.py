@@ -59,11 +59,11 @@ def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
     os.killpg(process.pid, signal.SIGINT)
     try:
         # To the end of what it says: a process that was left would hold on to the pipe.
-        said, _ = process.communicate(timeout=PATIENCE)
+        output, _ = process.communicate(timeout=PATIENCE)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    assert (process.returncode, said.strip()) == (130, "")
+    assert (process.returncode, output.strip()) == (130, "")
 
 
 @pytest.mark.slow
@@ -73,8 +73,8 @@ def test_a_killed_java_is_reported_in_one_line(tmp_path: Path) -> None:
     source.write_text("order_id,due\n" + "o-1,2026-01-01\n" * 100_000)
     events = tmp_path / "events"
     events.mkdir()
-    told = {"enabled": "true", "dir": events.as_uri(), "compress": "false", "rolling.enabled": "false"}
-    settings = (one for name, value in told.items() for one in ("--spark-conf", f"spark.eventLog.{name}={value}"))
+    event_log = {"enabled": "true", "dir": events.as_uri(), "compress": "false", "rolling.enabled": "false"}
+    settings = (one for name, value in event_log.items() for one in ("--spark-conf", f"spark.eventLog.{name}={value}"))
     process = subprocess.Popen(
         [sys.executable, "-m", "bide", "pipeline", "schedule", str(source), "--to", "orders", "--at-column", "due",
          "--dry-run", *LOCAL, *settings],
@@ -89,12 +89,12 @@ def test_a_killed_java_is_reported_in_one_line(tmp_path: Path) -> None:
         java = java_of(process.pid)
         wait_until(lambda: any(b"SparkListenerJobStart" in one.read_bytes() for one in events.iterdir()), "a job runs")
         os.kill(java, signal.SIGKILL)
-        said = process.communicate(timeout=PATIENCE)
+        output = process.communicate(timeout=PATIENCE)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    assert (process.returncode, said[0]) == (1, "")
-    assert said[1] == (
+    assert (process.returncode, output[0]) == (1, "")
+    assert output[1] == (
         "bide: Spark's Java process has ended: it was killed, or ran out of memory. Give it more memory, such as with "
         "--spark-conf spark.driver.memory=4g\n"
     )

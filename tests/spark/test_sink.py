@@ -120,7 +120,7 @@ def test_rows_can_name_exchange_and_routing_key(spark: SparkSession, clock_url: 
 
 
 @pytest.mark.parametrize(
-    ("query", "options", "said"),
+    ("query", "options", "expected"),
     [
         ("select 'a' as body", {"queue": "q"}, "the column 'body' is not a field of a message"),
         ("select 'q' as queue", {}, "no column 'value'"),
@@ -139,12 +139,12 @@ def test_rows_can_name_exchange_and_routing_key(spark: SparkSession, clock_url: 
     ],
 )  # fmt: skip
 def test_bad_options_and_columns_are_refused_by_the_driver(
-    spark: SparkSession, query: str, options: dict[str, str], said: str
+    spark: SparkSession, query: str, options: dict[str, str], expected: str
 ) -> None:
     """Nothing listens at the address: what gets as far as a task says that."""
     with pytest.raises(AnalysisException) as caught:
         writer(spark.sql(query), **{"url": "amqp://localhost:1", **options}).save()
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_tables_cannot_be_overwritten(spark: SparkSession) -> None:
@@ -173,11 +173,11 @@ BAD_ROWS = (
 def test_a_bad_row_stops_its_partition_before_anything_is_published(
     spark: SparkSession, clock_url: str, queue: str
 ) -> None:
-    for columns, said in BAD_ROWS:
+    for columns, expected in BAD_ROWS:
         frame = spark.range(0, 1_000, 1, 1).selectExpr(*_split(columns.format(queue=queue)))
         with pytest.raises(PySparkException) as caught:
             writer(frame, clock_url).save()
-        assert said in str(caught.value)
+        assert expected in str(caught.value)
     assert rest(clock_url, queue) == []
 
 

@@ -189,7 +189,7 @@ def test_headers_can_be_structs_of_key_and_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "said"),
+    ("pairs", "expected"),
     [
         ([None, ("a", b"1")], "the column headers holds a value that cannot be sent: an entry is null: leave it out"),
         (
@@ -199,14 +199,14 @@ def test_headers_can_be_structs_of_key_and_value() -> None:
         ([(None, b"1")], "the header name None is not text"),
     ],
 )
-def test_invalid_headers_are_a_problem(pairs: list[tuple[str | None, bytes] | None], said: str) -> None:
+def test_invalid_headers_are_a_problem(pairs: list[tuple[str | None, bytes] | None], expected: str) -> None:
     structs = [None if pair is None else dict(zip(("key", "value"), pair, strict=True)) for pair in pairs]
     headers = pa.array([structs, []], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
     batch = pa.RecordBatch.from_arrays([pa.array(["x", "y"]), headers], names=["value", "headers"])
     rows = Rows(("value", "headers"), {"to": "q"}, CLOCK)
     found = rows.problems(batch, NOW)
     assert [*found] == [0]
-    assert found[0].startswith(said)
+    assert found[0].startswith(expected)
 
 
 @pytest.mark.parametrize("name", ["message_id", "type", "queue", "delay", "headers"])

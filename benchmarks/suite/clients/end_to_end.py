@@ -89,10 +89,10 @@ def _send(job: Job, sender: str, number: int) -> tuple[int, float]:
         process.stdin.write(one)
         process.stdin.close()
         process.stdin = None
-    said = [process.communicate()[0] for process in processes]
+    outputs = [process.communicate()[0] for process in processes]
     if any(process.returncode for process in processes):
         raise BenchmarkError("a sender failed")
-    values = [Answer.from_json(text).values for text in said]
+    values = [Answer.from_json(text).values for text in outputs]
     sent = round(sum(one["messages"] for one in values))
     return sent, sum(one["messages"] / one["seconds"] for one in values)
 

@@ -34,7 +34,7 @@ async def test_each_example_prints_its_documented_output(name: str, vhost: Vhost
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    printed, said = await asyncio.wait_for(process.communicate(), PATIENCE)
-    assert (printed.decode(), process.returncode) == (promised[1].replace("    ", ""), 0), said.decode()
+    printed, stderr = await asyncio.wait_for(process.communicate(), PATIENCE)
+    assert (printed.decode(), process.returncode) == (promised[1].replace("    ", ""), 0), stderr.decode()
     kept = {one["name"] for one in vhost.broker.management.call("GET", "queues", vhost.name)}
     assert not {one for one in kept if one.startswith("example")}

@@ -132,8 +132,8 @@ async def test_dead_letters_of_several_queues_are_collected_in_one(client: bide.
     async with client.consume("orders") as messages:
         await (await anext(messages)).reject()
     dead = {one.body.decode(): one for one in await receive(client, "morgue", 2)}
-    told = {body: (one.routing_key, one.raw.values["headers"]["x-death"][0]["reason"]) for body, one in dead.items()}
-    assert told == {"rejected": ("orders", "rejected"), "expired": ("bills", "expired")}
+    deaths = {body: (one.routing_key, one.raw.values["headers"]["x-death"][0]["reason"]) for body, one in dead.items()}
+    assert deaths == {"rejected": ("orders", "rejected"), "expired": ("bills", "expired")}
 
 
 @BOTH_TYPES
