@@ -1,4 +1,4 @@
-"""How long ``bide pipeline audit`` takes for many messages, and whether a round costs what is new whatever the history.
+"""Duration of ``bide pipeline audit`` with many messages and a growing history.
 
 ``python -m benchmarks.audit_scale --messages 1000000 --increment 100000`` starts a broker of its own, turns the taps
 on, publishes a million messages with delays of up to a minute while consumers take them, and runs ``bide pipeline audit

@@ -1,4 +1,4 @@
-"""What a delayed message costs inside RabbitMQ: where the ratios of docs/benchmarks.md come from.
+"""CPU cost of a delayed message inside RabbitMQ: the reasons for docs/benchmarks.md.
 
 ``python -m benchmarks.broker_profile --rate 1500 --seconds 30`` sends messages at an even rate without a delay, through
 ``Clock`` with whole seconds and to 10 ms, and through the binary cascade, on a fresh private broker each. It asks the

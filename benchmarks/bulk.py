@@ -1,4 +1,4 @@
-"""What only docs/bulk.md tells: what it costs to encode and to decode a message, and how late a window makes delays.
+"""Measurements of docs/bulk.md: encoding, decoding, and lateness by window.
 
 ``python -m benchmarks.bulk`` prints the tables. Encoding needs no broker: each way encodes the same 5,000 messages,
 200 bytes with delays of whole minutes, and the time that counts is the processor's, of the quickest of many rounds.

@@ -1,4 +1,4 @@
-"""What holds up a burst inside RabbitMQ: where the ratios of bursts in docs/benchmarks.md come from.
+"""Profile of RabbitMQ during a burst: the reasons for ratios of docs/benchmarks.md.
 
 ``python -m benchmarks.burst_profile`` lets 200,000 messages become due at once, through several numbers of lanes
 and with several dead-letter prefetches, each in three ways: as it is; with the broker's data in memory

@@ -1,4 +1,4 @@
-"""Is the plan right? What ``bide pipeline plan`` says of a table, against a broker that gets its messages.
+"""Comparison of ``bide pipeline plan`` with a broker that gets the same messages.
 
 ``python -m benchmarks.plan_check --messages 1000000 --seconds 300`` plans a table of messages to be sent evenly over
 five minutes, a third of them delayed by whole minutes, a third by minutes and seconds, a third by minutes, seconds and

@@ -1,4 +1,4 @@
-"""How fast the Spark sink publishes from one task and from several, beside the bulk publisher that it stands on.
+"""Throughput of the Spark sink with one task and several, compared with the bulk publisher.
 
 ``python -m benchmarks.spark_sink [--messages 200000] [--rounds 3] [--tasks 1 2 4]`` starts a broker of its own, and
 prints messages per second, round by round, both kinds in turn so that both meet the same machine. Messages have 200

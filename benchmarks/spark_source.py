@@ -1,4 +1,4 @@
-"""How fast Spark reads a stream: messages of 200 bytes, with all columns and with the body alone, in turns.
+"""Throughput of reading a stream with Spark: all columns, and the body alone.
 
 The stream is filled once, on a private broker. Nothing is written, so that the sink is not measured::
 

@@ -1,4 +1,4 @@
-"""What the latest messages had in common: where the maximum of docs/benchmarks.md comes from.
+"""Causes of the maximum lateness in docs/benchmarks.md.
 
 ``python -m benchmarks.spikes --rate 1500 --seconds 60`` sends delayed messages at an even rate through a fresh private
 broker, and writes down meanwhile when anything stood still: the machine (a process that wakes every two milliseconds),

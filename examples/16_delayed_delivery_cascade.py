@@ -1,4 +1,4 @@
-"""Pattern 16: the publisher gives the delay, the levels do the waiting. This is what bide is for.
+"""Pattern 16: the publisher gives the delay, and shared levels delay the message.
 
 Prints::
 

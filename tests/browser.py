@@ -1,4 +1,4 @@
-"""A Chromium without a window, told what to do over a pipe by the DevTools protocol."""
+"""A headless Chromium, controlled through the DevTools protocol over a pipe."""
 
 from __future__ import annotations
 

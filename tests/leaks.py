@@ -1,4 +1,4 @@
-"""Nothing may be left behind: no task, no error that nobody took, no socket."""
+"""A check that a test leaves no task, unhandled error or socket behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocks of README.md and of pages under docs, and a shell to paste them into."""
+"""Code blocks of README.md and docs pages, and a shell to run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bide relay`` as a process, for tests."""
+"""``bide relay`` as a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishing to a stream by the stream protocol, of any bytes: what bide itself never does."""
+"""A publisher of arbitrary bytes by the stream protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pictures show: lists of numbers, counted from what was seen."""
+"""The numbers behind the pictures, counted from what the pipelines recorded."""
 
 from __future__ import annotations
 

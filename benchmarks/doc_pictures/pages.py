@@ -1,4 +1,4 @@
-"""Pictures into the documentation, with what is said below them."""
+"""Insertion of pictures and captions into the documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawings of the figures, and files of SVG.
+"""SVG drawings of the figures.
 
 A file has each drawing twice, as the report's page does: for a desk, and for a phone with letters as large. Both are
 of one shape, since a browser lays a page out by the shape of a picture before it looks into it.

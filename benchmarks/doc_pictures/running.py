@@ -1,4 +1,4 @@
-"""One small campaign that really takes place: scheduled, audited and replayed by the commands of ``bide pipeline``."""
+"""One small campaign: scheduled, audited and replayed by ``bide pipeline``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file that workers write down in how late every task began: eight bytes each, whatever process they run in."""
+"""A shared file in which workers record the lateness of each task, eight bytes per task."""
 
 from __future__ import annotations
 

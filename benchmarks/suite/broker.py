@@ -1,4 +1,4 @@
-"""The broker that is measured, and the processes that measure it."""
+"""The measured broker, and the processes that measure it."""
 
 from __future__ import annotations
 

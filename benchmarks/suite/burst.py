@@ -1,4 +1,4 @@
-"""How long many messages take that are due in the same second."""
+"""Time to deliver many messages that are due in the same second."""
 
 from __future__ import annotations
 

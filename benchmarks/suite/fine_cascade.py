@@ -1,4 +1,4 @@
-"""A binary cascade in units of 10 ms: the layout of NServiceBus, but for the waits of its levels."""
+"""A binary cascade like NServiceBus, with a unit of 10 ms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How late delayed messages are at a steady rate, and what they cost the broker."""
+"""Lateness of delayed messages at a steady rate, and their cost for the broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A measurement: the cases that are compared, and how large they are."""
+"""A measurement: the compared cases and their size."""
 
 from __future__ import annotations
 

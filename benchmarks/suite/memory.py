@@ -1,4 +1,4 @@
-"""The memory of a bulk publish, however long its input."""
+"""The memory of a bulk publish, by the length of its input."""
 
 from __future__ import annotations
 

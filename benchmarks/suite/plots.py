@@ -1,4 +1,4 @@
-"""Which charts are drawn of a run."""
+"""The charts of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limit: a client that does nothing but move bytes that were made before, over one socket.
+"""The upper limit: a client that only moves prepared bytes over one socket.
 
 It parses no more than it has to, decodes nothing, keeps nothing, and notices nothing that goes wrong but a closed
 socket. No client that does its work can be as fast.

@@ -1,4 +1,4 @@
-"""What was measured, on which machine, with which releases; as JSON."""
+"""Results of a run with its machine and releases, as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run measurements: every case in its turn, round after round."""
+"""The runner: every case once per round, round after round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cases find on the broker, and the messages that they send."""
+"""Queues, exchanges and messages that the cases use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs the broker to keep many messages, and whether it does."""
+"""The memory and disk that a broker needs for many waiting messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many delayed messages go through an infrastructure when there are always more."""
+"""The highest sustained rate of delayed messages through an infrastructure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bide has set itself to reach, as ratios within one run; and whether it did."""
+"""The performance targets of bide, as ratios within one run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program of the night: an endpoint whose messages fail, and kill it. It writes down what it does.
+"""An endpoint whose handlers fail and kill its process, and which records what it handles.
 
 Every line is on the disk before the handler returns, so that the account survives the process.
 """

@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: what is asked for is measured, in turns, shown, and kept."""
+"""``python -m benchmarks``: options, order of the cases, output and results file."""
 
 from __future__ import annotations
 

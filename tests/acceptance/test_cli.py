@@ -1,4 +1,4 @@
-"""The program itself, as a subprocess, on a real broker."""
+"""The command line as a subprocess, on a real broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bide demo``, as a subprocess, on a real broker, with a real Spark."""
+"""``bide demo`` as a subprocess, on a real broker and a real Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pictures on the pages of the pipelines as a browser shows them."""
+"""The pictures of the pipeline pages in a browser."""
 
 from __future__ import annotations
 

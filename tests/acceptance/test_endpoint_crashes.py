@@ -1,4 +1,4 @@
-"""One night: handlers that fail and kill, a process killed from outside, a broker restarted; and nothing lost."""
+"""An endpoint with crashing handlers, killed processes and a restarted broker."""
 
 from __future__ import annotations
 

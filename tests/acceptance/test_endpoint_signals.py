@@ -1,4 +1,4 @@
-"""An endpoint that is served by a process of its own, and what signals do to it."""
+"""Signals to a process that serves an endpoint."""
 
 from __future__ import annotations
 

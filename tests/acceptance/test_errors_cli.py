@@ -1,4 +1,4 @@
-"""``bide errors`` as a program, on the real broker."""
+"""``bide errors`` as a subprocess, on a real broker."""
 
 from __future__ import annotations
 

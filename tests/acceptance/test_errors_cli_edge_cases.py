@@ -1,4 +1,4 @@
-"""``bide errors`` at its worst: messages made to deceive, pipes that close, bad input, signals."""
+"""``bide errors`` with hostile messages, closed pipes, invalid input and signals."""
 
 from __future__ import annotations
 

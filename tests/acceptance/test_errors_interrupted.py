@@ -1,4 +1,4 @@
-"""``bide errors retry --over`` that is interrupted: no more arrive, and the command that it names does the rest."""
+"""``bide errors retry --over``, interrupted, and the command that it prints to continue."""
 
 from __future__ import annotations
 

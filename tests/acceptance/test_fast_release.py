@@ -1,4 +1,4 @@
-"""The dead-letter prefetch: what ``bide delay verify`` says of it, and how docs/delays.md sets it at run time."""
+"""The dead-letter prefetch in ``bide delay verify`` and docs/delays.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages and records with times at both ends of the calendar, and worse, in time zones on both sides of UTC."""
+"""Forged times: the ends of the calendar, invalid values, and time zones around UTC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No command line, however odd, ends in an internal error: generated from the command tree."""
+"""Generated command lines, none of which ends in an internal error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The private broker as its users meet it: real nodes, real processes, real crashes."""
+"""The private broker with real nodes, processes and crashes."""
 
 from __future__ import annotations
 

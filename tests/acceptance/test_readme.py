@@ -1,4 +1,4 @@
-"""README.md and docs/getting-started.md: their commands and programs print what the pages show."""
+"""The commands and programs of README.md and docs/getting-started.md, with their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bide tap``, as a subprocess, on a real broker."""
+"""``bide tap`` as a subprocess, on a real broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bide topology``, as a subprocess, on a real broker."""
+"""``bide topology`` as a subprocess, on a real broker."""
 
 from __future__ import annotations
 

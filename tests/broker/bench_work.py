@@ -1,4 +1,4 @@
-"""Work for the benchmark's runner, most of which needs no broker."""
+"""Work of the tests for the benchmark's runner; most of it needs no broker."""
 
 from __future__ import annotations
 

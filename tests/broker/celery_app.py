@@ -1,4 +1,4 @@
-"""A Celery application, for its worker (``celery -A tests.broker.celery_app worker``) and for its senders.
+"""A Celery application for a worker (``celery -A tests.broker.celery_app worker``) and senders.
 
 The worker finds its broker in the environment variable ``CELERY_BROKER_URL``, a setting of Celery's own.
 """

@@ -1,4 +1,4 @@
-"""Helpers of the tests of endpoints."""
+"""Helpers for tests of endpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topologies, and things to do to them, made up by hypothesis: what the memory broker is compared on.
+"""Generated topologies and client actions, to compare the in-memory broker with RabbitMQ.
 
 A case is plain data. Time is counted in steps: something happens at the beginning of each, and times to live are a
 fifth of a step longer than whole steps, so that nothing expires just when something else happens.

@@ -1,4 +1,4 @@
-"""The time that a case is played in: on RabbitMQ it passes by itself, in memory the player moves it."""
+"""The clock of a generated case: real time on RabbitMQ, virtual time in memory."""
 
 from __future__ import annotations
 

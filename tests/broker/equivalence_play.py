@@ -1,5 +1,4 @@
-"""Plays a case on a broker, the real one or that in memory, over the same connection of ours, and writes down all that
-clients can see."""
+"""A player of generated cases, which records all that clients see."""
 
 from __future__ import annotations
 

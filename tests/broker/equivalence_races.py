@@ -1,4 +1,4 @@
-"""Plays cases in memory, and finds those whose end depends on chance.
+"""A search for cases whose outcome depends on a race, in memory.
 
 Where two messages come to a queue at the same time by different ways, a real broker puts them in either order. And
 where one comes when another expires there, it finds the queue with that one or without. Such a case compares nothing,

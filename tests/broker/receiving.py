@@ -1,4 +1,4 @@
-"""Helpers of the broker tests."""
+"""Helpers of the broker tests: receive, count and wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What delivers messages for others delivers to allowed targets only."""
+"""Allowed targets of components that deliver messages for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One bad target does not hold up the others, and nothing is lost: its messages wait for it, or are set aside."""
+"""Missing and refusing targets of delayed messages, and the messages of other targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every case of the benchmark, tiny: it works with whatever is installed, and its numbers make sense."""
+"""Every case of the benchmark in a small size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark's runner: who is measured when, and what becomes of those who cannot be."""
+"""The benchmark's runner: the order of cases, and cases that cannot be measured."""
 
 from __future__ import annotations
 

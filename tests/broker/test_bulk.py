@@ -1,4 +1,4 @@
-"""Many messages at once: each arrives, or is reported as what became of it, and nothing else is."""
+"""Bulk publishing: each message arrives or is reported, exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Celery`` with the real Celery: each side delays messages for the other, on the same exchanges and queues."""
+"""``Celery`` and the real Celery, delaying messages for each other on the same queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ``Clock`` that grows with use: what is declared when, and what happens to messages where that fails."""
+"""``Clock`` that declares its queues on first use, and failures of these declarations."""
 
 from __future__ import annotations
 

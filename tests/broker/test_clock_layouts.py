@@ -1,4 +1,4 @@
-"""Clients with different settings share a virtual host: never early, never lost, never to somebody else."""
+"""Clients with different settings of ``Clock`` on one virtual host."""
 
 from __future__ import annotations
 

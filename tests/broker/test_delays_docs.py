@@ -1,4 +1,4 @@
-"""docs/delays.md shows what ``bide delay verify`` and ``bide delay apply`` print."""
+"""The output of ``bide delay verify`` and ``bide delay apply`` in docs/delays.md."""
 
 from __future__ import annotations
 

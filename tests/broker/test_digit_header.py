@@ -1,4 +1,4 @@
-"""Which header may carry the digits: what becomes of its keys when the broker has to dead-letter a second time."""
+"""The header for the digits of a delay, and its routing keys after a second dead-lettering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a .NET endpoint copies of a message that bide delivered, its broker takes.
+"""Messages delivered by bide that a .NET endpoint copies and publishes again.
 
 There is no .NET here: pika plays an endpoint that audits. It copies all headers, lists as text, as
 NServiceBus.RabbitMQ does, and takes off only what NServiceBus.RabbitMQ takes off.

@@ -1,4 +1,4 @@
-"""Endpoints: handlers, retries at once and later, and what is parked, on the real broker."""
+"""Endpoints: handlers, immediate and delayed retries, and parked messages."""
 
 from __future__ import annotations
 

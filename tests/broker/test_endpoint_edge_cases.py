@@ -1,4 +1,4 @@
-"""What nobody should do and somebody does: odd exceptions, odd policies, odd messages. No message is held up by it."""
+"""Endpoints with odd exceptions, policies and messages, none of which holds up others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Error queues as they are found: looked at again and again, shared with others, full of strange messages."""
+"""Error queues that are browsed often, shared, or contain messages of other systems."""
 
 from __future__ import annotations
 

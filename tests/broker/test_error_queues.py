@@ -1,4 +1,4 @@
-"""Failed messages on the real broker: looked at, retried, edited, archived, discarded, and recorded."""
+"""Error queues: browse, retry, edit, archive, discard, and the record of operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators do with failed messages is never done to messages that wait for their due times."""
+"""Error commands, refused on the queues of a delay infrastructure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event bus on the real broker: rejected, counted, delayed, and parked for good."""
+"""The event bus: rejected, counted, delayed and parked events."""
 
 from __future__ import annotations
 

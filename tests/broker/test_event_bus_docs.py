@@ -1,4 +1,4 @@
-"""The programs of docs/event-bus.md: run as they stand there, they print what the page says they print."""
+"""The programs of docs/event-bus.md and their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A delayed publish to an exchange reaches exactly the queues that a direct publish reaches."""
+"""Delayed publishes to an exchange: the same queues as a direct publish."""
 
 from __future__ import annotations
 

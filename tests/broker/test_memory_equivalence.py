@@ -1,4 +1,4 @@
-"""The broker in memory does what RabbitMQ does: made-up cases are played on both, and what clients see is compared.
+"""Generated cases on RabbitMQ and on the in-memory broker, with equal results for clients.
 
 ``BIDE_SOAK=1`` (``make test-equivalence``) compares more than 2,000 cases rather than some ninety.
 """

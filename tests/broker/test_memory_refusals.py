@@ -1,4 +1,4 @@
-"""What RabbitMQ refuses, the broker in memory refuses too, for the same reason and in a form that reads the same."""
+"""Refusals of RabbitMQ and of the in-memory broker, with equal reply texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of an endpoint, read as Prometheus reads them: over HTTP."""
+"""Metrics of an endpoint, scraped over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs of docs/observability.md: run as they stand there, they print what the page says they print."""
+"""The programs of docs/observability.md and their output."""
 
 from __future__ import annotations
 

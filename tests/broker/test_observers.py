@@ -1,4 +1,4 @@
-"""Observers of an endpoint: they see everything, and change nothing."""
+"""Observers of an endpoint, which see every event and change no outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies of RabbitMQ that change what the queues of a delay infrastructure do."""
+"""Policies that change the queues of a delay infrastructure."""
 
 from __future__ import annotations
 

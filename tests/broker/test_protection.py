@@ -1,4 +1,4 @@
-"""``bide delay apply --protect``: the policy that keeps other policies off the queues of a delay infrastructure."""
+"""``bide delay apply --protect``: the policy that overrides others on delay queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taps on a real broker: what the streams hold, and that nothing else changes."""
+"""Taps: the content of their streams, and unchanged routing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pure model of routing, and definitions, against a real RabbitMQ: where they differ, the broker is right."""
+"""The routing model and exported definitions, compared with a real RabbitMQ."""
 
 from __future__ import annotations
 

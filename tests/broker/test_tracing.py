@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of what the real SDK is given, across the real broker."""
+"""OpenTelemetry spans across the broker, recorded by the real SDK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validation against a real RabbitMQ: what it lets pass the broker takes, and what it reports the broker refuses."""
+"""Validation of topologies, compared with what a real RabbitMQ accepts and refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``verify`` finds on a real broker, the guard, and the removal."""
+"""The findings of ``verify``, protected declarations, and removal."""
 
 from __future__ import annotations
 

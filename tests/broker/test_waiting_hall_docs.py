@@ -1,4 +1,4 @@
-"""What docs/waiting-hall.md shows is what is printed."""
+"""The output of commands in docs/waiting-hall.md."""
 
 from __future__ import annotations
 

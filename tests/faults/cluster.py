@@ -1,4 +1,4 @@
-"""A RabbitMQ cluster for tests: on loopback addresses, or in network namespaces that can be cut off."""
+"""A RabbitMQ cluster on loopback, or in network namespaces that can be partitioned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy before the shared broker, and a broker of its own for the tests that mistreat one."""
+"""Fixtures: a proxy before the shared broker, and a dedicated broker for faults."""
 
 from __future__ import annotations
 

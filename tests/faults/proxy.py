@@ -1,4 +1,4 @@
-"""A TCP proxy in this process that breaks connections on demand, at the byte or the frame that is asked for."""
+"""A TCP proxy that breaks connections at a chosen byte or frame."""
 
 from __future__ import annotations
 

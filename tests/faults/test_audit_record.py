@@ -1,4 +1,4 @@
-"""The record of operations, read from a broker that stands still, or that gets more of it meanwhile."""
+"""The record of operations, read from a stalled broker or while it grows."""
 
 from __future__ import annotations
 

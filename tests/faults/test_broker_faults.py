@@ -1,4 +1,4 @@
-"""The broker itself fails, or refuses: each fault has an error that says what to do."""
+"""Faults and refusals of the broker, and their error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connection breaks, or the broker stops to take messages, in the middle of a bulk publish.
+"""Lost connections and blocked brokers during a bulk publish.
 
 ``BIDE_SOAK=1`` cuts 200 connections rather than a few.
 """

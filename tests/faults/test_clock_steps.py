@@ -1,4 +1,4 @@
-"""This machine's clock is set while a message is published: a delay stays as long as it is."""
+"""Steps of the system clock during a publish, which do not change the delay."""
 
 from __future__ import annotations
 

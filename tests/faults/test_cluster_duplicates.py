@@ -1,4 +1,4 @@
-"""Leaders of delay queues move while messages fall due: some are dead-lettered twice, which receivers can tell."""
+"""Duplicates with equal ids when leaders of delay queues move."""
 
 from __future__ import annotations
 

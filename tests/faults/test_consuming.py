@@ -1,4 +1,4 @@
-"""The connection breaks while messages are received: the consumer goes on, and what was not settled comes again."""
+"""Lost connections of a consumer, and redelivery of unsettled messages."""
 
 from __future__ import annotations
 

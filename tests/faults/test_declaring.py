@@ -1,4 +1,4 @@
-"""A broker that is busy refuses declarations, bindings and deletions for a moment, and closes the connection."""
+"""Declarations, bindings and deletions that a busy broker refuses for a moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Endpoints whose connection, error queue or own queue goes away under them: nothing is lost, and nothing hangs."""
+"""Endpoints that lose their connection, error queue or own queue."""
 
 from __future__ import annotations
 

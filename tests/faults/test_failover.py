@@ -1,4 +1,4 @@
-"""A broken node does not keep its clients, and a node that is only slow or blocked does not lose them."""
+"""Failover from broken nodes; slow or blocked nodes keep their clients."""
 
 from __future__ import annotations
 

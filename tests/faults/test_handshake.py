@@ -1,4 +1,4 @@
-"""Servers that say what a client does not expect while a connection opens."""
+"""Servers that send unexpected frames while a connection opens."""
 
 from __future__ import annotations
 

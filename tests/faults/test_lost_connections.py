@@ -1,4 +1,4 @@
-"""The connection breaks at the worst moments: nothing is lost in silence."""
+"""Connections that break at the worst moments, without silent loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One of three nodes fails for 40 s, in network namespaces: publishing goes on."""
+"""Publishing while one of three nodes fails for 40 s, in network namespaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connection breaks while a message is published: it is repeated or reported, never lost in silence."""
+"""Lost connections during a publish: repeated or reported, without silent loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The broker is not there, or lets us not in, or not do it: an error that says which, and what to do."""
+"""Missing brokers, refused logins and refused operations, and their error messages."""
 
 from __future__ import annotations
 

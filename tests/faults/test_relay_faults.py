@@ -1,4 +1,4 @@
-"""Relays on a broker that takes no publishes, and on one that dies."""
+"""Relays on a broker that blocks publishers, and on one that is killed."""
 
 from __future__ import annotations
 

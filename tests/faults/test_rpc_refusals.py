@@ -1,4 +1,4 @@
-"""The broker refuses a request: its caller gets to know that, and those of the others that their replies are lost."""
+"""Refused RPC requests, and the calls whose replies are lost with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the synchronous client hands out: many at once from its thread, each message once, and none that was lost."""
+"""The synchronous client over lost connections: each message once, none lost."""
 
 from __future__ import annotations
 

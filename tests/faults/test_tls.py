@@ -1,4 +1,4 @@
-"""TLS: trusted, not trusted, spoken to who does not, and logins by certificate."""
+"""TLS: trusted and untrusted certificates, plain ports, and login by certificate."""
 
 from __future__ import annotations
 

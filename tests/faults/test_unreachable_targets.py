@@ -1,4 +1,4 @@
-"""A target that cannot be reached for a moment is not taken for missing, and holds up no other."""
+"""Targets that are unreachable for a moment, which do not count as missing."""
 
 from __future__ import annotations
 

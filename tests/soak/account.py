@@ -1,4 +1,4 @@
-"""What all runs of the soak have done and found, as a file of lines that is only ever appended to."""
+"""The totals of all runs of the soak, in an append-only file."""
 
 from __future__ import annotations
 

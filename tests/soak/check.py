@@ -1,4 +1,4 @@
-"""Whether the files hold every message of the stream once, and the queue every row at least once.
+"""The check that files hold every message once, and the queue every row at least once.
 
 What is in the stream and in the queue is read by another client than bide, and the files as Spark's log of them says.
 """

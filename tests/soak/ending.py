@@ -1,4 +1,4 @@
-"""Whether a query may end in the way that it did."""
+"""The errors with which a killed query may end."""
 
 from __future__ import annotations
 

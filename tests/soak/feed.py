@@ -1,4 +1,4 @@
-"""What the two queries are fed with: always some micro-batches more than they have done."""
+"""The input of the two queries, always some micro-batches ahead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program that the soak kills: a Spark with two streaming queries, each going on from its checkpoint.
+"""The program that the soak kills: two streaming queries, which resume from checkpoints.
 
 ``read`` takes a stream of RabbitMQ into Parquet files, ``write`` a growing folder of files into a queue. A query that
 ends, for whatever reason, is started again. What to do comes as lines on standard input (the first is a

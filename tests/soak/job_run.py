@@ -1,4 +1,4 @@
-"""One life of the job: from its start until it is killed or has finished."""
+"""One run of the job, from its start until it is killed or has finished."""
 
 from __future__ import annotations
 

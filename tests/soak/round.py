@@ -1,4 +1,4 @@
-"""One round: a broker, a job that is killed again and again, and the check at its end."""
+"""One round: a broker, a job that is killed repeatedly, and the final check."""
 
 from __future__ import annotations
 

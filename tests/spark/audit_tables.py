@@ -1,4 +1,4 @@
-"""Tables as the audit writes them, made up: three days of a shop that sends reminders, and of what went wrong."""
+"""Example tables of an audit: three days of a shop that sends reminders."""
 
 from __future__ import annotations
 

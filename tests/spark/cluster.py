@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on loopback, and a Python for its executors that does not have bide; a Connect server."""
+"""A standalone Spark cluster on loopback with a Python without bide; a Connect server."""
 
 from __future__ import annotations
 

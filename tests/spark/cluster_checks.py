@@ -1,4 +1,4 @@
-"""What the tests of a cluster and of Spark Connect have in common: what they do there, and what has to come of it."""
+"""Checks shared by the tests of a Spark cluster and of Spark Connect."""
 
 from __future__ import annotations
 

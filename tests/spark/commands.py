@@ -1,4 +1,4 @@
-"""A program that runs commands of ``bide pipeline`` in one session, on a cluster or on Spark Connect.
+"""A program that runs ``bide pipeline`` commands in one session, on a cluster or Connect.
 
 It is told one after the other in lines of its standard input, and answers each in a line: all of it is JSON.
 """

@@ -1,4 +1,4 @@
-"""A Spark of this machine for the tests, started once."""
+"""Fixtures: one local Spark session for all tests."""
 
 from __future__ import annotations
 

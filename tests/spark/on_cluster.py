@@ -1,4 +1,4 @@
-"""A program for ``spark-submit``, where executors have bide by ``--py-files`` alone, and for Spark Connect.
+"""A program for ``spark-submit`` and Spark Connect; executors have bide by ``--py-files``.
 
 What it is told, and what it says, is JSON.
 """

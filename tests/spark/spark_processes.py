@@ -1,4 +1,4 @@
-"""Sparks on this machine, and which processes belong to them, so that tests can kill them."""
+"""Local Spark programs and their processes, for tests that kill them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams to be read by Spark, filled by a stranger: nothing of bide publishes here."""
+"""Streams for Spark to read, filled without bide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Audits of a real broker: taps and events become tables, which grow with what is new, and outlive kills."""
+"""Audits of a real broker: incremental tables from taps and events, across kills."""
 
 from __future__ import annotations
 

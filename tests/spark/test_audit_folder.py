@@ -1,4 +1,4 @@
-"""What an audit reads and writes of its folder, without a broker."""
+"""The folder of an audit, without a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an audit says where streams have lost what it has not read, and how it goes on."""
+"""Audits of streams that have lost records, and how to continue."""
 
 from __future__ import annotations
 

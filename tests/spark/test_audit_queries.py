@@ -1,4 +1,4 @@
-"""Queries of a round that fail."""
+"""Audit rounds with failing queries."""
 
 from __future__ import annotations
 

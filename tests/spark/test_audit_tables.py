@@ -1,4 +1,4 @@
-"""Facts out of messages, and what follows from them, as functions of tables."""
+"""Facts from messages, and the tables of an audit, as functions of data frames."""
 
 from __future__ import annotations
 

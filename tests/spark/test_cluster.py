@@ -1,4 +1,4 @@
-"""A real standalone cluster, whose executors have bide by ``--py-files`` alone."""
+"""A real standalone cluster, whose executors have bide by ``--py-files`` only."""
 
 from __future__ import annotations
 

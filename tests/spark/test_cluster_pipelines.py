@@ -1,4 +1,4 @@
-"""A real standalone cluster, whose executors get bide from the commands of ``bide pipeline``."""
+"""A real standalone cluster, whose executors get bide from ``bide pipeline``."""
 
 from __future__ import annotations
 

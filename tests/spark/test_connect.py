@@ -1,4 +1,4 @@
-"""Spark Connect: what a client may do with a server that has bide."""
+"""Spark Connect with a server that has bide."""
 
 from __future__ import annotations
 

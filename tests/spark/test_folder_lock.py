@@ -1,4 +1,4 @@
-"""Two runs at a time on one ledger: the second is told of the first, and a dead one is in nobody's way."""
+"""The lock of a ledger folder: concurrent runs, and locks of dead processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with options is told before Spark starts, and before it looks through a large table."""
+"""Invalid options, reported before Spark starts or reads a large table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of the pipelines: their examples in Python run as they are written, against a broker."""
+"""The Python examples of the pipeline pages, run against a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/pipeline.md: its commands, from top to bottom, print what the page shows."""
+"""The commands of docs/pipeline.md and their output."""
 
 from __future__ import annotations
 

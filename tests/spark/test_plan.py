@@ -1,4 +1,4 @@
-"""``bide pipeline plan``: held to a simulation of each message by itself, and to a real broker."""
+"""``bide pipeline plan``, compared with a simulation per message and with a real broker."""
 
 from __future__ import annotations
 

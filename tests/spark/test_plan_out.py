@@ -1,4 +1,4 @@
-"""``bide pipeline plan --out``, interrupted: no table of one plan passes for that of another."""
+"""``bide pipeline plan --out``, interrupted: tables of two plans are never mixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading queues with a real Spark: looking, and draining."""
+"""Browsing and draining queues with a real Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How Spark finds the data source."""
+"""The registration of the data source in Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bide pipeline replay``, and the functions that it is made of."""
+"""``bide pipeline replay`` and its functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bide pipeline replay --audit``: what an audit knows to have failed, out of the streams of real taps."""
+"""``bide pipeline replay --audit``: failed messages of an audit, from streams of real taps."""
 
 from __future__ import annotations
 

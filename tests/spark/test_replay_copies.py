@@ -1,4 +1,4 @@
-"""Which copy of a message a replay takes: ids are used again, and clocks are not the same everywhere."""
+"""The copy of a message that a replay chooses, with reused ids and skewed clocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies out of streams that end, and out of those that give nothing for another reason."""
+"""Replays from streams that end or stall."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bide pipeline replay --over`` that is interrupted: no more arrive, and the command that it names does the rest."""
+"""``bide pipeline replay --over``, interrupted, and the command that it prints to continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bide pipeline report``: what Spark counts in the audit's tables, against the same counted by hand."""
+"""``bide pipeline report``: figures counted by Spark, compared with a plain count."""
 
 from __future__ import annotations
 

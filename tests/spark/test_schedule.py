@@ -1,4 +1,4 @@
-"""``bide pipeline schedule``, and the functions that it is made of."""
+"""``bide pipeline schedule`` and its functions."""
 
 from __future__ import annotations
 

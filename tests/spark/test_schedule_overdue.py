@@ -1,4 +1,4 @@
-"""Rows that were due long ago are never sent at once without a word."""
+"""Overdue rows, which are never sent without a choice of the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``bide pipeline schedule`` refuses before it sends anything, so that no row is lost or sent in vain."""
+"""Rows and settings that ``bide pipeline schedule`` refuses before it sends anything."""
 
 from __future__ import annotations
 

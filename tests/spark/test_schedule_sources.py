@@ -1,4 +1,4 @@
-"""``bide pipeline schedule``: tables of every kind, and a broker on which nothing may be declared."""
+"""``bide pipeline schedule`` with all table formats, and without permission to declare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The password in the URL of a broker is said nowhere: in no plan, page, log or error, here or in Spark."""
+"""The broker's password, absent from plans, pages, logs and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pipelines of the command line say when Spark cannot be started as it was asked for."""
+"""Errors of pipelines when Spark cannot start as requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables and streams written to a broker by a real Spark."""
+"""Tables and streaming queries, written to a broker by a real Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark is killed while it writes, and writes again: every message at least once, twice only with equal ids."""
+"""Spark killed during a write: every message at least once, duplicates with equal ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the options of a write do on a broker."""
+"""The options of a write, on a real broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The soak, for a moment: it is killed itself, goes on, and finds everything in order."""
+"""A short soak that is interrupted and continued."""
 
 from __future__ import annotations
 

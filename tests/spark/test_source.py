@@ -1,4 +1,4 @@
-"""Reading real streams with a real Spark."""
+"""Real streams, read with a real Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/spark-source.md: its examples run, and it names what there is."""
+"""The examples and option tables of docs/spark-source.md."""
 
 from __future__ import annotations
 

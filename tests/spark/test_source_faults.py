@@ -1,4 +1,4 @@
-"""Reading streams, when something goes wrong."""
+"""Faults while Spark reads streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark asks a query's reader, in an order that it does not keep every time, or in that of older releases."""
+"""The calls that Spark makes on a stream reader, in the orders of several releases."""
 
 from __future__ import annotations
 

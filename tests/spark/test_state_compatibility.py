@@ -1,4 +1,4 @@
-"""What an earlier bide has written, today's goes on with: ledgers, an audit, and the digests that they are found by.
+"""Ledgers, audits and digests of earlier releases, which this release continues.
 
 The folders were written by the first bide that had their formats, with Spark 4.3. They stay as they are: whoever breaks
 a test here breaks what users have, and gives the format another version.

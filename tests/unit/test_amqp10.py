@@ -1,4 +1,4 @@
-"""Messages in the encoding of AMQP 1.0."""
+"""Decoding of AMQP 1.0 messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pure parts of the benchmark: numbers, tables, charts, pages, and what is compared."""
+"""The benchmark without measurements: numbers, tables, charts, pages and targets."""
 
 from __future__ import annotations
 

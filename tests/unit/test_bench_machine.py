@@ -1,4 +1,4 @@
-"""What is written down about the machine and the sources, without measuring anything."""
+"""The record of the machine and the sources in results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that hold no results of the benchmark, or none that can be shown."""
+"""Invalid results files of the benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a start that failed, from consoles of real nodes (shortened)."""
+"""The error lines of a failed start, from shortened consoles of real nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Letters from one thread to the event loop of another."""
+"""Messages handed from one thread to the event loop of another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which messages a closed channel rejected, and what is in doubt, by its reply text and what was unconfirmed on it."""
+"""The rejected and in-doubt messages of a closed channel, by its reply text."""
 
 from __future__ import annotations
 

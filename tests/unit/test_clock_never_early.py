@@ -1,4 +1,4 @@
-"""``Clock`` on a broker where clients of different settings come and go, and things get lost."""
+"""``Clock`` with clients of different settings and deleted queues: never early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The encoding on the wire, against pamqp's encoder and decoder, and against our own decoder."""
+"""The AMQP codec, compared with pamqp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quick way to encode a message against the one that encodes every value anew: not a bit differs."""
+"""The compiled encoder, compared byte for byte with the plain one."""
 
 from __future__ import annotations
 

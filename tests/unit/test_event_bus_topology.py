@@ -1,4 +1,4 @@
-"""The topology of an event bus, and what is wrong with a TTL on its retry queue."""
+"""The topology of an event bus, and checks of the TTL of its retry queue."""
 
 from __future__ import annotations
 

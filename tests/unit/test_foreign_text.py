@@ -1,4 +1,4 @@
-"""Text of other systems cannot move a cursor, forge a line, or change the order of what is shown."""
+"""Text of other systems: no control characters, forged lines or reordering in output."""
 
 from __future__ import annotations
 

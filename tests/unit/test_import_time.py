@@ -1,4 +1,4 @@
-"""``import bide`` and ``bide --help`` import only what they use: imports take most of their time."""
+"""The modules that ``import bide`` and ``bide --help`` import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports point down the layers only, and what is called pure does no input or output."""
+"""Imports point down the layers, and pure packages do no input or output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the stream protocol of a broker is looked for."""
+"""The search for the stream port of a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the management API of a broker is looked for."""
+"""The search for the management API of a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real client on the broker in memory."""
+"""The real client on the in-memory broker."""
 
 from __future__ import annotations
 

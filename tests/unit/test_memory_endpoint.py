@@ -1,4 +1,4 @@
-"""Endpoints on the broker in memory: retries of hours, in no time."""
+"""Endpoints on the in-memory broker: hours of retries in virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A delay infrastructure that bide has never seen goes through the client, the plan and the taps as its own do."""
+"""A custom delay infrastructure in the client, the plan and the taps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message on its way out: what is checked, what goes on the wire, and that it comes back as it was sent."""
+"""Outgoing messages: checks, encoding, and the way back to equal values."""
 
 from __future__ import annotations
 

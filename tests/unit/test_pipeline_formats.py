@@ -1,4 +1,4 @@
-"""What is known of a table, and of Spark itself, before Spark looks at it."""
+"""Checks of tables and of Spark's installation before Spark starts."""
 
 from __future__ import annotations
 

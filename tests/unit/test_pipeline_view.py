@@ -1,4 +1,4 @@
-"""The histogram of due times, and what a terminal shows meanwhile."""
+"""The histogram of due times, and progress on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic of plans: ladders, flows, capacities."""
+"""The arithmetic of plans: levels, flows, capacities."""
 
 from __future__ import annotations
 

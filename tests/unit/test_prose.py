@@ -1,4 +1,4 @@
-"""scripts/prose.py: the check of texts, and the baseline of what may still break a rule."""
+"""scripts/prose.py: the check of texts and its baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why Spark does not find the data source, where it does not."""
+"""Reasons why Spark does not find the data source."""
 
 from __future__ import annotations
 

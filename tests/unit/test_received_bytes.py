@@ -1,4 +1,4 @@
-"""Bytes from the broker, put together to frames, however they come in."""
+"""Frames decoded from bytes in arbitrary chunks."""
 
 from __future__ import annotations
 

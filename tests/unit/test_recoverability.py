@@ -1,4 +1,4 @@
-"""What becomes of a failed message, decided without a broker."""
+"""Decisions on failed messages, without a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report's page and picture, of figures that are made up."""
+"""The page and picture of a report with example figures."""
 
 from __future__ import annotations
 

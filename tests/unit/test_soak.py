@@ -1,4 +1,4 @@
-"""The soak finds what it is there to find, and its account adds up, whenever a run ends."""
+"""The soak's checks and its account, however a run ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bide as one file, for executors of Spark."""
+"""bide as one file for Spark executors."""
 
 from __future__ import annotations
 

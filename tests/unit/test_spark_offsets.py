@@ -1,4 +1,4 @@
-"""Positions in a checkpoint, and how offsets are shared out."""
+"""Checkpoint positions, and the split of offsets into partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows become messages: checks of columns and of rows agree, and ids are unique."""
+"""Rows as messages: equal checks of columns and of rows, and unique ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks of a stream."""
+"""Decoding of stream chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs of docs/testing.md: run as they stand there, their tests pass."""
+"""The programs of docs/testing.md, whose tests pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The waiting hall on the model of the routing: what the broker would do, and what the relay decides in between."""
+"""The waiting hall in the routing model, and the relay's decisions."""
 
 from __future__ import annotations
 

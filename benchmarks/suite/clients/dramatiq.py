@@ -1,4 +1,4 @@
-"""dramatiq: actors that are sent to with a delay."""
+"""dramatiq: actors called with a delay."""
 
 from __future__ import annotations
 

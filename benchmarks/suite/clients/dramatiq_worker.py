@@ -1,4 +1,4 @@
-"""What dramatiq's worker runs: ``python -m dramatiq benchmarks.suite.clients.dramatiq_worker``."""
+"""The dramatiq actors of the worker process."""
 
 from __future__ import annotations
 

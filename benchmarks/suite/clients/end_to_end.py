@@ -1,4 +1,4 @@
-"""From the call that sends a task to its start in a worker, for systems that bring workers of their own."""
+"""Latency from sending a task to its start, for systems with workers of their own."""
 
 from __future__ import annotations
 

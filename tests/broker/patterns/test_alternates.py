@@ -1,4 +1,4 @@
-"""Patterns 11 and 12."""
+"""Patterns 11 and 12: alternate exchanges."""
 
 from __future__ import annotations
 

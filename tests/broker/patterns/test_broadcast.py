@@ -1,4 +1,4 @@
-"""Patterns 1, 2 and 3."""
+"""Patterns 1, 2 and 3: broadcast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every pattern of the catalogue, put on a broker, found there again, and taken away."""
+"""Every pattern of the catalogue: declared, found on the broker, and deleted."""
 
 from __future__ import annotations
 

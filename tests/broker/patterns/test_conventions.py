@@ -1,4 +1,4 @@
-"""Patterns 4, 5 and 8."""
+"""Patterns 4, 5 and 8: conventions of exchanges and queues."""
 
 from __future__ import annotations
 

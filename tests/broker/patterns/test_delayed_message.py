@@ -1,4 +1,4 @@
-"""Pattern 15, on brokers that do not have the plugin."""
+"""Pattern 15: the x-delay header, on brokers without the plugin."""
 
 from __future__ import annotations
 

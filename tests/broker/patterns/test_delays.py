@@ -1,4 +1,4 @@
-"""Patterns 13, 16 and 17."""
+"""Patterns 13, 16 and 17: delays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pattern 14."""
+"""Pattern 14: temporary delay queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs in examples/: run as they stand there, they print what they say they print, and leave nothing behind."""
+"""The programs in examples/: they print what they announce, and clean up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patterns 6 and 7."""
+"""Patterns 6 and 7: partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the patterns are made of."""
+"""The features of RabbitMQ that the patterns use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pattern 18."""
+"""Pattern 18: RPC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to which no reply can be sent, or not at once: what they do to the server of pattern 18."""
+"""The RPC server of pattern 18 when a reply cannot be sent."""
 
 from __future__ import annotations
 

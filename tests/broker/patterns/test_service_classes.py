@@ -1,4 +1,4 @@
-"""Patterns 9 and 10."""
+"""Patterns 9 and 10: priorities and classes of service."""
 
 from __future__ import annotations
 
