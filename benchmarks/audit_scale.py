@@ -74,7 +74,7 @@ class Measured:
 
 
 def consume(url: str, taken: Any, over: Event) -> None:
-    """Take messages until told to stop: what a consumer process does."""
+    """Consume and acknowledge messages until the event is set."""
 
     async def run() -> None:
         async with (
@@ -94,7 +94,7 @@ def consume(url: str, taken: Any, over: Event) -> None:
 
 @contextmanager
 def consumers(url: str, number: int) -> Iterator[Any]:
-    """So many of them, in processes of their own, and the shared count of what they have taken."""
+    """Run consumer processes; yields the shared count of messages that they have acknowledged."""
     context = multiprocessing.get_context("spawn")
     taken, over = context.Value("q", 0), context.Event()
     processes = [context.Process(target=consume, args=(url, taken, over), daemon=True) for _ in range(number)]
@@ -118,7 +118,7 @@ async def prepare(url: str) -> None:
 
 
 async def publish(url: str, count: int, seconds: int) -> None:
-    """So many messages, each delayed by whole seconds at random."""
+    """Publish ``count`` messages, each with a random delay of whole seconds."""
     delays = [timedelta(seconds=one) for one in range(1, seconds + 1)]
     chosen = random.Random(count)
     async with bide.connect(url, infrastructure=CLOCK) as client:
@@ -138,7 +138,7 @@ def send(url: str, count: int, seconds: int, taken: Any) -> tuple[float, float]:
         if time.monotonic() > deadline:
             raise SystemExit(f"{expected - taken.value} messages have not arrived after {seconds + PATIENCE} s")
         if not multiprocessing.active_children():
-            raise SystemExit("no consumer is left: what ended them is told above")
+            raise SystemExit("no consumer is left: see the errors above")
         time.sleep(0.2)
     return published, time.monotonic() - began
 
@@ -152,7 +152,7 @@ def audit(url: str, port: str, folder: Path, master: str) -> tuple[dict[str, Any
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
     took = time.monotonic() - began
     report = json.loads(done.stdout)
-    del report["into"]  # a folder that is there no more
+    del report["into"]  # a temporary folder
     return report, took
 
 

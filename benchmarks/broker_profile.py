@@ -140,7 +140,7 @@ class Node:
         return {**values, "user": user, "system": system}
 
     def profile(self, answer: Answer, messages: float, *, idle: float) -> Profile:
-        """What each of so many messages has cost.
+        """The cost per message.
 
         Args:
             idle: cores that the node uses with nothing to do.

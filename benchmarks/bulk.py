@@ -47,7 +47,7 @@ _READ: Final = 5_000
 _CLOCK: Final = Clock(max_delay=timedelta(minutes=59, seconds=59), resolution=timedelta(seconds=1), carrier="BCC")
 _WINDOWS: Final = (10_000, 1_000)
 _DELAYS: Final = {1: range(10, 30), 2: range(61, 80)}
-"""Hops -> delays in seconds that take so many."""
+"""Number of hops -> delays in seconds that need this number."""
 
 
 def ways(now: datetime) -> dict[str, tuple[Sequence[PreparedMessage], Callable[[PreparedMessage], object]]]:
@@ -163,7 +163,7 @@ def readings(now: datetime) -> dict[str, Callable[[bytes], object]]:
         "the same, and what the message was like when it was sent": lambda one: restore(
             "", "", decoding.properties(one)
         ),
-        "put off until somebody asks": decoding.Properties,
+        "decoded on first access": decoding.Properties,
     }
 
 

@@ -121,7 +121,7 @@ def size_of(folder: Path | None) -> int | None:
 
 
 async def sample(url: str, clock: bide.Clock, until: asyncio.Event, every: float, folder: Path | None) -> list[Sample]:
-    """Ask for the depths of all digit queues again and again, until told to stop."""
+    """Read the depths of all digit queues repeatedly, until the event is set."""
     queues = {clock.digit_queue(level, digit): level.letter for level in LEVELS for digit in clock.used_digits(level)}
     wanted = [Queue.quorum(name) for name in queues]
     connection = await Connection.open(BrokerUrl.parse(url))

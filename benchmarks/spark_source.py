@@ -4,7 +4,7 @@ The stream is filled once, on a private broker. Nothing is written, so that the 
 
     .venv/bin/python -m benchmarks.spark_source --messages 1000000 --cores 4 --rounds 3
 
-The first line tells what decoding alone costs: a range read in this process into record batches, without Spark.
+The first line is the cost of decoding alone: a range read in this process into record batches, without Spark.
 """
 
 from __future__ import annotations

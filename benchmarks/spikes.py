@@ -33,10 +33,10 @@ from bide.client.client import connect
 from bide.local_broker import LocalBroker
 
 PAUSE: Final = 0.010
-"""Seconds that are worth being told, of anything that should take two milliseconds."""
+"""Shortest reported pause, in seconds, of steps that should take two milliseconds."""
 
 EPISODE: Final = 0.050
-"""Late messages that are received within so many seconds of each other are told together."""
+"""Seconds between late messages that are reported as one episode."""
 
 MARGIN: Final = 0.030
 """Seconds before the due time in which something may have delayed a message."""
@@ -113,7 +113,7 @@ class Arrival:
 
 
 class Watch:
-    """Everything that is watched, and what it told."""
+    """The watched parts of the system and their pauses."""
 
     def __init__(self, folder: Path, broker: LocalBroker) -> None:
         self._folder = folder
@@ -198,7 +198,7 @@ async def measured(broker: LocalBroker, job: Job, watch: Watch) -> list[Arrival]
 
 
 def episodes(arrivals: Sequence[Arrival], least: int) -> list[list[Arrival]]:
-    """The latest messages, at least so many, those together that came together."""
+    """The latest messages, at least ``number``, grouped into episodes."""
     limit = sorted((one.late for one in arrivals), reverse=True)[min(least, len(arrivals)) - 1]
     found: list[list[Arrival]] = []
     for one in sorted((one for one in arrivals if one.late >= limit), key=lambda one: one.at):

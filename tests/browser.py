@@ -32,7 +32,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 """Chromium reads from file 3 and writes to file 4."""
 
 _ABOVE: Final = 10
-"""Files from here on are in nobody's way."""
+"""The first file descriptor that is certainly unused."""
 
 """Seconds for an answer: a browser on a busy machine takes a while to start."""
 
@@ -157,7 +157,7 @@ def start(profile: Path) -> Iterator[Browser]:
         browser.begin()
         yield browser
     finally:
-        # It ends when nobody tells it anything any more.
+        # The browser exits when its input pipe is closed.
         os.close(our_out)
         os.close(our_in)
         try:

@@ -90,7 +90,7 @@ def cases(folder: Path, *, url: str = DEAD, api: str = DEAD_API, every: int = 1)
     """Every option and argument of every command, with every value.
 
     Args:
-        every: take one value of so many, others for other options.
+        every: use one of this many values, and different ones for other options.
     """
     values = (*TEXTS, *files(folder))
     for path, command in commands():

@@ -23,10 +23,10 @@ async def no_leaks() -> AsyncIterator[None]:
         yield
         deadline = time.monotonic() + PATIENCE
         # A task that is cancelled, or a socket that is closed, takes a few turns of the loop to be gone.
-        while (left := _tasks() - before) and time.monotonic() < deadline:  # noqa: ASYNC110 (no event tells)
+        while (left := _tasks() - before) and time.monotonic() < deadline:  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0.01)
         assert left == set()
-        # An error that nobody took is reported when its future or task is collected.
+        # An unhandled error is reported when its future or task is collected.
         gc.collect()
         await asyncio.sleep(0)
         assert errors == []

@@ -55,7 +55,7 @@ def campaign(found: Campaign, *, width: float) -> Drawing:
 
 
 def audited(found: Audited, *, width: float) -> Drawing:
-    """What became of messages, and how late they were delivered, by their due times."""
+    """Outcomes of messages, and lateness of deliveries, by due time."""
     height = 0.62 * width
     upper, lower = _frames(width, height, 2)
     count = len(found.processed)
@@ -91,7 +91,7 @@ def audited(found: Audited, *, width: float) -> Drawing:
     for frame in (upper, lower):
         marks.append(Line(points=((x, frame.top), (x, frame.bottom)), role=Role.MARK, width=1.25, dashed=True))
     marks += _elapsed_texts(across, lower, f"due, {_SINCE}")
-    title = "What became of messages, and how late they were delivered, by their due times"
+    title = "Outcomes of messages, and lateness of deliveries, by due time"
     return Drawing(title=title, width=width, height=height, marks=tuple(marks))
 
 

@@ -91,7 +91,7 @@ class Mailer:
 def write_table(path: Path, options: Options) -> None:
     """Reminders whose delays heap up in the middle, as those of people do.
 
-    Delays, since nobody knows when Spark will have started.
+    Delays instead of due times, since the start of Spark takes an unknown time.
     """
     chance = random.Random(6)
     delays: list[int] = []

@@ -124,7 +124,7 @@ async def bide(job: Job, *, around: AbstractAsyncContextManager[Any] | None = No
                         if receiver.count == expected:
                             break
             except TimeoutError:
-                pass  # the count tells
+                pass  # the count is checked below
             sent_per_second = await publishing
             cost = meter.read(expected)
     values = lateness(

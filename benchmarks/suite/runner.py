@@ -22,7 +22,7 @@ from bide.errors import InvalidInputError
 from bide.local_broker.installation import find_installation
 
 Listener = Callable[[Row, str], None]
-"""Told of every run of a case: its row so far, and what there is to say about the run."""
+"""Called after every run of a case with its row so far and a note about the run."""
 
 NOT_INSTALLED: Final = "not installed"
 
@@ -55,7 +55,7 @@ def run(
     Args:
         root: folder of another system whose RabbitMQ is used.
         only: patterns (``bide*``); of the cases, those whose name or setting matches one of them. All if empty.
-        listener: told of every run.
+        listener: called after every run.
         keeper: given the results at the beginning and after every measurement: an end that comes early costs little.
 
     Raises:

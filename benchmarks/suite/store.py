@@ -36,7 +36,7 @@ _PATIENCE: Final = 300.0
 _MB: Final = 1e6
 _STORE: Final = "store"
 _SETTLE: Final = 5.0
-"""Seconds after which the broker's memory is read, so that it has written and collected what it had in hand."""
+"""Seconds before the broker's memory is read, so that it has flushed and collected garbage."""
 
 
 def _cases(plan: Plan) -> Sequence[Case]:

@@ -112,7 +112,7 @@ class Verdict:
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """What became of every bar that these results have the numbers for."""
+    """The verdict on every target that these results have numbers for."""
     found = ((bar, bar.ratio(results)) for bar in bars(results.releases["RabbitMQ"]))
     return [Verdict(bar, ratio, bar.each_round(results)) for bar, ratio in found if ratio is not None]
 

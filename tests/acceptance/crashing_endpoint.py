@@ -63,7 +63,7 @@ def main() -> None:
 
     @app.handler(type="always")
     def fail(message: bide.Message) -> None:
-        raise ValueError(f"{message.message_id} is no good")
+        raise ValueError(f"{message.message_id} is invalid")
 
     @app.handler(type="killer")
     async def kill(message: bide.Message) -> None:

@@ -83,7 +83,7 @@ def test_a_signal_ends_broker_and_job(rabbitmq: Rabbitmq) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **home, **marked}) as process:
         deadline = time.monotonic() + PATIENCE
         while not any("-m benchmarks.suite" in one for one in commands_of(mark)):
-            assert process.poll() is None, "it ended before it could be told to"
+            assert process.poll() is None, "it ended before it was signalled"
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.terminate()

@@ -255,7 +255,7 @@ def test_bad_usage_exits_with_2_and_the_reason(program: Program, arguments: Sequ
 def test_broker_errors_exit_with_1_and_without_the_password(program: Program) -> None:
     url = program.environment["BIDE_URL"]
     parts = urlsplit(url)
-    assert "does not exist" in program.fails(1, "send", "x", "--to", "nobody", "--in", "1s", *SMALL)
+    assert "does not exist" in program.fails(1, "send", "x", "--to", "missing", "--in", "1s", *SMALL)
     assert "no broker answers" in program.fails(1, "receive", "q", BIDE_URL="amqp://guest:secret@127.0.0.1:1/")
     wrong = urlunsplit(parts._replace(netloc=f"bide:top-secret@{parts.netloc.rpartition('@')[2]}"))
     stderr = program.fails(1, "send", "x", "--to", "q", BIDE_URL=wrong)
@@ -288,7 +288,7 @@ def test_every_command_and_option_has_a_help_text(name: str, command: click.Comm
     "name", ["bide.cli.errors", "bide.client.consumer", "bide.delay.cascade", "httpx2", "importlib.metadata", "rich"]
 )
 def test_send_imports_only_what_it_uses(program: Program, name: str) -> None:
-    done = program.run("send", "x", "--to", "nobody", PYTHONPROFILEIMPORTTIME="1")
+    done = program.run("send", "x", "--to", "missing", PYTHONPROFILEIMPORTTIME="1")
     imported = {line.rpartition(b"|")[2].strip().decode() for line in done.stderr.splitlines()}
     assert b"no queue takes the message" in done.stderr, "it asked the broker"
     assert "bide.client.publisher" in imported

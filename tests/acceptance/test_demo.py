@@ -119,7 +119,7 @@ def test_a_demo_interrupted_during_the_audit_leaves_nothing_on_the_broker(demo: 
     process = demo.start("--messages", "50", "--longest", "500ms")
     deadline = time.monotonic() + PATIENCE
     while not (demo.into / "tables" / "_checkpoint").exists():
-        assert process.poll() is None, "it ended before it could be told to"
+        assert process.poll() is None, "it ended before it was signalled"
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGTERM)

@@ -128,7 +128,7 @@ def test_every_message_survives_killed_workers_and_a_broker_restart(rabbitmq: Ra
     # Every message ended where it should, and none is lost.
     assert set(done) == {name for name, kind in types.items() if kind == "twice"}
     assert set(in_error_queue) == {name for name, kind in types.items() if kind != "twice"}
-    # What kills is parked after so many deaths, and not later; its neighbours are not taken for it (see above).
+    # A poison message is parked after exactly POISON_AFTER deaths; others are not mistaken for it (see above).
     assert set(killed) == {name for name, kind in types.items() if kind == "killer"}
     assert all(1 <= count <= POISON_AFTER for count in killed.values())
     assert len(night.deaths) == killed.total() + len(KILL_AT)
@@ -145,7 +145,7 @@ def test_every_message_survives_killed_workers_and_a_broker_restart(rabbitmq: Ra
             assert any(before - 1 < one < after for one in breaks), f"{name} was handled twice for no reason"
     repeated = sum(len(found) - 1 for found in duplicates.values())
     parked_twice = len(in_error_queue) - len(set(in_error_queue))
-    # At most what was in hand at each break: five handlers, and what they had just replaced by a copy.
+    # At most the unsettled messages of each break: five handlers, and five copies that they had just sent.
     assert repeated + parked_twice <= len(breaks) * 10
     log.info(
         "%d messages, %d starts, %d deaths, 1 broker restart: %d processed, %d parked; %d and %d of them twice",

@@ -44,7 +44,7 @@ def on_a_terminal(program: Program, *arguments: str, answer: bytes = b"") -> tup
             continue
         try:
             part = os.read(terminal, 65536)
-        except OSError:  # as Linux tells the end
+        except OSError:  # the end of the terminal, on Linux
             break
         if not part:
             break
@@ -131,9 +131,9 @@ def test_bytes_that_are_not_utf_8_are_sent_unchanged(program: Program, vhost: Vh
     (found,) = lines(program.ok("errors", "show", message_id, "--queue", "orders", "--json"))
     assert (found["body"], found["body_encoding"]) == ("/3g=", "base64")
     assert "an empty search text" in program.fails(2, "errors", "retry", "--text", "")
-    done = program.run("errors", "archive", "m1", "nobody")
+    done = program.run("errors", "archive", "m1", "missing")
     assert (done.returncode, done.stdout) == (1, b"1 message archived: 1 to error.archive\n")
-    assert b"no message 'nobody'" in done.stderr
+    assert b"no message 'missing'" in done.stderr
 
 
 def test_a_terminal_gets_a_confirmation_prompt_and_a_progress_bar(program: Program, vhost: Vhost) -> None:

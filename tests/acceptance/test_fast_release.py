@@ -66,7 +66,7 @@ class Private:
         return self.broker.rabbitmqctl(*arguments)
 
     def under_way(self) -> int:
-        """Messages of the queue ``held`` that its dead-letter worker has in hand."""
+        """Number of unconfirmed messages of the dead-letter worker of the queue ``held``."""
         return int(self.broker.rabbitmqctl("eval", _UNDER_WAY))
 
     def workers(self) -> set[str]:
@@ -115,7 +115,7 @@ def test_verify_shows_the_dead_letter_prefetch_and_warns_when_it_is_low(private:
 
 
 def test_restarted_dead_letter_workers_read_the_prefetch_and_lose_nothing(private: Private) -> None:
-    """Their messages stay in hand because nothing is bound where they go."""
+    """Their messages stay unconfirmed, because nothing is bound to the target exchange."""
     sets, replaces = commands()
     with bide.connect_sync(private.broker.url) as client:
         arguments: dict[str, str | int] = {

@@ -38,7 +38,7 @@ def wait_until(condition: Callable[[], bool], *, what: str, seconds: float = PAT
 
 
 def listening_addresses(pids: list[int]) -> dict[int, set[str]]:
-    """Return the addresses that these processes listen on, by port, as the kernel tells."""
+    """Return the addresses that these processes listen on, by port, from /proc."""
     inodes = set()
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended

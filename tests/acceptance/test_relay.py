@@ -153,7 +153,7 @@ async def test_repeated_kills_of_one_of_three_relays_lose_nothing(vhost: Vhost) 
 
 
 async def _grow(bodies: dict[int, int], number: int) -> None:
-    """Wait until so many more came."""
+    """Wait until the given number of further messages arrived."""
     enough = len(bodies) + number
 
     async def grown() -> bool:

@@ -49,7 +49,7 @@ def test_a_pattern_is_applied_compared_and_destroyed(program: Program, vhost: Vh
     assert missing.stdout.decode().splitlines()[0] == "- missing exchange  news (fanout)"
     assert "1 exchanges, 2 queues, 2 bindings" in program.ok("topology", "apply", "1", *options)
     assert program.ok("topology", "diff", "1", *options) == "fanout-broadcast is on the broker as it should be\n"
-    # What is there with other properties is told, and not touched.
+    # Existing objects with other properties are reported and left unchanged.
     other = ("--exchange", "news", "--queue", "a", "--queue-type", "classic")
     compared = program.run("topology", "diff", "1", *other, "--json")
     assert compared.returncode == 1

@@ -32,7 +32,7 @@ class Recorder(Observer):
         return [one.kind for one in self.events if message_id is None or one.message_id == message_id]
 
     async def until(self, *kinds: str, count: int = 1, seconds: float = PATIENCE) -> None:
-        """Wait until so many events of these kinds have happened."""
+        """Wait until ``count`` events of these kinds have happened."""
 
         async def there() -> bool:
             return sum(one.kind in kinds for one in self.events) >= count

@@ -60,7 +60,7 @@ class Listen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settle:
-    """Settle a message that a consumer has in hand.
+    """Settle an unsettled message of a consumer.
 
     Attributes:
         consumer: the number of the consumer, counted round.

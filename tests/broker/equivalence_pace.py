@@ -17,7 +17,7 @@ class Pace(Protocol):
     """Milliseconds of a fifth of a step."""
 
     async def until(self, steps: float) -> None:
-        """Wait until so many steps have passed since the beginning."""
+        """Wait until this number of steps has passed since the beginning."""
 
     async def quiet(self, count: Callable[[], int]) -> None:
         """Wait until a number does not grow any more."""

@@ -192,7 +192,7 @@ class Player:
             return None
         settle(channel, delivery, step.how)
         if step.how != "keep":
-            # Else it is in hand until the connection closes.
+            # Otherwise the message stays unsettled until the connection closes.
             await channel.close()
         return {**self._seen(delivery), "left": delivery.message_count}
 

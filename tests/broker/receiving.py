@@ -29,12 +29,12 @@ def fresh(stem: str) -> str:
 
 
 def stack_of(record: logging.LogRecord) -> str:
-    """The stack trace that a log tells; empty without one."""
+    """The stack trace of a log record; empty without one."""
     return "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
 
 
 async def receive(client: bide.Client, queue: str, number: int, *, seconds: float = PATIENCE) -> list[bide.Message]:
-    """Exactly so many messages, acknowledged; fewer within the time are an error."""
+    """Consume and acknowledge exactly ``number`` messages; fewer within the time are an error."""
     received: list[bide.Message] = []
     async with asyncio.timeout(seconds), client.consume(queue) as messages:
         async for message in messages:
@@ -86,7 +86,7 @@ async def eventually(what: Callable[[], Awaitable[bool]], *, seconds: float = PA
 def leaping_clock() -> Iterator[Callable[[timedelta], None]]:
     """Set the clock that bide reads forward, by what is given; that of the broker stays as it is.
 
-    What is to be over after some time is then over after so many steps, however long the machine takes for each.
+    A timeout then ends after a fixed number of steps, however long each step takes.
     """
     offset = timedelta(0)
 

@@ -173,7 +173,7 @@ def test_a_hanging_case_is_killed_with_its_children(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     results = measure([case("a", work="hang", file=str(file), timeout=5.0)])
     assert results.failures == ["example, a: it was not done after 5 s"]
-    # One that was killed goes on until it has its turn, and there is no event for that in one that is no child.
+    # A killed process that is not a child gives no event of its end, so it is polled.
     deadline = time.monotonic() + PATIENCE
     while is_at_work(int(file.read_text())):
         assert time.monotonic() < deadline

@@ -55,7 +55,7 @@ async def queue(client: bide.Client) -> str:
 
 
 class _UnencodableText(str):
-    """A text that cannot be encoded, for a reason that nobody could foresee."""
+    """A text whose encoding fails with an unexpected error."""
 
     __slots__ = ()
 

@@ -29,7 +29,7 @@ def queue(clock_url: str) -> str:
 
 
 def received(url: str, queue: str, number: int) -> list[SyncMessage]:
-    """Exactly so many messages."""
+    """Receive exactly ``number`` messages."""
     found: list[SyncMessage] = []
     with bide.connect_sync(url) as client, client.consume(queue, timeout="60s", prefetch=2_000) as messages:
         for message in messages:

@@ -74,14 +74,14 @@ class Worker:
         self._log = log
 
     async def report(self, *, seconds: float = PATIENCE) -> Report:
-        """What the worker tells next."""
+        """The next report of the worker."""
         message = asyncio.ensure_future(anext(self._reports))
         exited = asyncio.ensure_future(self._process.wait())
         await asyncio.wait({message, exited}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         exited.cancel()
         if not message.done():
             message.cancel()
-            pytest.fail(f"the worker told nothing within {seconds} s; its log:\n{self._log.read_text()}")
+            pytest.fail(f"the worker reported nothing within {seconds} s; its log:\n{self._log.read_text()}")
         received = await message
         await received.ack()
         values = received.json()
@@ -310,7 +310,7 @@ async def test_a_message_can_be_delayed_repeatedly_with_all_its_headers(
 # --- targets that take nothing, and exchanges of other types
 
 STUCK = 40
-"""More than the stock dead-letter prefetch of 32, which so many stuck messages use up."""
+"""More than the stock dead-letter prefetch of 32, which this number of stuck messages exhausts."""
 
 
 def on_exchange(kind: str, exchange: str, queue: str, key: str) -> Topology:
@@ -413,7 +413,7 @@ def on_the_broker(vhost: Vhost) -> Topology:
 async def test_bide_and_kombu_declare_the_same_topology(
     vhost: Vhost, connection: Connection, queue_type: QueueType, order: str, prefix: str | None
 ) -> None:
-    """Who comes second finds everything as he wants it, and adds nothing."""
+    """The second to declare finds everything as it expects, and adds nothing."""
     ours = Celery(prefix=prefix, queue_type=queue_type).topology()
 
     async def bide_declares() -> None:
@@ -436,10 +436,10 @@ async def test_the_guard_accepts_declarations_of_kombu_and_guards_its_messages(
     async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
         await install_guard(connection, api, layout)
     await asyncio.to_thread(declare_by_kombu, vhost.url)
-    await asyncio.to_thread(app.tasks[TASK].apply_async, ("for nobody",), queue=WORK, countdown=1)
+    await asyncio.to_thread(app.tasks[TASK].apply_async, ("unrouted",), queue=WORK, countdown=1)
     async with bide.connect(vhost.url, infrastructure=layout) as client:
         (message,) = await receive(client, layout.undeliverable, 1)
-    assert (message.json()[0], message.routing_key) == (["for nobody"], ROUTING_KEY)
+    assert (message.json()[0], message.routing_key) == (["unrouted"], ROUTING_KEY)
 
 
 async def test_another_queue_type_than_that_of_the_workers_is_refused(client: bide.Client, vhost_url: str) -> None:

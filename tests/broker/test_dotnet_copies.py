@@ -66,7 +66,7 @@ class DotnetEndpoint:
         channel.exchange_bind("Sales", "amq.topic", "Shop.*")
 
     def switch_delayed_delivery_on(self, family: str = "nsb.v2") -> None:
-        """Declare as much of the delay infrastructure as tells that it is used."""
+        """Declare the part of the delay infrastructure that shows that it is in use."""
         self._channel.exchange_declare(f"{family}.delay-delivery", "topic", durable=True)
         self._channel.exchange_bind("Sales", f"{family}.delay-delivery", "#.Sales")
 

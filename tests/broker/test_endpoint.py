@@ -274,7 +274,7 @@ async def test_a_custom_policy_chooses_each_decision(client: bide.Client) -> Non
 
     def policy(failure: bide.Failure) -> Any:
         return {
-            b"drop": bide.Discard("nobody cares"),
+            b"drop": bide.Discard("not needed"),
             b"later": bide.RetryLater(timedelta(milliseconds=50)) if failure.delayed_retries < 1 else bide.Park(),
             b"away": bide.Park(elsewhere),
             b"broken": "what?",
@@ -415,7 +415,7 @@ async def test_consecutive_failures_slow_the_endpoint_down_until_a_success(clien
             return not app.slow
 
         await eventually(fast)
-    # Those that were in hand when it slowed down may still have been there.
+    # Messages that were being handled when it slowed down may still count.
     assert most_while_slow <= 4
 
 
@@ -437,7 +437,7 @@ async def test_deliveries_of_a_classic_queue_are_counted_by_copies(client: bide.
             await asyncio.wait_for(anext(messages), PATIENCE)
     async with running(app, client, recorder):
         await recorder.until("parked")
-    # The queue told of one of the three only: "redelivered" does not say how often.
+    # The queue reported one of the three only: "redelivered" is not a count.
     assert handled == [1, 1]
     (message,) = await failed(client, f"{queue}.error")
     assert message.history.attempts == 3

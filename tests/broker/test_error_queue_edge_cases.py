@@ -36,7 +36,7 @@ def publish(url: bide.BrokerUrl, queue: str, bodies: Sequence[bytes], properties
 
 
 async def until(queue: ErrorQueue, number: int) -> None:
-    """Wait until so many messages were dead-lettered, which the broker says nobody."""
+    """Wait until ``number`` messages were dead-lettered, for which the broker sends no event."""
     async with asyncio.timeout(PATIENCE):
         while await queue.count() < number:  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0.05)
@@ -54,7 +54,7 @@ async def get_second(queue: ErrorQueue) -> None:
 
 async def get_missing(queue: ErrorQueue) -> None:
     with pytest.raises(NotFoundError):
-        await queue.get("nobody")
+        await queue.get("missing")
 
 
 async def fail_to_retry_all(queue: ErrorQueue) -> None:
@@ -113,12 +113,12 @@ async def test_an_unknown_delivery_limit_is_logged(
     with caplog.at_level(logging.WARNING):
         for _ in range(25):
             assert await queue.count() == 1
-    # From 4.3 on, a look is no failed delivery.
+    # From 4.3 on, browsing does not count as a failed delivery.
     assert ("delivery limit" in caplog.text) is (release < (4, 3))
 
 
 async def test_identical_messages_are_all_moved(client: bide.Client) -> None:
-    """Without an id, and with nothing that tells when they failed; and two with one id."""
+    """Messages without an id and without a time of failure, and two with the same id."""
     name, other = fresh("plain"), fresh("other")
     await client.declare(bide.Topology(queues=[Queue.quorum(name), Queue.quorum(other)]))
     await asyncio.to_thread(publish, client.url, name, [b"ping"] * 3, pika.BasicProperties())
@@ -153,7 +153,7 @@ async def test_copies_are_not_routed_by_cc(client: bide.Client) -> None:
 
 
 async def test_an_archive_keeps_the_origin_from_x_death(client: bide.Client) -> None:
-    """Nothing but ``x-death`` tells where a message of strangers failed, and brokers mistrust a copy that has it."""
+    """For messages of other systems only ``x-death`` names the failed queue, and brokers drop it from copies."""
     work, dead = fresh("work"), fresh("dead")
     arguments = {"x-queue-type": "quorum", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
     await client.declare(bide.Topology(queues=[Queue(work, arguments=arguments), Queue.quorum(dead)]))
@@ -233,8 +233,8 @@ async def test_missing_ids_and_headers_are_reported(client: bide.Client) -> None
     name, orders = fresh("error"), fresh("orders")
     await park(client, name, 2, orders)
     queue = ErrorQueue(client, name)
-    moved = await queue.retry(Selection(ids=frozenset({"m0", "nobody", "x"})))
-    assert (moved.done, moved.missing) == (1, ("nobody", "x"))
+    moved = await queue.retry(Selection(ids=frozenset({"m0", "missing", "x"})))
+    assert (moved.done, moved.missing) == (1, ("missing", "x"))
     with pytest.raises(InvalidInputError, match="has no header 'tennant'"):
         await queue.edit("m1", without=frozenset({"tennant"}))
     with pytest.raises(InvalidInputError, match="empty"):
@@ -294,7 +294,7 @@ async def test_large_messages_do_not_fill_the_memory(client: bide.Client, monkey
 
 
 async def test_a_queue_keeps_its_order(client: bide.Client, release: tuple[int, ...]) -> None:
-    """Also when some were taken out, the last among them, and when nobody looked to the end."""
+    """Also when messages were removed, the last one included, and when browsing stopped early."""
     name = fresh("long")
     await client.declare(bide.Topology(queues=[Queue.quorum(name)]))
     for start in range(0, 1500, 500):

@@ -125,8 +125,8 @@ async def test_every_condition_selects_its_messages(client: bide.Client) -> None
     summary = await queue.summary(Selection(queue=billing))
     assert (summary.total, dict(summary.by["exception"])) == (3, {"TimeoutError": 3})
     assert (await queue.get("b1")).endpoint == "cash"
-    with pytest.raises(NotFoundError, match="'nobody'"):
-        await queue.get("nobody")
+    with pytest.raises(NotFoundError, match="'missing'"):
+        await queue.get("missing")
 
 
 async def test_a_retry_restores_exactly_the_chosen_messages(client: bide.Client) -> None:
@@ -231,9 +231,9 @@ async def test_edit_sends_a_new_message(client: bide.Client) -> None:
     name, orders = fresh("error"), fresh("orders")
     await park(client, name, 2, orders)
     queue = ErrorQueue(client, name)
-    new = await queue.edit("m0", body=b"mended", headers={"tenant": "a"}, without=frozenset({"place"}))
+    new = await queue.edit("m0", body=b"fixed", headers={"tenant": "a"}, without=frozenset({"place"}))
     (message,) = await receive(client, orders, 1)
-    assert (message.message_id, message.body, dict(message.headers)) == (new, b"mended", {"tenant": "a"})
+    assert (message.message_id, message.body, dict(message.headers)) == (new, b"fixed", {"tenant": "a"})
     assert message.raw.values["headers"]["bide-edit-of"] == "m0"
     assert [one.message_id for one in await listed(queue)] == ["m1"]
     with pytest.raises(ReservedHeaderError):

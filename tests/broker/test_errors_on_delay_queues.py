@@ -85,7 +85,7 @@ def test_these_tests_cover_every_operation() -> None:
 
 @pytest.mark.parametrize("management", [True, False], ids=["management", "amqp"])
 async def test_every_operation_refuses_delay_queues(client: bide.Client, broker: LocalBroker, management: bool) -> None:
-    """Whether the management API tells the queue's arguments or not."""
+    """With and without the queue's arguments from the management API."""
     target, url = fresh("orders"), broker.management_url if management else NOWHERE
     await client.declare(bide.Topology(queues=[Queue.quorum(target)]))
     receipt = await client.publish(b"x", to=target, delay="10s", message_id="m")

@@ -238,7 +238,7 @@ async def test_a_handler_that_ignores_cancellation_does_not_keep_the_bus_running
 
 
 async def test_copies_continue_the_count_of_x_death(client: bide.Client) -> None:
-    """Rejected three times: as it came, as a worker of somebody else's sent it straight back, and as our copy."""
+    """Rejected three times: as published, as a copy of another system's worker, and as a copy of bide."""
     bus = await made(client, limit=3, keys=("order.*",))
     names = bus.names
     await bus.publish(b"x", key="order.created", message_id="one")

@@ -26,7 +26,7 @@ from tests.broker.equivalence_races import FIFTH, play_in_memory
 from tests.support import SOAK
 
 CASES: Final = 2000 if SOAK else 90
-"""At least so many are compared; those whose end depends on chance do not count."""
+"""The minimum number of compared cases; cases with a race do not count."""
 
 BATCH: Final = 50 if SOAK else 30
 
@@ -44,7 +44,7 @@ class Game:
         self.is_late = False
 
     async def is_chance(self, release: tuple[int, ...]) -> bool:
-        """Play it in memory, and tell whether it depends on chance."""
+        """Play the case in memory, and return whether its outcome depends on a race."""
         self.in_memory, is_chance = await play_in_memory(self.case, self.prefix, release=release)
         return is_chance
 
@@ -102,7 +102,7 @@ async def play(games: list[Game], url: str) -> None:
     """Play them on RabbitMQ, all at once; what differs again, ever slower, as long as the machine is too slow."""
     for slower in (1, 2, 4, 8):
         await asyncio.gather(*(game.play(BrokerUrl.parse(url), FIFTH * slower) for game in games))
-        # In the first round many are played, and nobody knows what was too slow.
+        # The first round plays many cases at a time, so that any of them may have been too slow.
         games = [game for game in games if not game.is_equal and (game.is_late or slower == 1)]
         if not games:
             return
@@ -151,7 +151,7 @@ async def test_random_cases_have_the_same_outcome_in_memory_and_on_the_broker(
         # Where the end depends on chance there is nothing to compare.
         games = [game for game in batch if not await game.is_chance(release)]
         chance += len(batch) - len(games)
-        assert chance <= CASES * 0.2, "a harness that leaves out so many proves nothing"
+        assert chance <= CASES * 0.2, "a harness that leaves out this many proves nothing"
         await play(games, broker.url)
         compared += len(games)
         different += [game for game in games if not game.is_equal]

@@ -112,7 +112,7 @@ async def test_every_event_is_counted(client: bide.Client, metrics: Metrics, pag
         if message.body == b"once" and tries[message.message_id] == 1:
             raise TimeoutError("not yet")
         if message.body == b"drop":
-            raise KeyError("nobody")
+            raise KeyError("missing")
         await asyncio.sleep(0.02)
 
     async with running(app, client, recorder):

@@ -17,7 +17,7 @@ from tests.broker.receiving import fresh, ready, stack_of
 
 
 class FailsBeforeHandler(Observer):
-    """Fails before the handler is called."""
+    """Raises before the handler is called."""
 
     def handling(self, message: bide.Message, *, endpoint: str, queue: str) -> AbstractContextManager[None]:
         """Never entered."""
@@ -29,7 +29,7 @@ class FailsAfterHandler(Observer):
 
     @contextmanager
     def handling(self, message: bide.Message, *, endpoint: str, queue: str) -> Iterator[None]:
-        """Never left in good order."""
+        """Raises on the way out."""
         try:
             yield
         finally:
@@ -40,7 +40,7 @@ class FailsInExit(Observer):
     """The same, without seeing what the handler raises."""
 
     def handling(self, message: bide.Message, *, endpoint: str, queue: str) -> AbstractContextManager[None]:
-        """Entered, and not left in good order."""
+        """Its exit raises."""
         return self
 
     def __enter__(self) -> None:
@@ -53,7 +53,7 @@ class FailsInExit(Observer):
 
 
 class SwallowsExceptions(Observer):
-    """Holds back what the handler raises."""
+    """Suppresses exceptions of the handler."""
 
     @contextmanager
     def handling(self, message: bide.Message, *, endpoint: str, queue: str) -> Iterator[None]:
@@ -65,29 +65,29 @@ class SwallowsExceptions(Observer):
 
 
 class FailsOnEvents(Observer):
-    """Cannot be told anything."""
+    """Fails on every event."""
 
     async def happened(self, event: Event) -> None:
-        """Not now."""
+        """Raises."""
         raise LookupError("deaf")
 
 
 class AwaitsCancelled(Observer):
-    """Waits, at every step, for what somebody else has cancelled."""
+    """Awaits a cancelled future at every step."""
 
     def handling(self, message: bide.Message, *, endpoint: str, queue: str) -> AbstractContextManager[None]:
         """Not entered."""
         raise asyncio.CancelledError
 
     async def happened(self, event: Event) -> None:
-        """Nobody will ever tell."""
+        """Raises CancelledError."""
         cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         cancelled.cancel()
         await cancelled
 
 
 async def observed(client: bide.Client, observer: Observer) -> tuple[str, Recorder, list[str | None]]:
-    """A message that is handled and one that is parked: the queue, what else was told of them, and who was handled."""
+    """Handle one message and park another; return the queue, the recorded events and the handled ids."""
     queue, recorder, handled = fresh("observed"), Recorder(), list[str | None]()
     app = bide.Endpoint(
         queue, error_queue=f"{queue}.error", retry=bide.Retry(immediate=0, delays=()), observers=[observer, recorder]

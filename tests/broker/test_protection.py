@@ -78,7 +78,7 @@ async def test_every_queue_of_every_layout_is_protected(
     assert await problems(connection, layout, api) == ""
     assert await problems(connection, layout, api, check="protection") == ""
     assert protection.left_out == (("expires",) if layout is HALL else ("expires", "max-age"))
-    # Again, which finds its own policy there: it is no reason for a higher priority.
+    # A second run finds its own policy, which is not a reason for a higher priority.
     again = await protect(api, vhost.name, layout, release)
     assert again == protection
     stranger = await api.call("GET", "policies", vhost.name, protection.policy.name)

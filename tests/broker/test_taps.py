@@ -54,7 +54,7 @@ def connection(vhost_connection: Connection) -> Connection:
 
 
 async def read(client: bide.Client, stream: str, number: int) -> list[Message]:
-    """All that a stream holds, which are so many messages; what comes too late for the last of them is not seen."""
+    """The first ``number`` messages of a stream; later ones are not read."""
     await client.publish(b"the end", to=stream, message_id="end")
     found: list[Message] = []
     ended = False
@@ -163,7 +163,7 @@ async def test_a_tapped_clock_still_sets_messages_without_a_target_aside(vhost: 
     await turn_on(connection, SMALL_CLOCK)
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.declare(QUEUES)
-        sent = await client.publish(b"for nobody", to="orders", delay="1s")
+        sent = await client.publish(b"unrouted", to="orders", delay="1s")
         await (await connection.channel()).delete_queue("orders")
         (aside,) = await receive(client, SMALL_CLOCK.undeliverable, 1)
         assert aside.message_id == sent.message_id
@@ -256,7 +256,7 @@ async def test_a_tapped_cascade_keeps_messages_without_a_target_only_in_the_tap(
         await turn_on(connection, NSB)
     async with bide.connect(vhost.url, infrastructure=NSB) as client:
         await client.declare(QUEUES)
-        await client.publish(b"for nobody", to="orders", delay="1s", message_id="lost")
+        await client.publish(b"unrouted", to="orders", delay="1s", message_id="lost")
         await (await connection.channel()).delete_queue("orders")
         (one,) = (
             await read(client, "bide.tap.nsb.v2.delivered", 1)

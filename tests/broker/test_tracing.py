@@ -186,7 +186,7 @@ async def test_a_delayed_message_starts_a_trace_linked_to_that_of_its_sender(clo
     assert links(handled) == [identity(sent)]
     assert 0 <= attributes(handled)["bide.lateness"] < 30
     assert attributes(handled)["messaging.destination.name"] == queue
-    # The sender's baggage is for whoever handles the message, whichever trace that is.
+    # The sender's baggage reaches the handler of the message, in any trace.
     assert seen == ["acme"]
 
 

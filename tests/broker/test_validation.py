@@ -64,7 +64,7 @@ async def accepts(connection: Connection, queue: Queue) -> bool:
     except BrokerError:
         return False
     except TimeoutError:
-        # RabbitMQ 3.10 now and then never answers for a x-queue-master-locator that is no text.
+        # RabbitMQ 3.10 sometimes does not answer a declaration whose x-queue-master-locator is not text.
         await connection.close()
         return False
     return True

@@ -90,7 +90,7 @@ def walk(broker: LocalBroker) -> Iterator[Walk]:
 
 @pytest.fixture(autouse=True)
 async def quiet() -> AsyncIterator[None]:
-    """A relay may leave no task behind, and no error that nobody took."""
+    """A relay may leave neither a task nor an unhandled error behind."""
     async with no_leaks():
         yield
 
@@ -213,11 +213,11 @@ async def test_a_client_without_bide_delays_with_x_delay(
         assert message.received_at - sent >= timedelta(milliseconds=350)
         assert (message.raw.exchange, message.raw.routing_key) == (HALL.delivery_exchange, "pick.me")
         assert message.headers == {"CC": ["pick.never-twice"]}
-        for headers in ({"x-delay": "soon"}, {"bide-to": "nobody"}):
+        for headers in ({"x-delay": "soon"}, {"bide-to": "missing"}):
             await channel.publish(exchange=HALL.check_in, routing_key="pick.me", values={"headers": headers}, body=b"?")
-        await channel.publish(exchange=HALL.check_in, routing_key="nobody's", values={}, body=b"?")
+        await channel.publish(exchange=HALL.check_in, routing_key="unbound.key", values={}, body=b"?")
         aside = await receive(client, UNDELIVERABLE, 3)
-        assert {message.raw.routing_key for message in aside} == {"pick.me", "nobody's"}
+        assert {message.raw.routing_key for message in aside} == {"pick.me", "unbound.key"}
         assert await ready(connection, "picked-up") == 0
 
 
@@ -255,7 +255,7 @@ async def test_messages_for_missing_targets_are_set_aside_and_resent(
     await client.declare(Topology([Exchange("late", "topic")], [Queue.quorum("gone")]))
     await client.publish(b"q", to="gone", delay="300ms")
     await client.publish(b"x", exchange="late", routing_key="a.b", delay="300ms")
-    await client.publish(b"unbound", exchange="shop", routing_key="nobody", delay="300ms")
+    await client.publish(b"unbound", exchange="shop", routing_key="missing", delay="300ms")
     await client.publish(b"not picked up", exchange=HALL.delivery_exchange, routing_key="later.1", delay="300ms")
     channel = await connection.channel()
     await channel.delete_exchange("late")

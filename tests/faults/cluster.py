@@ -112,7 +112,7 @@ class Node:
             _ip("-n", _named(other.namespace), "route", "del", "blackhole", f"{self.address}/32")
 
     def unplug(self) -> None:
-        """Drop all packets to and from everybody."""
+        """Drop all packets in both directions."""
         _ip("link", "set", self._link, "down")
 
     def plug(self) -> None:

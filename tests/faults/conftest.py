@@ -35,7 +35,7 @@ def too_old(vhost: Vhost) -> Callable[[bytes], bytes]:
 
 @pytest.fixture(autouse=True)
 async def quiet() -> AsyncIterator[None]:
-    """No fault may leave a task behind, or an error that nobody took."""
+    """A fault may leave neither a task nor an unhandled error behind."""
     async with no_leaks():
         yield
 
@@ -49,7 +49,7 @@ async def proxy(vhost: Vhost, quiet: None) -> AsyncIterator[Proxy]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DedicatedBroker:
-    """A broker that may be mistreated: it listens for TLS too, and takes bodies of up to ``BODY_LIMIT`` bytes.
+    """A broker that tests may stop or block. It listens for TLS too, and takes bodies up to ``BODY_LIMIT`` bytes.
 
     Attributes:
         authority: signed the broker's certificate, and is trusted by it.
@@ -109,7 +109,7 @@ TLS_PLUGINS: Final = (*PLUGINS, "rabbitmq_auth_mechanism_ssl")
 
 @pytest.fixture(scope="session")
 def dedicated(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DedicatedBroker]:
-    """A broker of their own for the tests that mistreat one."""
+    """A dedicated broker for tests that stop, block or kill it."""
     folder = tmp_path_factory.mktemp("tls")
     authority = certified(rabbitmq, folder)
     tls_port = free_port()

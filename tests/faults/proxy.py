@@ -42,11 +42,11 @@ class Proxy:
     """Stands between clients and a broker.
 
     Attributes:
-        budget: asked for every new connection: break it after so many bytes from the client, or None for never.
+        budget: called for every new connection; returns the bytes from the client until it breaks, None: never.
         on_method: what to do when a client sends this method for the next time, once: cut the connection before the
             frame, in the middle of it, or let it pass and throw away what the broker answers from then on.
         rewrite: changes what the broker says.
-        rate: at most so many bytes per second from each side; None is no limit.
+        rate: maximum bytes per second in each direction; None: unlimited.
         lag: seconds by which the broker's answers are held up.
         deaf: while set, what the broker answers is thrown away.
         refusing: while set, new connections are closed at once.

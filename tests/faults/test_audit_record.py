@@ -40,7 +40,7 @@ async def read(url: str) -> list[str]:
 
 
 def stall_at(proxy: Proxy, number: int) -> asyncio.Event:
-    """Let nothing pass after so many subscriptions; the event tells that it is so."""
+    """Stall the connection after some subscriptions; the event is set when it is stalled."""
     answered, stalled = 0, asyncio.Event()
 
     def stall(data: bytes) -> bytes:

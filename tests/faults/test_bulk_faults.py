@@ -541,7 +541,7 @@ async def test_the_synchronous_publisher_reports_a_batch_that_cannot_start(vhost
 
 
 async def test_results_known_before_the_failure_are_in_the_error(vhost: Vhost, proxy: Proxy) -> None:
-    """Awaited, nobody was given the outcomes of those that are in no list."""
+    """When awaited as a whole, the error lists every message whose outcome was not returned."""
     queue = await declared(vhost.url)
     more = asyncio.Event()
 
@@ -656,7 +656,7 @@ async def test_a_broker_alarm_does_not_count_against_the_timeout(dedicated: Dedi
     seen = asyncio.Event()
 
     def source() -> Iterator[OutgoingMessage]:
-        # The broker looks at its memory now and then, and tells a connection when that publishes next.
+        # The broker checks its memory periodically, and blocks a connection at its next publish.
         more = 1_000
         while more:
             more -= seen.is_set()

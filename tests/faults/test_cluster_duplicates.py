@@ -72,7 +72,7 @@ async def test_deduplicate_handles_messages_duplicated_by_leader_changes_once(th
                 doubled = len(received) - len({one.message_id for one in received})
                 if doubled and "duplicate" in recorder.kinds():
                     break
-    # The broker does not mark them: only the message id tells.
+    # The broker does not mark duplicates: only the message id shows them.
     assert doubled
     assert not any(one.redelivered for one in received)
     assert "duplicate" in recorder.kinds()

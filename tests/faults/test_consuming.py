@@ -27,7 +27,7 @@ from tests.support import Vhost
 
 
 async def filled(url: str, number: int, *, kind: str = "quorum") -> str:
-    """A queue with so many messages: "0", "1", ..."""
+    """A queue with ``number`` messages: "0", "1", ..."""
     queue = fresh("q")
     async with bide.connect(url) as client:
         await client.declare(bide.Topology(queues=[bide.Queue(queue, arguments={"x-queue-type": kind})]))

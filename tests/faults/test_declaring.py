@@ -160,7 +160,7 @@ async def test_a_permanent_refusal_is_retried_only_until_the_timeout(vhost: Vhos
 
 
 class Refusal:
-    """Replaces an answer of the broker by the closing of the connection, so many times."""
+    """Replaces an answer of the broker by closing the connection, a limited number of times."""
 
     def __init__(self, method: tuple[int, int], text: str, *, times: int) -> None:
         self._marker = struct.pack(">HH", *method)

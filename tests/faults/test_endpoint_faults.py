@@ -28,10 +28,10 @@ QUEUE, ERROR = "orders", "orders.error"
 class Cutting(Recorder):
     """Breaks the connections when a successor was confirmed and its original is not yet acknowledged.
 
-    That is when the endpoint tells of it.
+    The endpoint reports the event at this moment.
 
     Attributes:
-        left: so many times.
+        left: number of times.
         handled: counted by the handler, by id and delayed retries.
         remembered: ids of messages that come back now, of which no other delivery was on its way.
     """
@@ -95,7 +95,7 @@ def endpoint(recorder: Recorder, vhost: Vhost, **options: Any) -> bide.Endpoint:
 
 
 async def emptied(vhost: Vhost, queue: str) -> Counter[str | None]:
-    """The ids of all that is in a queue that nobody else reads from."""
+    """The ids of all messages of a queue without other consumers."""
     async with bide.connect(vhost.url) as client:
         number = await ready_at(vhost.url, queue)
         return Counter(one.message_id for one in await receive(client, queue, number)) if number else Counter()
@@ -169,7 +169,7 @@ async def test_parking_waits_for_a_full_error_queue(vhost: Vhost, caplog: pytest
 
 @pytest.mark.parametrize("idle", [True, False])
 async def test_a_queue_that_is_deleted_under_an_endpoint_is_an_error(vhost: Vhost, idle: bool) -> None:
-    """What is in hand then is done with. Its retry comes to the queue of that name, if there is one again by then."""
+    """Running handlers finish. Their retries go to the queue of that name, if it exists again by then."""
     recorder, inside, deleted = Recorder(), asyncio.Event(), asyncio.Event()
     app = endpoint(recorder, vhost, retry=bide.Retry(immediate=0, delays=["3s"]), drain="2s", prefetch=30)
 

@@ -289,7 +289,7 @@ async def test_a_node_that_blocks_publishers_is_not_left(dedicated: DedicatedBro
         try:
 
             async def blocked() -> bool:
-                # The broker looks at its memory now and then, and tells a connection when that publishes next.
+                # The broker checks its memory periodically, and blocks a connection at its next publish.
                 publishing.append(asyncio.create_task(client.publish(b"", to=queue)))
                 return connection.blocked_by is not None
 

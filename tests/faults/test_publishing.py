@@ -44,7 +44,7 @@ async def declared(url: str) -> str:
 
 
 async def stored(url: str, queue: str, number: int) -> None:
-    """Wait until so many messages are in a queue."""
+    """Wait until a queue has ``number`` messages."""
     connection = await Connection.open(BrokerUrl.parse(url))
 
     async def there() -> bool:
@@ -247,7 +247,7 @@ async def test_an_incomplete_infrastructure_is_completed(vhost: Vhost, proxy: Pr
             publishing = asyncio.create_task(client.publish(b"", to=queue, delay="20s"))
 
             async def cut(already: int = already) -> bool:
-                # The next connection may have been cut, too, before anybody looked.
+                # The next connection may have been cut, too, before this check.
                 return proxy.cuts > already
 
             await eventually(cut, step=0.005)

@@ -122,7 +122,7 @@ async def test_a_connection_limit_is_an_error_with_the_way_out(vhost: Vhost) -> 
 
 
 async def test_a_wrong_password_and_an_unknown_user_are_errors(vhost: Vhost) -> None:
-    for user in ("bide", "nobody"):
+    for user in ("bide", "unknown"):
         error = await opening(f"amqp://{user}:secret@{address(vhost)}/{vhost.name}")
         assert error.startswith("AuthenticationError ")
         assert f"'{user}'" in error

@@ -44,7 +44,7 @@ async def _run(relay: Relay, consuming: asyncio.Event) -> None:
 
 @pytest.fixture
 def own_broker(rabbitmq: Rabbitmq) -> Iterator[LocalBroker]:
-    """A broker for one test, so that what many kills leave of it is no other test's."""
+    """A broker for one test, so that its many kills do not affect other tests."""
     with rabbitmq.start(ephemeral=True) as broker:
         yield broker
 
@@ -83,7 +83,7 @@ async def test_a_hall_that_a_relay_declared_does_not_lose_messages_when_its_node
 
 
 async def test_a_relay_can_be_stopped_while_publishers_are_blocked(dedicated: DedicatedBroker) -> None:
-    """What it has in hand is not lost: neither what is due when it comes, nor what has to wait."""
+    """Unsettled messages are not lost, whether they are due or have to wait."""
     broker = dedicated.broker
     async with bide.connect(broker.url, infrastructure=HALL) as client:
         await client.declare(Topology(queues=[Queue.quorum("relayed")]))

@@ -34,7 +34,7 @@ OFFSETS_PER_BATCH: Final = 400
 FILES_PER_BATCH: Final = 2
 
 _LOOK_EVERY: Final = 0.05
-"""Seconds between looks at the queries: Spark calls nobody when one ends."""
+"""Seconds between checks of the queries: Spark has no callback for their end."""
 _JOB_WITHIN: Final = 30.0
 _LONGEST_TEXT: Final = 20_000
 
@@ -110,7 +110,7 @@ class Job:
                 raise ValueError(f"no command: {command}")
 
     def _stop(self, name: str) -> None:
-        # One that has ended is to be told as that, and not to be stopped.
+        # A query that has ended is reported as ended, not stopped.
         self._look()
         query = self._queries[name]
         active = query is not None and query.isActive

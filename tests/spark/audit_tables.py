@@ -77,7 +77,7 @@ def write(folder: Path, name: str, rows: Sequence[Row], *, schema: str = "") -> 
 
 
 def write_all(folder: Path, *, messages: int, seed: int = 1) -> None:
-    """Write the tables of so many messages."""
+    """Write the tables of ``number`` messages."""
     chance = random.Random(seed)
     rows = [_message(number, chance) for number in range(messages)]
     write(folder, "messages", rows)

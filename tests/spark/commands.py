@@ -1,6 +1,6 @@
 """A program that runs ``bide pipeline`` commands in one session, on a cluster or Connect.
 
-It is told one after the other in lines of its standard input, and answers each in a line: all of it is JSON.
+Each line of standard input is one command, answered by one line on standard output; both are JSON.
 """
 
 from __future__ import annotations

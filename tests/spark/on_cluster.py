@@ -1,6 +1,6 @@
 """A program for ``spark-submit`` and Spark Connect; executors have bide by ``--py-files``.
 
-What it is told, and what it says, is JSON.
+Its argument and its output are JSON.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Audited:
 
 
 async def deal(client: bide.Client, number: int) -> None:
-    """An endpoint handles so many messages, one of them at the second attempt and one never."""
+    """Handle messages with an endpoint, one of them at the second attempt and one never."""
     recorder = Recorder()
     app = bide.Endpoint(
         "orders",
@@ -450,7 +450,7 @@ def test_sigterm_ends_an_audit_after_its_round(audited: Audited, tmp_path: Path)
     assert [(row["message_id"], row["outcome"]) for row in audited.messages()] == [
         (name, "processed") for name in ("first", "second", "third")
     ]
-    assert audited.run().rows["processed"] == 0, "nobody has the lock, and nothing is left to read"
+    assert audited.run().rows["processed"] == 0, "the lock is free, and nothing is left to read"
 
 
 def test_the_command_reports_missing_streams_bad_options_and_locks(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.errors import FolderInUseError, InvalidInputError
 from bide.pipelines.audit import facts, tables
@@ -95,7 +95,7 @@ def touched_by(folder: Watched, increment: Callable[[], None]) -> tuple[set[str]
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_round_reads_only_new_facts_and_their_messages(spark: SparkSession, tmp_path: Path) -> None:
-    """After one round and after two, on the same day and on others: only messages that are told of again are looked at.
+    """After one round and after two, on the same day and on others: only messages with new facts are read.
 
     The increment has facts of new messages, and of half the messages of the round before.
     """
@@ -397,7 +397,7 @@ def test_foreign_folders_are_refused(spark: SparkSession, tmp_path: Path) -> Non
 
 
 def test_an_incomplete_new_folder_can_be_started_again(tmp_path: Path) -> None:
-    """A kill then leaves one that is none yet, and is nobody else's."""
+    """A kill then leaves an incomplete folder that no other run uses."""
     folder = Folder(str(tmp_path))
     with folder.lock():
         (tmp_path / "_state" / "audit.json.new").write_text('{"ver')

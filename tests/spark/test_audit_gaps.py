@@ -80,7 +80,7 @@ def test_gaps_end_an_audit_until_they_are_allowed(
     audit.tell(OTHER_EVENTS, "first")
     assert audit.rows("processed") == 1
 
-    # Not a message is missing, but nobody can know that.
+    # No message is missing, but the audit cannot know that.
     audit.turn_taps_off("--layout", "celery")
     error = audit.run(code=2)
     assert f"has positions of {taps_of(celery).names[0]}, which the query does not read any more: name them" in error

@@ -36,7 +36,7 @@ def test_one_failure_is_raised_and_no_other_is_lost(spark: SparkSession, tmp_pat
     (note,) = caught.value.__notes__
     assert note.startswith("another query failed too: ")
     assert "the second is broken" in note
-    # In one line, as the command line tells it.
+    # In one line, as the command line prints it.
     with pytest.raises(BideError, match=r"^Spark: .*the first is broken.*$"), spark_errors():
         raise caught.value
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.durations import from_milliseconds
 from bide.pipelines.audit import facts, tables
@@ -114,14 +114,14 @@ def test_facts_are_read_from_the_headers_of_each_system(spark: SparkSession) -> 
     today = date(2026, 11, 21)
     assert late["clock"] == (30, 41_000, today, "celery", 5)
     assert late["task-1"] == (70.5, 500, today, "celery", 5)
-    assert late["other"] == (None, None, today, "celery", 5), "the key of a delivered message tells no time"
+    assert late["other"] == (None, None, today, "celery", 5), "the key of a delivered message contains no time"
     assert late["again"][2] == late["back"][2] == today, "the day of the sender's due time, not of the copy's"
     assert late["back, never delayed"][2] == today, "the day on which it was sent"
-    assert late["net-due"][:2] == (None, None), "nothing tells when .NET's retry was due"
+    assert late["net-due"][:2] == (None, None), "the due time of .NET's retry is unknown"
 
 
 def test_times_out_of_range_are_ignored(spark: SparkSession, tmp_path: Path) -> None:
-    """What anybody can write into a header must not end the audit of all others."""
+    """An invalid header of one message does not fail the audit of the others."""
     nanoseconds, year_10000, year_0 = "1795240800000000000", "253402300800000", "-62135596800001"
     net = {"NServiceBus.TimeSent": "2026-11-21 11:59:59:250000 Z"}
     endless = {**net, "NServiceBus.Transport.RabbitMQ.DelayInSeconds": "1000000000000"}
@@ -183,7 +183,7 @@ def test_each_message_has_one_row_in_any_order_of_facts(spark: SparkSession) -> 
     """Its whole story, in whatever order its facts come, and however often."""
     again = {"bide-retries": "1", "bide-first-due": str(ms(10))}
     back = {"bide-operator-retries": "1", "bide-first-due": str(ms(10))}
-    # Nobody gave it a due time before the operator did.
+    # It had no due time before the operator retried it.
     back_alone = {"bide-operator-retries": "1"}
     other = {"message_id": "other", "routing_key": digits(9) + ".orders"}
     scheduled = [

@@ -125,7 +125,7 @@ def test_a_store_without_locks_uses_a_lock_file(tmp_path: Path) -> None:
         "on elsewhere, .*: wait until that process has ended; if it has, delete lock.json in that folder, or name"
     )
     with pytest.raises(FolderInUseError, match=expected), store.hold():
-        pytest.fail("nobody knows whether that process has ended")
+        pytest.fail("it is unknown whether that process has ended")
 
     with holder_of(tmp_path) as process:
         store.write(host=socket.gethostname(), pid=process.pid)

@@ -17,9 +17,9 @@ from tests.broker.receiving import fresh
 
 __all__ = ["clock_url"]
 
-# Told as soon as Spark is there.
+# Reported as soon as Spark has started.
 NO_ZONE = ("--time-zone", "Mars/Olympus")
-NOBODY = ("--url", "amqp://127.0.0.1:1")
+NO_BROKER = ("--url", "amqp://127.0.0.1:1")
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_errors_of_a_schedule_are_found_before_spark_starts(
     Ledger("begun").begin(Head(plan="another", broker="another", rows=1, checksum=0, parts=1))
     Path("odd").mkdir()
     Path("odd", "ledger.json").write_text("{")
-    assert run(["pipeline", "schedule", str(table), "--at-column", "due", *NOBODY, *NO_ZONE, *arguments]) == 2
+    assert run(["pipeline", "schedule", str(table), "--at-column", "due", *NO_BROKER, *NO_ZONE, *arguments]) == 2
     stderr = capsys.readouterr().err
     assert expected in stderr
     assert stderr.count("\n") == 1
@@ -97,7 +97,7 @@ def test_errors_of_a_replay_of_an_audit_are_found_before_spark_starts(
     folder: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(["pipeline", "replay", "--audit", folder, *NOBODY, *NO_ZONE]) == 2
+    assert run(["pipeline", "replay", "--audit", folder, *NO_BROKER, *NO_ZONE]) == 2
     stderr = capsys.readouterr().err
     assert stderr.startswith(f"bide: the folder {tmp_path / folder} {expected}")
     assert stderr.count("\n") == 1

@@ -316,7 +316,7 @@ def test_the_command_plans_flows_and_writes_tables(
         ([], "give the workload"),
         (["--rate", "5/fortnight", "--delay", "1s"], "the rate '5/fortnight' is invalid"),
         (["--flows", __file__], "cannot be read"),
-        # Told before Spark is there, which would say that it has no such time zone.
+        # Reported before Spark starts, which would report an unknown time zone.
         ([*ANY, "--every", "90s", "--tick", "1m"], "spans of 0:01:30 are not a multiple of the tick of 0:01:00"),
         ([*ANY, "--tick", "0s"], "the tick of 0:00:00 is not a whole number of milliseconds"),
         ([*ANY, "--grain", "0.5ms"], "the grain of 0:00:00.000500 is not a whole number of milliseconds"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyarrow import parquet
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 import bide
 from bide.cli.app import run
@@ -74,7 +74,7 @@ def test_old_tables_are_removed_before_new_ones_are_written(spark: SparkSession,
     with pytest.raises(PySparkException, match="cut off"):
         write("2/s", OfNoQueues)
     assert written.hops == pytest.approx(1_200)
-    # That the same again mends it is seen below.
+    # Running the same plan again repairs the table, see below.
     assert not written.is_whole()
     assert written.released == 0
 

@@ -62,7 +62,7 @@ class Shop:
         await connection.close()
 
     async def fail(self, client: bide.Client, number: int) -> None:
-        """An endpoint ends with so many messages: it discards those with a discount and parks the others."""
+        """Handle messages with an endpoint that discards those with a discount and parks the others."""
         recorder = Recorder()
         retry = bide.Retry(immediate=0, delays=["50ms"], discard=(LookupError,))
         app = bide.Endpoint(
@@ -192,7 +192,7 @@ def test_discarded_messages_are_replayed_once(
 
 
 def events(kind: Any, numbers: range) -> list[bide.OutgoingMessage]:
-    """What an endpoint would tell of so many messages, whose sender does not say when he sent them."""
+    """Publish the events of an endpoint for messages without a time of sending."""
     now = datetime.now(UTC)
     common = {"kind": kind, "endpoint": "shop", "queue": "orders", "host": "h", "process": 1, "message_type": None,
               "attempt": 1, "retries": 0, "sent_at": None, "due_at": None, "delivered_at": now, "started_at": now,
@@ -201,7 +201,7 @@ def events(kind: Any, numbers: range) -> list[bide.OutgoingMessage]:
 
 
 def fill(shop: Shop, number: int) -> None:
-    """So many messages have been delivered, and discarded by an endpoint."""
+    """Messages that were delivered, and discarded by an endpoint."""
 
     async def publish(client: bide.Client) -> None:
         letters = [

@@ -51,7 +51,7 @@ def copy(name: str, message_id: str, *, due: float, sent: float, **more: Any) ->
 
 
 def strange(name: str, message_id: str, when: float, *, delay: int = 9) -> dict[str, Any]:
-    """What a tap sees of a message whose sender does not say when he sent it."""
+    """The tap's record of a message without a time of sending."""
     return {"name": name, "timestamp": at(when), "message_id": message_id, "routing_key": f"{digits(delay)}.orders"}
 
 
@@ -66,7 +66,7 @@ def retry(name: str, message_id: str, *, due: float, sent: float) -> dict[str, A
 
 
 def test_a_reused_message_id_is_resolved_by_the_time_of_sending(spark: SparkSession, folder: Folder) -> None:
-    """By the time of sending; a copy for a retry is no newer than what was sent a week later."""
+    """By the time of sending; a copy for a retry does not count as newer than a message sent a week later."""
     last = -WEEK
     delivered = [
         copy("last", "order-7", due=last, sent=last - 60),

@@ -149,7 +149,7 @@ async def test_offsets_behind_the_end_of_a_growing_stream_are_left_out(vhost: Vh
 
 
 async def test_a_replayed_message_is_sent_to_its_target_without_delay(vhost: Vhost) -> None:
-    """Whoever sends it waits until it is due: what would wait on the broker could not be stopped."""
+    """The sender waits until each message is due, since waiting on the broker could not be interrupted."""
     stream = await new_stream(vhost.url)
     async with bide.connect(vhost.url, declare=False) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))

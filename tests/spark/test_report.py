@@ -349,7 +349,7 @@ def test_texts_of_messages_are_escaped(spark: SparkSession, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
-        # Told before Spark is there, which would say that it has no such time zone.
+        # Reported before Spark starts, which would report an unknown time zone.
         (["none", *NO_ZONE], BAD_USAGE, "there is no folder none"),
         (["file:///none/of/these", *NO_ZONE], BAD_USAGE, "there is no folder file:///none/of/these"),
         ([".", *NO_ZONE], BAD_USAGE, "the folder . has no table of an audit"),
@@ -380,7 +380,7 @@ def test_errors_are_reported_in_one_line(
 
 
 def test_forged_times_do_not_break_the_report(spark: SparkSession, tmp_path: Path) -> None:
-    """Whoever may write to a tap or an events stream can put any time there."""
+    """Clients with write access to a tap or an events stream can write any time."""
     ends = (datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC))
     for name, moments in (("first", ends[:1]), ("last", ends[1:]), ("both", ends)):
         folder = tmp_path / name

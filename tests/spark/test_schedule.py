@@ -349,7 +349,7 @@ def test_a_file_uri_with_one_slash_is_the_same_source(
 def test_a_missing_target_is_reported_before_spark_starts(
     clock_url: str, queue: str, csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A time zone that is none is told as soon as Spark is there.
+    # An unknown time zone is reported as soon as Spark has started.
     where = (csv, "--at-column", "due", "--ledger", tmp_path / "ledger", "--time-zone", "Mars/Olympus")
     for arguments, error in (
         (("--url", clock_url, "--to", "typo"), "the queue 'typo' does not exist on 127.0.0.1:"),

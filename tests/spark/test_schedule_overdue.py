@@ -51,7 +51,7 @@ def source(spark: SparkSession, tmp_path: Path) -> Path:
 
 
 def ids(url: str, queue: str, number: int) -> list[int]:
-    """The numbers of the orders of so many messages, and no more come."""
+    """The order numbers of exactly ``number`` messages."""
     found = sorted(int(json.loads(one.body)["order_id"][2:]) for one in drain(url, queue, number))
     assert rest(url, queue) == []
     return found
@@ -140,7 +140,7 @@ def test_rows_that_became_due_do_not_stop_a_continued_run(
 
 
 def test_a_ledger_without_counts_of_overdue_rows_can_be_read(tmp_path: Path) -> None:
-    """It says neither what becomes of rows that were due before, nor how many were dropped."""
+    """Neither the fate of overdue rows nor the number of dropped ones is logged."""
     plan, ledger = plan_for("amqp://localhost:1", "orders"), Ledger(str(tmp_path))
     old = {"version": 1, "begun": "2026-11-21T10:00:00+00:00", "plan": plan.ledger_digest(), "broker": plan.broker,
            "rows": 1, "checksum": 0, "parts": 1}  # fmt: skip

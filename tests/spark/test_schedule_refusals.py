@@ -102,7 +102,7 @@ def test_headers_that_are_not_utf_8_are_refused(
 
 
 def test_a_failed_task_is_not_bad_usage(spark: SparkSession, broken: DataFrame, clock_url: str, tmp_path: Path) -> None:
-    """Others may have sent their part, so that it is no error of which nothing was sent (exit code 2)."""
+    """Other tasks may have sent their part, so this is not an error before sending (exit code 2)."""
     plan = replace(plan_for(clock_url, new_queue(clock_url)), header_columns=("city",))
     plan = replace(plan, settings=replace(plan.settings, past="send"))
     found = survey(broken.where("id <> 1"), plan, now=NOW)

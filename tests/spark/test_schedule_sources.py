@@ -72,7 +72,7 @@ def test_every_format_gives_the_same_rows(
 def test_json_lines_keep_numbers_and_nesting_in_the_body(
     clock_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Numbers stay numbers, and what is nested stays so; a line that is no JSON is a row without a due time."""
+    """Numbers and nested values keep their types; a line that is not JSON is a row without a due time."""
     queue = new_queue(clock_url)
     source = tmp_path / "reminders.jsonl"
     order = {"order_id": "o-1", "total": 9.5, "lines": [{"sku": "a", "count": 2}]}

@@ -37,7 +37,7 @@ def values(frame: DataFrame) -> list[str]:
 
 
 def moment() -> int:
-    """A time, in milliseconds, between what was stored before and what will be: the broker's clock is no finer."""
+    """A time in milliseconds between stored and later messages, since the broker's clock has milliseconds."""
     time.sleep(0.05)
     between = time.time_ns() // 1_000_000
     time.sleep(0.05)

@@ -123,7 +123,7 @@ async def measure(
     rate: float = RATE,
     consumer_pause: float = 0.0,
 ) -> Round:
-    """Publish to the infrastructures and, undelayed, to one more queue for so many seconds, and receive everything.
+    """Publish to the infrastructures and, undelayed, to one more queue for some seconds, and receive everything.
 
     Args:
         url: of a virtual host for this round.

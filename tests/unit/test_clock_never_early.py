@@ -17,7 +17,7 @@ SECOND = timedelta(seconds=1)
 
 
 class Broker(RuleBasedStateMachine):
-    """A broker on which clients apply, bind and publish in any order, and somebody deletes queues by hand.
+    """A broker on which clients apply, bind and publish in any order, and queues are deleted by hand.
 
     Whatever they do, a message reaches its own target at its due time, or it is set aside or held back where it can be
     found: it is never early, never elsewhere, and never gone.

@@ -24,7 +24,7 @@ SHOP = BrokerUrl.parse("amqp://ana:secret@shop.example/orders")
             {"BIDE_URL": "amqp://bob@shop.example/bills", "BIDE_MANAGEMENT_URL": "http://api.example"},
             "http://api.example:15672",
         ),
-        # Whoever sets both means one broker: for another, the second would ask the wrong one.
+        # Both variables describe one broker: for another broker the URL would be wrong.
         (
             None,
             {"BIDE_URL": "amqp://ana:secret@bank.example", "BIDE_MANAGEMENT_URL": "http://bank.example"},

@@ -223,7 +223,7 @@ MADE_FOR_ONE = ("delay", "relay", "demo")
 
 
 def asked_for(tree: ast.AST) -> Iterator[str]:
-    """The concrete classes that code tells infrastructures apart by."""
+    """The concrete infrastructure classes that code outside ``delay`` names."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, kinds]):

@@ -145,7 +145,7 @@ def test_exception_rules_choose_the_decision() -> None:
     assert path(policy, TimeoutError()) == [bide.RetryNow(), bide.Park()]
     assert isinstance(path(policy, KeyboardInterrupt())[0], bide.Discard)
     assert path(policy, UndecodableMessageError()) == [bide.Park()]
-    # Somebody who wants to retry what cannot be read may.
+    # An explicit setting allows retries of undecodable messages.
     assert path(bide.Retry(immediate=1, delays=(), at_once=(UndecodableMessageError,)), UndecodableMessageError()) == [
         bide.RetryNow(),
         bide.Park(),
@@ -426,7 +426,7 @@ NET_DUE = {"NServiceBus.DeliverAt": nservicebus_time(NOW + timedelta(days=1))}
     ],
 )
 def test_every_copy_keeps_the_due_time_of_the_sender(headers: dict[str, Any], due: datetime | None) -> None:
-    """Whoever delayed it, and whether an endpoint or an operator sent the copy, now or later."""
+    """For all delay infrastructures, and copies of endpoints and operators, immediate and delayed."""
     first = {"message_id": "m", "headers": headers}
     assert due_of(first) == due
     message = received(first)

@@ -24,7 +24,7 @@ LAST = (datetime.max.replace(tzinfo=UTC) - datetime.fromtimestamp(0, UTC)) // US
 
 
 def mostly(*good: Any, bad: tuple[Any, ...]) -> st.SearchStrategy[Any]:
-    """Good values, and seldom a bad one: a row with several tells nothing of each."""
+    """Valid values with few invalid ones: a row with several invalid values hides all but the first."""
     return st.integers(0, 15).flatmap(lambda number: st.sampled_from(good if number else bad))
 
 
@@ -165,7 +165,7 @@ def test_a_row_for_another_target_gets_another_id() -> None:
 
 
 def test_an_empty_message_id_is_a_problem() -> None:
-    """Whoever drops duplicates would take all messages with it for one."""
+    """Deduplication would treat all messages with this id as one."""
     batch = batch_of(value=["a", "b"], message_id=["mine", ""])
     found = Rows(tuple(batch.schema.names), {"to": "q"}, CLOCK).problems(batch, NOW)
     assert found == {1: "the column message_id is empty: give an id, or null to have one generated"}

@@ -60,7 +60,7 @@ def send(job: Job) -> Answer:
 
 
 def _nothing(body: str) -> None:
-    """Is never called: nobody works here."""
+    """Never called: this process runs no worker."""
 
 
 def _begin(due: float, body: str) -> None:

@@ -17,7 +17,7 @@ _arrivals = Arrivals.of_environment()
 
 
 class _Ready(Middleware):
-    """Tells when the worker takes tasks."""
+    """Records that the worker is ready for tasks."""
 
     def after_worker_boot(self, broker: Any, worker: Any) -> None:
         _arrivals.tell_ready()

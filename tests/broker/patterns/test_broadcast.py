@@ -84,11 +84,11 @@ async def test_mail_is_routed_by_its_headers(client: bide.Client, connection: Co
     await client.publish("for both", exchange="mailbox", headers=mail_headers(mail))
     mail.replace_header("Subject", "Component status")
     del mail["Cc"]
-    await client.publish("for nobody", exchange="mailbox", headers=mail_headers(mail))
+    await client.publish("for other", exchange="mailbox", headers=mail_headers(mail))
     assert await bodies(connection, "finance", "safety", "other-mail") == {
         "finance": ["for finance", "for both"],
         "safety": ["for both"],
-        "other-mail": ["for nobody"],
+        "other-mail": ["for other"],
     }
 
 

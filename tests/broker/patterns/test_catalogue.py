@@ -18,7 +18,7 @@ from tests.support import Vhost
 ELSEWHERE = {
     "delayed-message-exchange": "needs a plugin that is not here",
     "delayed-delivery-cascade": "370 queues take seconds; the cascade of no. 13 and the clock have tests of their own",
-    "exclusive-queue": "it is nobody else's to find",
+    "exclusive-queue": "other connections cannot see it",
 }
 
 

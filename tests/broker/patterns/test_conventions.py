@@ -74,7 +74,7 @@ async def test_a_message_to_a_misspelt_queue_is_unroutable(client: bide.Client) 
     await client.declare(point_to_point(queues=["charge-card"]))
     with pytest.raises(UnroutableError):
         await client.publish("command", to="charge-cart")
-    # Nobody hears of it who did not ask.
+    # Queues without a subscription do not receive it.
     await client.publish("command", to="charge-cart", mandatory=False)
 
 

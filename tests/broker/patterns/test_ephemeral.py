@@ -95,7 +95,7 @@ async def test_a_quorum_queue_without_expiry_keeps_refused_messages(
 ) -> None:
     await fill(client)
     await EphemeralDelays(client).send("patient", delay="100ms", to="full")
-    # The same with an expiry, as the pattern is usually told. One holds what the target refuses, one what still waits.
+    # The same with an expiry, as the pattern is usually described. One holds refused messages, one waiting ones.
     expiring = Topology()
     for name, delay in (("refused", "100ms"), ("waiting", "10m")):
         made = ephemeral_delay(name, delay=delay, to="full")
@@ -136,7 +136,7 @@ async def test_a_queue_that_cannot_be_removed_is_named(vhost: Vhost, caplog: pyt
     def fill_and_fail(message: PreparedMessage) -> AbstractContextManager[Mapping[str, Any]]:
         assert isinstance(message.target, ExchangeTarget)
         with bide.connect_sync(vhost.url) as other:
-            other.publish("of somebody else", exchange=message.target.exchange)
+            other.publish("of another client", exchange=message.target.exchange)
         raise InvalidInputError("no stamp")
 
     async with bide.connect(vhost.url, stamp=fill_and_fail) as client:

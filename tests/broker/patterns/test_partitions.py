@@ -22,7 +22,7 @@ USERS = 60
 
 
 async def shares(client: bide.Client, partitions: int, number: int) -> dict[str, list[str]]:
-    """Which of so many messages is in which partition. Where one consumer is active there is no get: they consume."""
+    """The messages of each partition. They are consumed, since a single active consumer excludes basic.get."""
     held: dict[str, list[str]] = {queue: [] for queue in partition_queues("q", partitions)}
 
     def keep(queue: str) -> Callable[[bide.Message], Awaitable[None]]:
@@ -127,7 +127,7 @@ async def test_a_new_partition_moves_only_the_keys_that_it_takes(client: bide.Cl
     after = await homes(PARTITIONS + 1)
     moved = {user for user in before if before[user] != after[user]}
     assert 0 < len(moved) < USERS / 2
-    # Nobody moves between two partitions that were there before: the new one has taken what it has.
+    # No user moves between two old partitions: all moved users are in the new one.
     assert {after[user] for user in moved} == {f"q.{PARTITIONS + 1}"}
 
 

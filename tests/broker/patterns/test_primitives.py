@@ -70,7 +70,7 @@ async def test_an_auto_delete_queue_is_deleted_with_its_last_consumer(
 ) -> None:
     await client.declare(primitives.auto_delete_queue("screen"))
     await client.publish("one", to="screen")
-    assert await is_there(connection, Queue("screen"))  # nobody has consumed from it yet
+    assert await is_there(connection, Queue("screen"))  # without a consumer so far
     async with client.consume("screen") as messages:
         await (await anext(messages)).ack()
 

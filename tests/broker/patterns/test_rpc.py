@@ -154,7 +154,7 @@ async def test_a_reply_after_the_timeout_is_dropped(client: bide.Client, replies
             await caller.call("slow", to="prices", timeout="300ms")
         assert 0.3 <= time.monotonic() - started < ON_TIME.total_seconds()
         go_on.set()
-        # The late reply may come first, and is not taken for this one's. The server lives on, whoever has gone.
+        # The late reply may come first, and is not mistaken for this one. The server outlives its callers.
         assert (await caller.call("quick", to="prices")).body == b"quick"
         if replies == "ephemeral":
 
@@ -336,7 +336,7 @@ async def test_a_caller_that_has_gone_does_not_stop_the_server(
         go_on.set()
         async with Caller(client, replies=replies) as staying:
             assert (await staying.call("stays", to="prices")).body == b"stays"
-    # The request of the one that left is done with, though nobody got the reply. RabbitMQ 4.3 may refuse a reply to a
+    # The request of the closed caller is settled, although its reply was lost. RabbitMQ 4.3 may refuse a reply to a
     # queue that it is just deleting: then the request went back, and is answered when it comes again.
     async with serving(client, handler):
         await eventually(answered)
