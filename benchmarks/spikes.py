@@ -198,7 +198,7 @@ async def measured(broker: LocalBroker, job: Job, watch: Watch) -> list[Arrival]
 
 
 def episodes(arrivals: Sequence[Arrival], least: int) -> list[list[Arrival]]:
-    """The latest messages, at least ``number``, grouped into episodes."""
+    """The latest messages, at least ``least``, grouped into episodes."""
     limit = sorted((one.late for one in arrivals), reverse=True)[min(least, len(arrivals)) - 1]
     found: list[list[Arrival]] = []
     for one in sorted((one for one in arrivals if one.late >= limit), key=lambda one: one.at):

@@ -1,4 +1,4 @@
-"""How long tests wait for what happens soon on a machine that has nothing else to do."""
+"""The timeout and the lateness limit of tests that do not measure time."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from datetime import timedelta
 from typing import Final
 
 PATIENCE: Final = 300.0
-"""Seconds until a test gives up waiting for something.
+"""Seconds until a test gives up waiting. Passing tests do not wait.
 
-It takes no time where things go well. The host of a virtual machine may take most of its cores for minutes, and a
-limit of ten or twenty seconds tells then what the host does, not what bide does.
+CPU steal on a virtual machine can last minutes: a limit of ten or twenty seconds would measure the machine, not bide.
 """
 
 ON_TIME: Final = timedelta(seconds=30)
-"""How late a message may be there and still be on time: what takes a wrong way waits for minutes, or for ever."""
+"""The maximum lateness of a message on the right route: on a wrong route it waits for minutes, or never arrives."""

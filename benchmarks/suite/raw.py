@@ -97,7 +97,7 @@ class RawConnection:
         return sent
 
     def consume(self, queue: str, *, prefetch: int, messages: int) -> None:
-        """Receive and acknowledge ``count`` messages."""
+        """Receive and acknowledge ``messages`` messages."""
         self._call(codec.method(60, 10, codec.long(0), codec.short(prefetch), codec.bits(False)), _QOS_SET)
         subscribe = (b"\x00\x00", codec.short_string(queue), codec.short_string("raw"), codec.bits(), codec.table({}))
         self._call(codec.method(60, 20, *subscribe), _CONSUMING)

@@ -541,7 +541,7 @@ async def test_the_synchronous_publisher_reports_a_batch_that_cannot_start(vhost
 
 
 async def test_results_known_before_the_failure_are_in_the_error(vhost: Vhost, proxy: Proxy) -> None:
-    """When awaited as a whole, the error lists every message whose outcome was not returned."""
+    """A failed await returns no results, so the error contains those that are known."""
     queue = await declared(vhost.url)
     more = asyncio.Event()
 

@@ -47,7 +47,7 @@ def left(channel: Channel) -> int:
 
 
 def holds(channel: Channel, count: int) -> bool:
-    """Wait until the queue has this number of messages; requeueing takes a moment."""
+    """Whether the queue gets to have ``count`` messages; requeueing takes a moment."""
     deadline = time.monotonic() + PATIENCE
     while left(channel) != count and time.monotonic() < deadline:
         channel.connection.process_data_events(0.02)

@@ -140,7 +140,7 @@ def test_rows_that_became_due_do_not_stop_a_continued_run(
 
 
 def test_a_ledger_without_counts_of_overdue_rows_can_be_read(tmp_path: Path) -> None:
-    """Neither the fate of overdue rows nor the number of dropped ones is logged."""
+    """Ledgers of version 1 record neither the choice for overdue rows nor the number of dropped ones."""
     plan, ledger = plan_for("amqp://localhost:1", "orders"), Ledger(str(tmp_path))
     old = {"version": 1, "begun": "2026-11-21T10:00:00+00:00", "plan": plan.ledger_digest(), "broker": plan.broker,
            "rows": 1, "checksum": 0, "parts": 1}  # fmt: skip
