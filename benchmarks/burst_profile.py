@@ -91,7 +91,7 @@ io:format("dirty_io ~.3f~n", [Sum(N + erlang:system_info(dirty_cpu_schedulers), 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Processes of one kind, on average of all looks.
+    """Processes of one kind, averaged over all samples.
 
     Attributes:
         running: how many ran, or waited for a file.

@@ -242,7 +242,7 @@ def compare(samples: Sequence[Sample], plan: Plan, start: float) -> list[Compare
 
 
 def _at(seconds: Mapping[int, float], at: float) -> float:
-    """What is held at a time, between the means of the seconds around it."""
+    """The number of messages at a time, interpolated between the means of the seconds around it."""
     below = int(at - 0.5)
     share = at - 0.5 - below
     return seconds.get(below, 0.0) * (1 - share) + seconds.get(below + 1, 0.0) * share

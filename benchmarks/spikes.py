@@ -210,7 +210,7 @@ def episodes(arrivals: Sequence[Arrival], least: int) -> list[list[Arrival]]:
 
 
 def shown(arrivals: Sequence[Arrival], pauses: Sequence[Pause], least: int) -> str:
-    """What there is to say."""
+    """The printed report."""
     late = sorted(one.late * 1000 for one in arrivals)
     points = ", ".join(f"p{point:g} {percentile(late, point):.1f}" for point in (50, 99, 99.9))
     lines = [f"{len(arrivals):,} messages, ms late: {points}, max {late[-1]:.1f}", ""]

@@ -158,7 +158,7 @@ def rabbitmq() -> Rabbitmq:
 
 @pytest.fixture(scope="session")
 def broker(rabbitmq: Rabbitmq) -> Iterator[LocalBroker]:
-    """The broker that the tests share. Who changes it for others (kills it, raises alarms) starts one of his own."""
+    """The shared broker. Tests that kill it or raise alarms start their own."""
     with rabbitmq.start(ephemeral=True) as broker:
         yield broker
 

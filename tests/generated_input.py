@@ -189,7 +189,7 @@ def run_in_process(arguments: Sequence[str], *, seconds: float = 60) -> Outcome:
 
 
 def fault(outcome: Outcome) -> str | None:
-    """What is wrong with the end of a command, or None."""
+    """The reason why a command's exit is wrong, or None."""
     if "internal error" in outcome.err or "Traceback" in outcome.err:
         return "an internal error"
     if outcome.code not in (0, 1, 2):

@@ -32,7 +32,7 @@ class Process:
         )
 
     def wait_until_it_says(self, words: bytes) -> None:
-        """Read what it writes on standard error until these words came."""
+        """Read its standard error until these words appear."""
         assert self.process.stderr is not None
         output = b""
         deadline = time.monotonic() + PATIENCE
@@ -53,7 +53,7 @@ class Process:
         self.process.communicate(timeout=PATIENCE)
 
     def stop(self) -> dict[str, Any]:
-        """End it with SIGTERM, and return what it says that it has done."""
+        """Stop it with SIGTERM, and return the summary that it prints."""
         self.process.terminate()
         out, err = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == 0, err.decode()

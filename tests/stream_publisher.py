@@ -25,7 +25,7 @@ def message(data: bytes) -> bytes:
 
 
 def batch(messages: list[bytes], *, compression: int = 0, records: int | None = None) -> bytes:
-    """An entry with several messages; *records* is how many it says it has."""
+    """An entry with several messages; *records* is the number in its header."""
     raw = b"".join(map(message, messages))
     packed = gzip.compress(raw) if compression == 1 else raw
     count = len(messages) if records is None else records
@@ -33,7 +33,7 @@ def batch(messages: list[bytes], *, compression: int = 0, records: int | None = 
 
 
 def any_batch(packed: bytes, *, compression: int, records: int, unpacked: int) -> bytes:
-    """An entry whose header says anything."""
+    """An entry with an arbitrary header."""
     return struct.pack(">BHII", 0x80 | compression << 4, records, unpacked, len(packed)) + packed
 
 

@@ -26,7 +26,7 @@ class Vhost:
 
     @property
     def idle_url(self) -> str:
-        """For a client that hears no heartbeats while a test is busy with something else."""
+        """A URL without heartbeats, for a client that is blocked while a test does something else."""
         return f"{self.url}?heartbeat=0"
 
 

@@ -122,7 +122,7 @@ def replayed(found: Replayed, *, width: float) -> Drawing:
 
 
 def planned(levels: Sequence[Level], *, width: float) -> Drawing:
-    """For each level, what it held, and what was planned."""
+    """The measured and the planned number of messages of each level."""
     height = 0.78 * width
     marks: list[Mark] = []
     end = max(one.at[-1] for one in levels)
@@ -170,7 +170,7 @@ def _places(across: Linear, first: float, every: float, count: int) -> list[floa
 
 
 def _dashed(values: Sequence[int], up: Linear, places: Sequence[float]) -> Iterator[Mark]:
-    """What should be, on what is: only where there is something, since a line along the axis says nothing."""
+    """The planned values as a dashed line, without the parts along the axis."""
     run: list[int] = []
     for number, value in enumerate([*values, 0]):
         if value:
@@ -186,7 +186,7 @@ def _dashed(values: Sequence[int], up: Linear, places: Sequence[float]) -> Itera
 def _pieces(
     values: Sequence[float | None], found: Audited, across: Linear, scale: Logarithmic
 ) -> Iterator[tuple[Point, ...]]:
-    """Lines through what is known, step by step, broken where nothing is."""
+    """Lines through the known values, broken at gaps."""
     points: list[Point] = []
     for number, value in enumerate([*values, None]):
         if value is not None:

@@ -222,7 +222,7 @@ async def run(broker: LocalBroker, folder: Path, options: Options) -> dict[str, 
 
 
 def audit_of(tables: Path, start: float) -> Audited:
-    """What the table ``messages`` says, by due time."""
+    """The rows of the table ``messages``, by due time."""
     columns = ["due", "delivered", "lateness_ms", "outcome"]
     found = ds.dataset(tables / "messages", partitioning="hive", exclude_invalid_files=True).to_table(columns=columns)
     for name in columns[:2]:

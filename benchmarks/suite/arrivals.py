@@ -36,12 +36,12 @@ class Arrivals:
         os.write(self._descriptor, _NUMBER.pack(late))
 
     def tell_ready(self) -> None:
-        """Say that the worker takes tasks."""
+        """Record that the worker is ready for tasks."""
         self._ready.touch()
 
     @property
     def is_ready(self) -> bool:
-        """Whether a worker has said so."""
+        """Whether a worker is ready."""
         return self._ready.exists()
 
     @property

@@ -61,7 +61,7 @@ class Host:
             yield cls(root, started)
 
     def releases(self) -> dict[str, str]:
-        """What only the broker knows: the release of Erlang."""
+        """The release of Erlang, asked from the broker."""
         if self._broker is None:
             return {}
         return {"Erlang": str(self._broker.management.call("GET", "overview")["erlang_version"])}

@@ -77,7 +77,7 @@ BURST: Final = Measurement(
 
 
 def infrastructure_of(layout: str, lanes: int) -> DelayInfrastructure:
-    """What is compared: ``clock`` and ``one queue`` (of Clock, in lanes), or ``cascade``."""
+    """The compared infrastructures: ``clock`` and ``one queue`` (of Clock, in lanes), or ``cascade``."""
     if layout == "cascade":
         return NServiceBus(routing="direct")
     resolution = _HALF if layout == "one queue" else RESOLUTION

@@ -72,7 +72,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What is measured together.
+    """Cases that are measured and compared together.
 
     Attributes:
         name: as it is asked for.

@@ -84,7 +84,7 @@ class Row:
         self.note(answer.note)
 
     def note(self, text: str) -> None:
-        """Say something about it, once."""
+        """Add a note, unless it is there already."""
         if text and text not in self.notes:
             self.notes.append(text)
 

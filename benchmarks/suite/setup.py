@@ -87,7 +87,7 @@ def _frames(message: PreparedMessage, infrastructure: DelayInfrastructure) -> by
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A message for a client that knows nothing of bide.
+    """A message for clients other than bide.
 
     Attributes:
         headers: among them what delays the message.

@@ -34,11 +34,11 @@ class Account(bide.Observer):
         os.fsync(self._file)
 
     async def started(self, client: bide.Client) -> None:
-        """Say so."""
+        """Record the start."""
         self.write("started", None)
 
     async def happened(self, event: Event) -> None:
-        """What the endpoint says of a message."""
+        """Record the event."""
         self.write(event.kind, event.message_id)
 
 

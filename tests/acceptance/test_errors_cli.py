@@ -50,7 +50,7 @@ def ready(vhost: Vhost, queue: str) -> int:
 
 
 async def kill_half_way(vhost: Vhost, process: subprocess.Popen[bytes]) -> None:
-    """Kill a program that fills the queue ``orders`` with what it takes out of ``error``."""
+    """Kill a program while it moves messages from ``error`` to ``orders``."""
     async with connected(vhost.url) as connection, asyncio.timeout(PATIENCE), await connection.channel() as channel:
         # As quickly as the broker answers: it takes less than a second.
         while (await channel.declare_queue(Queue("orders"), passive=True)).message_count < PARKED // 2:

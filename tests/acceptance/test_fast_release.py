@@ -84,7 +84,7 @@ def private(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def commands() -> tuple[str, str]:
-    """What the page says sets it without a restart, and what then replaces the workers."""
+    """The commands of the page that set the prefetch and replace the workers without a restart."""
     sets, replaces = re.findall(r"^rabbitmqctl .+$", PAGE.read_text(), re.M)
     assert "1000" in sets
     return sets, replaces

@@ -38,7 +38,7 @@ def channel(vhost: Vhost) -> Iterator[Any]:
 
 
 def forge(channel: Any) -> int:
-    """An error queue with forged times, each in all places that hold one; says how many messages there are."""
+    """Fill an error queue with forged times in all fields for times; return the number of messages."""
     channel.queue_declare("error", durable=True)
     forged: list[dict[str, Any]] = [
         dict.fromkeys(("bide-failed-at", "bide-first-failure", "bide-due", "bide-sent", "bide-expires"), value)

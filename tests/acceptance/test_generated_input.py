@@ -106,7 +106,7 @@ def test_no_value_of_any_option_ends_in_an_internal_error_on_a_live_broker(tmp_p
     ],
 )
 def test_inputs_of_former_internal_errors_are_bad_usage(tmp_path: Path, words: str) -> None:
-    """Named here, because the other tests run a sample of what is generated."""
+    """Listed here, because the other tests run a sample of the generated command lines."""
     files(tmp_path)
     outcome = run_in_process([*words.split(), "--url", DEAD] if words.startswith("relay") else words.split())
     assert fault(outcome) is None, outcome

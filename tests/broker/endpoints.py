@@ -20,7 +20,7 @@ class Recorder(Observer):
         self.ready = asyncio.Event()
 
     async def started(self, client: bide.Client) -> None:
-        """The endpoint has what it needs."""
+        """The endpoint is consuming."""
         self.ready.set()
 
     async def happened(self, event: Event) -> None:

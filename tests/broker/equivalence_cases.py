@@ -83,7 +83,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purge:
-    """Throw away what is ready in a queue."""
+    """Purge the ready messages of a queue."""
 
     queue: str
 

@@ -24,7 +24,7 @@ class Pace(Protocol):
 
 
 class RealTime:
-    """Time that passes by itself.
+    """Real time.
 
     Attributes:
         late: seconds by which something came too late.

@@ -178,7 +178,7 @@ class Player:
         return await self._connection.channel(confirms=True)
 
     async def _missing_or(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        """What it gives, or the name of the error."""
+        """The result of a call, or the name of its error."""
         try:
             return await work()
         except BideError as error:

@@ -84,7 +84,7 @@ async def eventually(what: Callable[[], Awaitable[bool]], *, seconds: float = PA
 
 @contextmanager
 def leaping_clock() -> Iterator[Callable[[timedelta], None]]:
-    """Set the clock that bide reads forward, by what is given; that of the broker stays as it is.
+    """Yield a function that sets bide's clock forward; the broker's clock is not changed.
 
     A timeout then ends after a fixed number of steps, however long each step takes.
     """

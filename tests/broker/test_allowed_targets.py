@@ -34,7 +34,7 @@ STRANGER = "stranger"
 
 @pytest.fixture
 async def stranger(vhost: Vhost) -> AsyncIterator[Connection]:
-    """A connection of a user who may write to the check-in exchange, and to nothing else."""
+    """A connection of a user with write permission on the check-in exchange only."""
     broker = vhost.broker
     async with bide.connect(vhost.url, infrastructure=HALL) as client:
         await client.declare(

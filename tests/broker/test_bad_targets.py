@@ -48,7 +48,7 @@ async def publish_and_check(client: bide.Client, bad: dict[str, str], *, isolate
 
 
 async def test_a_full_queue_that_is_not_isolated_delays_others(client: bide.Client, connection: Connection) -> None:
-    """As the guarantees say, and a proof that the other tests meet a broker with the stock prefetch."""
+    """As docs/guarantees.md describes, and a proof that the other tests meet a broker with the stock prefetch."""
     full, held_up, control = fresh("full"), fresh("held-up"), fresh("control")
     limits: dict[str, str | int] = {"x-max-length": 1, "x-overflow": "reject-publish"}
     others = [bide.Queue.quorum(held_up), bide.Queue.quorum(control)]

@@ -69,7 +69,7 @@ def answered(job: Job, **environment: str) -> Values:
 
 @pytest.fixture(scope="module")
 def clock_vhost(broker: LocalBroker) -> Iterator[Vhost]:
-    """Shared by those who use the whole ``Clock``: to declare it takes longer than all that they do with it."""
+    """Shared by the tests of the whole ``Clock``, since declaring it takes longer than they do."""
     yield Vhost(name="whole-clock", url=broker.add_vhost("whole-clock"), broker=broker)
     broker.delete_vhost("whole-clock")
 

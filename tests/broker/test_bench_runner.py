@@ -130,7 +130,7 @@ def test_a_fresh_broker_has_the_prefetch_of_the_case(rabbitmq: Rabbitmq, monkeyp
 def test_a_round_with_steal_is_measured_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, taken: tuple[float, ...], counts: int
 ) -> None:
-    """No test can make the host take something: the clock of what it took is another."""
+    """A test cannot cause CPU steal, so the counter of steal is replaced."""
     clock = iter(accumulate(chain.from_iterable((0.0, seconds) for seconds in taken)))
     monkeypatch.setattr(machine, "stolen_seconds", lambda: next(clock))
     lines: list[str] = []

@@ -233,7 +233,7 @@ async def test_bodies_larger_than_a_frame_arrive_whole(client: bide.Client, queu
 
 
 async def test_only_the_message_that_closes_the_channel_fails(client: bide.Client, queue: str) -> None:
-    """It says no more than that it was one of them. All others arrive."""
+    """The broker does not name the message. All others arrive."""
 
     def outgoing() -> Iterator[OutgoingMessage]:
         for number in range(3_000):

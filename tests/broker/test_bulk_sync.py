@@ -68,7 +68,7 @@ def test_a_flush_reports_every_message_since_the_last_flush(clock_url: str, queu
 
 
 def test_an_interrupted_flush_does_not_block_later_messages(clock_url: str, queue: str) -> None:
-    """By Ctrl-C, say: no test can have that come at the right moment."""
+    """For example by Ctrl-C, whose moment a test cannot control."""
     with BulkPublisher(clock_url) as publisher:
         for number in range(1_500):
             publisher.put(OutgoingMessage(str(number), to=queue))

@@ -68,7 +68,7 @@ async def running(folder: Path, url: str, *arguments: str, **options: Any) -> As
 
 
 async def output(folder: Path, url: str, program: str) -> str:
-    """What a program prints that ends by itself."""
+    """The output of a program that ends without a signal."""
     async with asyncio.timeout(PATIENCE), running(folder, url, program, stdout=asyncio.subprocess.PIPE) as process:
         printed, _ = await process.communicate()
         assert process.returncode == 0, f"{program} failed"

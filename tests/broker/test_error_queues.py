@@ -175,7 +175,7 @@ async def test_messages_leave_the_error_queue_at_the_chosen_pace(
 async def test_messages_that_cannot_be_sent_do_not_slow_the_pace(
     client: bide.Client, monkeypatch: pytest.MonkeyPatch, connection: Connection
 ) -> None:
-    """It is tried once, and met again by each look."""
+    """Each is tried once, and seen again by later passes over the queue."""
     monkeypatch.setattr("bide.error_queues.operation.HOLD", 0.1)
     name, gone, orders = fresh("error"), fresh("gone"), fresh("orders")
     await park(client, name, 2, gone, prefix="g")

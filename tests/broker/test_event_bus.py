@@ -50,7 +50,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 @asynccontextmanager
 async def running(*work: Any) -> AsyncIterator[None]:
-    """Run these until the end of the block; an error of theirs fails the test."""
+    """Run coroutines until the end of the block; an error of one fails the test."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         yield
@@ -274,7 +274,7 @@ async def test_copies_continue_the_count_of_x_death(client: bide.Client) -> None
 async def test_a_published_x_death_is_continued_only_below_4_0_1(
     client: bide.Client, release: tuple[int, ...], reason: str, connection: Connection
 ) -> None:
-    """Why copies carry their count in a header of ours.
+    """The reason why copies carry their count in a header of bide.
 
     Below 4.0.1 the broker goes on with the header of a publisher, and drops what it takes for a cycle: a message that
     no consumer has rejected on its way. From 4.0.1 on it starts anew.

@@ -34,7 +34,7 @@ _numbers = itertools.count(1)
 
 
 class Game:
-    """A case, what is seen of it in memory, and what of it on RabbitMQ."""
+    """A case with its results in memory and on RabbitMQ."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -109,7 +109,7 @@ async def play(games: list[Game], url: str) -> None:
 
 
 def made_up(release: tuple[int, ...], start: int) -> Iterator[Case]:
-    """Cases without end, in several goes, because hypothesis varies what it has made before.
+    """Endless cases from several runs of hypothesis, because one run varies its earlier cases.
 
     Args:
         start: of the random numbers.

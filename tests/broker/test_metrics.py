@@ -49,7 +49,7 @@ def fetch(page: MetricsPage) -> str:
 
 
 class Samples:
-    """What a page of metrics says.
+    """The samples of a metrics page.
 
     Args:
         labels: that every sample is asked for with.

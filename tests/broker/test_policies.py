@@ -70,7 +70,7 @@ async def put(
 async def problems(
     connection: Connection, infrastructure: DelayInfrastructure, api: ManagementApi, *, check: str = "policies"
 ) -> str:
-    """What verify says is wrong with the policies."""
+    """The problems with policies that verify reports."""
     report = await verify(connection, infrastructure, api)
     return "\n".join(one.text for one in report.problems if one.check == check)
 

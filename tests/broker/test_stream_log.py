@@ -34,7 +34,7 @@ from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port
 
 @pytest.fixture
 def channel(vhost: Vhost) -> Iterator[pika.adapters.blocking_connection.BlockingChannel]:
-    """A stranger's channel: nothing of bide publishes here."""
+    """A channel of pika, since the messages must not come from bide."""
     with closing(pika.BlockingConnection(pika.URLParameters(vhost.idle_url))) as connection:
         channel = connection.channel()
         channel.confirm_delivery()

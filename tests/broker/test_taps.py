@@ -216,7 +216,7 @@ async def one_cascade(
 
 
 async def test_a_task_delayed_by_celery_is_copied_to_both_streams(vhost: Vhost, connection: Connection) -> None:
-    """Neither the sender nor its worker knows of the taps."""
+    """Neither the sender nor its worker is changed."""
     celery = bide.Celery()
     await install(connection, celery)
     await turn_on(connection, celery)

@@ -159,7 +159,7 @@ async def test_the_model_routes_like_the_broker(vhost_url: str, seed: int) -> No
 
 
 async def declare(channel: Channel, topology: Topology) -> None:
-    """Without validation: these networks hold what it would rightly refuse."""
+    """Without validation, which would refuse some of these networks."""
     await asyncio.gather(*(channel.declare_exchange(one) for one in topology.exchanges))
     await asyncio.gather(*(channel.declare_queue(one) for one in topology.queues))
     await asyncio.gather(*(channel.bind(one) for one in topology.bindings))

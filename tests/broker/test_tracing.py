@@ -46,7 +46,7 @@ CONVENTIONS = {
 
 
 class Spans:
-    """What was recorded, and who records it."""
+    """The recorded spans and their provider."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()

@@ -158,7 +158,7 @@ class Node:
         return state
 
     def _inside(self, action: Callable[[], _T]) -> _T:
-        """Do something in the node's network namespace: what it starts stays there."""
+        """Call a function in the node's network namespace; processes that it starts stay there."""
         if self.namespace is None:
             return action()
         with ThreadPoolExecutor(1, initializer=_enter, initargs=(self.namespace,)) as thread:

@@ -26,7 +26,7 @@ BODY_LIMIT = 100_000
 
 
 def too_old(vhost: Vhost) -> Callable[[bytes], bytes]:
-    """Makes the broker say that it is of a release that bide does not take."""
+    """Replace the broker's release in its greeting by an unsupported one."""
     real = vhost.broker.release.encode()
     old = {6: b"3.9.29", 5: b"3.9.9"}[len(real)]
     before, after = (b"\x07versionS\x00\x00\x00" + bytes((len(one),)) + one for one in (real, old))

@@ -21,7 +21,7 @@ _METHOD = struct.Struct(">HH")
 
 
 def without_confirms(data: bytes) -> bytes:
-    """What a broker says, without its confirms and refusals; for ``Proxy.rewrite``, where frames come whole."""
+    """Remove confirms and refusals from the broker's frames; for ``Proxy.rewrite``, which gets whole frames."""
     kept = b""
     while len(data) >= _HEAD.size:
         end = _HEAD.size + _HEAD.unpack_from(data)[2] + 1
@@ -145,7 +145,7 @@ class Proxy:
         task.add_done_callback(self._tasks.discard)
 
     def forget(self, pair: _Pair) -> None:
-        """One side of it has closed the connection by itself."""
+        """Forget a connection that one side has closed."""
         self._pairs.discard(pair)
 
 

@@ -94,7 +94,7 @@ async def collect_results(publishing: BulkPublish) -> tuple[dict[str, PublishRes
 
 @pytest.mark.timeout(900 + 20 * CUTS)
 async def test_cuts_at_random_bytes_lose_nothing(vhost: Vhost, proxy: Proxy) -> None:
-    """Nothing is lost. What is there more than once was sent and not confirmed when the connection broke."""
+    """Nothing is lost. Duplicates were sent but not confirmed when the connection broke."""
     chance = random.Random(11)
     repeated = 0
     for number in range(CUTS):
@@ -650,7 +650,7 @@ async def test_only_bodies_over_the_limit_of_the_broker_fail(dedicated: Dedicate
 
 
 async def test_a_broker_alarm_does_not_count_against_the_timeout(dedicated: DedicatedBroker) -> None:
-    """However long it takes: the client's time limit is for brokers that say nothing."""
+    """However long it takes: the client's timeout is for brokers that say nothing."""
     queue = await declared(dedicated.url())
     names: list[str] = []
     seen = asyncio.Event()

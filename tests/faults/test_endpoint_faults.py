@@ -67,7 +67,7 @@ class Cutting(Recorder):
 
 
 async def noticed(connection: Connection) -> None:
-    """Wait until the client knows that a connection is cut."""
+    """Wait until the client has noticed a lost connection."""
 
     async def is_gone() -> bool:
         return not connection.is_open

@@ -295,7 +295,7 @@ async def test_cuts_during_handshakes_are_retried(vhost: Vhost, proxy: Proxy, se
 async def test_cuts_at_random_bytes_lose_nothing(
     vhost: Vhost, proxy: Proxy, on_lost: Literal["repeat", "raise"], cuts: int
 ) -> None:
-    """Nothing is lost. What is there twice has one id, and was sent and not confirmed at a cut."""
+    """Nothing is lost. Duplicates have equal ids, and were sent but not confirmed at a cut."""
     total, budget = 2_000, random.Random(7)
     queue = await declared(vhost.url)
     proxy.budget = lambda: budget.randint(1, 20_000) if proxy.cuts < cuts else None
@@ -364,7 +364,7 @@ async def test_an_infrastructure_that_is_not_declared_in_time_fails_the_publish(
 
 
 async def test_repeated_cuts_while_declaring_end_with_the_timeout(vhost: Vhost, proxy: Proxy) -> None:
-    """It is tried again, and not for ever."""
+    """It is retried until the timeout."""
     queue = fresh("q")
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1s") as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))

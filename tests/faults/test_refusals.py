@@ -34,7 +34,7 @@ def address(vhost: Vhost) -> str:
 
 
 async def opening(url: str) -> str:
-    """What the error says that opening this URL ends with. Never the password."""
+    """Open this URL, and return its error as text, which must not contain the password."""
     with pytest.raises(bide.BideError) as caught:
         async with bide.connect(url):
             pass
@@ -146,7 +146,7 @@ async def test_unknown_and_forbidden_virtual_hosts_are_errors(vhost: Vhost) -> N
 
 
 async def test_a_revoked_login_is_retried(vhost: Vhost, proxy: Proxy) -> None:
-    """A broker that starts again may refuse for a moment what it takes afterwards."""
+    """A restarting broker may refuse a valid login for a moment."""
     vhost.broker.add_user("late", "secret")
     vhost.broker.set_permissions(vhost.name, "late")
     try:
@@ -351,7 +351,7 @@ async def test_only_bodies_over_the_limit_of_the_broker_fail(dedicated: Dedicate
 
 
 async def test_a_foreign_user_id_fails_only_its_own_messages(vhost: Vhost) -> None:
-    """Of this the broker does not say which message it means."""
+    """The broker does not name the message that it refuses."""
     queue = fresh("q")
     async with bide.connect(vhost.url) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))

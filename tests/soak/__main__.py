@@ -104,7 +104,7 @@ def place_of(folder: Path, number: int) -> Path:
 
 
 def discard(place: Path) -> None:
-    """Remove the folder of a round, and what is left of its job and its broker."""
+    """Remove the folder of a round, and remaining processes of its job and broker."""
     end(place)
     LocalBroker(place / "broker").stop()
     shutil.rmtree(place)

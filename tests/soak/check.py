@@ -86,7 +86,7 @@ class InQueue:
 
 
 def compare_files(stream: Collection[Placed], rows: Iterable[Placed]) -> InFiles:
-    """Compare what is in the files with what is in the stream."""
+    """Compare the files with the stream."""
     there = Counter(rows)
     expected = set(stream)
     return InFiles(

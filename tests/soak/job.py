@@ -222,7 +222,7 @@ def listen(lines: IO[str], commands: SimpleQueue[str]) -> None:
 
 
 def main() -> None:
-    """Run one life of the job."""
+    """Run the job until it is killed or stopped."""
     # Nothing that Spark prints is to come between the events.
     events = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

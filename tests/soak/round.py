@@ -90,7 +90,7 @@ class Round:
         """When a process was killed last."""
 
     def run(self) -> bool:
-        """Run it to its end; says whether everything was as it has to be."""
+        """Run the round; return whether every check passed."""
         end(self._folder)
         chroot = Path(self._plan.chroot) if self._plan.chroot else None
         with LocalBroker.start(self._folder / "broker", detached=False, chroot=chroot) as broker:
@@ -129,7 +129,7 @@ class Round:
         return JobRun(task, self._folder)
 
     def _run_job(self, job_run: JobRun, feed: Feed, ports: dict[int, str]) -> bool:
-        """Kill until no more is wanted, and then wait for the end; or until the job is killed: then False."""
+        """Kill until the plan is done, then wait for the end; False once the job itself is killed."""
         try:
             while self._wanted:
                 if not self._run_until_kill(job_run, feed, ports):
@@ -142,7 +142,7 @@ class Round:
             job_run.close()
 
     def _run_until_kill(self, job_run: JobRun, feed: Feed, ports: dict[int, str]) -> bool:
-        """Until the next kill, and that; says whether the job is still alive."""
+        """Run until the next kill, and kill; return whether the job is still alive."""
 
         def while_fed(condition: Callable[[], bool]) -> Callable[[], bool]:
             def look() -> bool:
@@ -197,7 +197,7 @@ class Round:
         ports: dict[int, str],
         while_fed: Callable[[Callable[[], bool]], Callable[[], bool]],
     ) -> str | None:
-        """Kill as soon as some process is at work; says for which query it was."""
+        """Kill a process as soon as one is at work; return its query."""
         kill = job_run.kill_worker if kind == "worker" else job_run.kill_daemon
         deadline = time.monotonic() + _BUSY_WITHIN
         hit: list[str] = []

@@ -42,7 +42,7 @@ _WORKER: Final = "org.apache.spark.deploy.worker.Worker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elsewhere:
-    """A Spark that programs of the tests use.
+    """A Spark in other processes, for programs of the tests.
 
     Attributes:
         url: of a master, or of a Connect server.

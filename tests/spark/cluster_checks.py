@@ -27,7 +27,7 @@ ON_CLOCK: Final = ("--max-delay", "5s", "--resolution", "1s")
 
 
 def prepare_queues(vhost: Vhost, folder: Path) -> dict[str, str]:
-    """What the program on_cluster.py has to know; makes the queues that it uses."""
+    """Declare the queues of the program on_cluster.py, and return its settings."""
     facts = bide.Queue("facts", arguments={"x-queue-type": "stream"})
     with bide.connect_sync(vhost.url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum("orders"), bide.Queue.quorum("kept"), facts]))
@@ -35,7 +35,7 @@ def prepare_queues(vhost: Vhost, folder: Path) -> dict[str, str]:
 
 
 def check_source_and_sink(found: Mapping[str, Any], vhost: Vhost) -> None:
-    """What that program says, and what it has left on the broker."""
+    """Check the output of that program, and the messages that it left on the broker."""
     sent = {f"m-{number}": f"row {number}" for number in range(on_cluster.ROWS)}
     assert set(found["batch"]) == set(sent)
     assert found["moved"] == len(found["kept"]) == on_cluster.ROWS

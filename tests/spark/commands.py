@@ -16,7 +16,7 @@ from bide.pipelines.session import session
 
 
 def answer(*command: str) -> Any:
-    """What a command says with ``--json``. None may fail."""
+    """The output of a command with ``--json``; it must not fail."""
     stdout = io.StringIO()
     with redirect_stdout(stdout):
         code = run(["pipeline", *command, "--json"])

@@ -26,7 +26,7 @@ os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session with two cores, on loopback, that knows the format ``rabbitmq``."""
+    """A session with two cores, on loopback, with the format ``rabbitmq``."""
     from pyspark.sql import SparkSession
 
     folder = tmp_path_factory.mktemp("spark")

@@ -25,7 +25,7 @@ ROWS = 300
 
 
 def look(_: Iterable[int]) -> list[tuple[str, str, str]]:
-    """The folder of an executor, where it has bide from, and what its Python says of bide without Spark."""
+    """The folder of an executor, the file of its bide, and the error of importing bide without Spark."""
     import bide
 
     alone = subprocess.run([sys.executable, "-I", "-c", "import bide"], capture_output=True, text=True, check=False)

@@ -31,7 +31,7 @@ LOCAL: Final = ("--master", "local[2]", "--spark-conf", f"spark.driver.extraJava
 
 
 def kill_python_workers(spark: SparkSession) -> int:
-    """``kill -9`` every Python worker of a session, and say how many there were."""
+    """``kill -9`` every Python worker of a session, and return their number."""
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     daemons = filter(processes.is_daemon, processes.children(gateway.proc.pid))
@@ -39,13 +39,13 @@ def kill_python_workers(spark: SparkSession) -> int:
 
 
 class Program:
-    """A process with all that it starts, which tests kill in the middle of what it does."""
+    """A process and its children, which tests kill while it works."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
-        """Look again and again until something is so, which must be before the program ends."""
+        """Poll until a condition holds, before the program ends."""
         wait_until(lambda: is_so() or self._process.poll() is not None, what)
         assert self._process.poll() is None, "it ended before it could be killed"
 
@@ -75,7 +75,7 @@ def started(
 
 
 def wait_until(is_so: Callable[[], bool], what: str, *, seconds: float = PATIENCE) -> None:
-    """Look again and again until something is so."""
+    """Poll until a condition holds."""
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline, f"still not so after {seconds} s: {what}"

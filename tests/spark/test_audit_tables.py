@@ -180,7 +180,7 @@ def test_days_are_those_of_utc(spark: SparkSession) -> None:
 
 
 def test_each_message_has_one_row_in_any_order_of_facts(spark: SparkSession) -> None:
-    """Its whole story, in whatever order its facts come, and however often."""
+    """Its complete history, in any order of its facts, with duplicates."""
     again = {"bide-retries": "1", "bide-first-due": str(ms(10))}
     back = {"bide-operator-retries": "1", "bide-first-due": str(ms(10))}
     # It had no due time before the operator retried it.

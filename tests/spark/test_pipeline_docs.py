@@ -33,7 +33,7 @@ class Page:
         self._read = f'.options(url="{vhost.url}", streamPort="{stream_port(vhost.broker)}").option("stream"'
 
     def run(self, name: str, number: int, **known: Any) -> dict[str, Any]:
-        """Run an example below "As functions", and give what it has assigned.
+        """Run an example below "As functions", and return its variables.
 
         Args:
             number: of the example, from 0 on.

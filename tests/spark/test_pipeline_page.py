@@ -29,7 +29,7 @@ WAIT: Final = "timedelta(seconds=60)"
 
 
 class Reader:
-    """Types what the page says: into a shell, but for what needs a Spark, which would take ten seconds to start.
+    """Runs the page's commands in a shell, except those that need Spark, which takes ten seconds to start.
 
     That is done in this process, whose session is there already.
     """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Written:
-    """What is in a folder of the two tables."""
+    """The content of a folder with the two tables."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

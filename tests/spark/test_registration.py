@@ -65,7 +65,7 @@ def test_registering_twice_is_allowed(spark: SparkSession) -> None:
 
 
 class Refused(AnalysisException):
-    """As PySpark raises what its JVM says."""
+    """An error of the JVM, as PySpark raises it."""
 
     def __init__(self, condition: str) -> None:
         super().__init__("refused")

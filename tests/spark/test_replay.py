@@ -57,7 +57,7 @@ def replay(url: str, queue: str, *arguments: object) -> int:
 
 
 def parked(url: str, queue: str) -> list[FailedMessage]:
-    """What is in an error queue."""
+    """The messages of an error queue."""
 
     async def work() -> list[FailedMessage]:
         async with bide.connect(url) as client:

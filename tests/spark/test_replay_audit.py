@@ -244,7 +244,7 @@ def test_a_replayed_message_equals_that_of_a_retry(shop: Shop, capsys: pytest.Ca
 
 
 async def drop(client: bide.Client, stream: str) -> None:
-    """Delete a stream with what it holds."""
+    """Delete a stream and its messages."""
     await client.destroy(Topology(queues=[Queue(stream)]), force=True)
 
 

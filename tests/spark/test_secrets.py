@@ -44,7 +44,7 @@ def logged(spark: SparkSession) -> Iterator[Callable[[], str]]:
 
 
 def pages(spark: SparkSession) -> list[str]:
-    """What the pages of Spark say of the queries so far."""
+    """The text of Spark's pages about the queries so far."""
     session: Any = spark._jsparkSession
     found = session.sharedState().statusStore().executionsList()
     return [found.apply(number).physicalPlanDescription() for number in range(found.size())]

@@ -43,7 +43,7 @@ def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
-    """A JVM whose start is given up half-way would stay for ever."""
+    """A JVM whose start is interrupted would otherwise stay."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bide", *ANY_PLAN],
         stdout=subprocess.PIPE,

@@ -141,7 +141,7 @@ def test_rows_can_name_exchange_and_routing_key(spark: SparkSession, clock_url: 
 def test_bad_options_and_columns_are_refused_by_the_driver(
     spark: SparkSession, query: str, options: dict[str, str], expected: str
 ) -> None:
-    """Nothing listens at the address: what gets as far as a task says that."""
+    """Nothing listens at the address, so a task would fail with another error."""
     with pytest.raises(AnalysisException) as caught:
         writer(spark.sql(query), **{"url": "amqp://localhost:1", **options}).save()
     assert expected in str(caught.value)

@@ -114,7 +114,7 @@ def test_with_pyspark_before_4_2_a_missing_stream_is_an_error(streams: Streams) 
 
 
 def test_a_query_without_any_stream_left_is_an_error(streams: Streams) -> None:
-    """Nothing else knows that there was one."""
+    """The stream's existence is recorded nowhere else."""
     read = document({"s": 5})
     with reading(streams, stream="[]") as strict, pytest.raises(InvalidOptionError, match="has positions of s, which"):
         strict.latestOffset(read)

@@ -29,7 +29,7 @@ async def taken(feed: ThreadFeed) -> list[OutgoingMessage]:
 
 
 async def test_messages_added_by_a_thread_arrive_in_order() -> None:
-    """Again and again, since it is about who is faster."""
+    """Repeated many times, because it tests for a race."""
     for round_ in range(50):
         feed = ThreadFeed(asyncio.get_running_loop().call_soon_threadsafe)
 

@@ -33,7 +33,7 @@ LONG_NAME = 404, f"NOT_FOUND - no exchange '{'x' * 200}..."
 
 @dataclass
 class Sent:
-    """A message that was sent, as far as the rule looks at it."""
+    """A sent message with the fields that the rule uses."""
 
     attempts: int = 1
     refusals: int = 0

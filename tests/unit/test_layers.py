@@ -143,7 +143,7 @@ def member_of(module: str) -> str:
 
 
 def refusal(importer: str, imported: str) -> str | None:
-    """What is wrong with an import between two modules of bide; None if nothing is."""
+    """The reason why an import between two modules of bide is forbidden; None if it is allowed."""
     if not imported:
         return f"bide.{importer} imports the whole of bide"
     above, below = member_of(importer), member_of(imported)

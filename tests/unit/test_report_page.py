@@ -31,7 +31,7 @@ ALLOWED: Final = frozenset(
 
 
 class Reader(HTMLParser):
-    """Refuses what is not closed in order, and collects the rest."""
+    """A parser that fails on tags that are not closed in order, and collects names and texts."""
 
     def __init__(self) -> None:
         super().__init__()

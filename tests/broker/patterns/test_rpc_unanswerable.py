@@ -43,7 +43,7 @@ async def serving(
 
 
 class Handled(list[bytes]):
-    """A handler that keeps what it was given, and fails for the body ``fails``."""
+    """A handler that records request bodies, and raises for the body ``fails``."""
 
     async def __call__(self, request: bide.Message) -> str:
         self.append(request.body)
