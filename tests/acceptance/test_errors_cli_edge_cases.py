@@ -55,7 +55,7 @@ def on_a_terminal(program: Program, *arguments: str, answer: bytes = b"") -> tup
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), output.decode()
 
 
-def evil(vhost: Vhost) -> None:
+def fill_with_hostile_messages(vhost: Vhost) -> None:
     """A message whose every text takes a terminal for a fool."""
     headers = {
         f"bide-{name}": EVIL for name in ("failed-queue", "error-type", "error-message", "error-stack", "endpoint")
@@ -72,7 +72,7 @@ def evil(vhost: Vhost) -> None:
 
 
 def test_control_characters_of_messages_are_escaped(program: Program, vhost: Vhost) -> None:
-    evil(vhost)
+    fill_with_hostile_messages(vhost)
     (listed,) = lines(program.ok("errors", "list", "--json"))
     assert listed["queue"] == EVIL
     for arguments in (["list"], ["groups"], ["stats"], ["show", listed["id"]], ["retry", listed["id"]], ["history"]):
@@ -87,7 +87,7 @@ def test_control_characters_of_messages_are_escaped(program: Program, vhost: Vho
 
 
 def test_json_output_has_one_object_per_line(program: Program, vhost: Vhost) -> None:
-    evil(vhost)
+    fill_with_hostile_messages(vhost)
     for arguments in (["list"], ["groups"], ["groups", "--by", "type"], ["stats"]):
         (found,) = lines(program.ok("errors", *arguments, "--json"))
         assert EVIL in str(found) or repr(EVIL)[1:-1] in str(found)

@@ -26,7 +26,7 @@ COSTLY = frozenset({"bench", "broker", "demo", "pipeline"})
 
 
 @pytest.fixture(autouse=True)
-def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that a command writes go to a folder of the test; neither RabbitMQ nor Java is installed."""
     home = tmp_path / "home"
     home.mkdir()

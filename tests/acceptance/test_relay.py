@@ -39,10 +39,10 @@ async def test_a_relay_killed_between_consume_and_confirm_loses_nothing(vhost: V
                 # Long enough for all of them to be in the levels when it is frozen, on a slow machine too.
                 await client.publish_many(bide.OutgoingMessage(f"{n}", to="orders", delay="10s") for n in range(count))
 
-                async def in_the_levels() -> bool:
+                async def delayed() -> bool:
                     return sum([await ready(connection, name) for name in levels]) == count
 
-                await eventually(in_the_levels, step=0.01)
+                await eventually(delayed, step=0.01)
                 frozen.signal(signal.SIGSTOP)
             else:
                 frozen.signal(signal.SIGSTOP)
@@ -50,7 +50,7 @@ async def test_a_relay_killed_between_consume_and_confirm_loses_nothing(vhost: V
                     bide.OutgoingMessage(f"{n}", to="orders", delay="300ms") for n in range(count)
                 )
 
-            async def in_its_hands() -> bool:
+            async def unsettled() -> bool:
                 # Nothing in the levels, nothing ready: what is left is with the only consumer there is.
                 queues = [*hall.relay_queues, hall.meditating, *levels]
                 return not sum([await ready(connection, name) for name in queues])
@@ -58,7 +58,7 @@ async def test_a_relay_killed_between_consume_and_confirm_loses_nothing(vhost: V
             if at_target:
                 # By its due time each of them has left the levels.
                 await asyncio.sleep(10.1)
-            await eventually(in_its_hands)
+            await eventually(unsettled)
             assert await ready(connection, "orders") == 0
             frozen.kill()
         with relay(vhost, *options) as other:

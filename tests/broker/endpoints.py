@@ -34,10 +34,10 @@ class Recorder(Observer):
     async def until(self, *kinds: str, count: int = 1, seconds: float = PATIENCE) -> None:
         """Wait until ``count`` events of these kinds have happened."""
 
-        async def there() -> bool:
+        async def has_happened() -> bool:
             return sum(one.kind in kinds for one in self.events) >= count
 
-        await eventually(there, seconds=seconds, step=0.01)
+        await eventually(has_happened, seconds=seconds, step=0.01)
 
 
 @asynccontextmanager

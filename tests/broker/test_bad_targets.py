@@ -142,11 +142,11 @@ async def test_messages_for_an_exchange_wait_until_it_has_a_queue(client: bide.C
     await client.publish(b"x", exchange=exchange, routing_key="a.b", delay="100ms")
     release_queue = SMALL_CLOCK.release_queue(bide.ExchangeTarget(exchange, "a.b"))
 
-    async def tried() -> bool:
+    async def was_tried() -> bool:
         # It is with the dead-letter worker then, and no longer counted as ready.
         return await ready(connection, release_queue) == 0
 
-    await eventually(tried)
+    await eventually(was_tried)
     binding = bide.Binding(exchange, queue, "#")
     await client.declare(bide.Topology([bide.Exchange(exchange, "topic")], [bide.Queue.quorum(queue)], [binding]))
     (message,) = await receive(client, queue, 1)
@@ -176,10 +176,10 @@ async def test_undeliverable_messages_are_resent_when_the_target_is_back(vhost: 
         for queue in (back, gone):
             await channel.delete_queue(queue.name)
 
-        async def aside() -> bool:
+        async def was_set_aside() -> bool:
             return await ready(other, SMALL_CLOCK.undeliverable) == 2
 
-        await eventually(aside)
+        await eventually(was_set_aside)
         await channel.declare_queue(back)
         result = await resend(client, allow=["*"])
         assert (result.sent, dict(result.kept)) == (1, {"q:gone: TargetNotFoundError": 1})

@@ -35,7 +35,7 @@ def publish(url: bide.BrokerUrl, queue: str, bodies: Sequence[bytes], properties
             channel.basic_publish("", queue, body, properties, mandatory=True)
 
 
-async def until(queue: ErrorQueue, number: int) -> None:
+async def wait_for_count(queue: ErrorQueue, number: int) -> None:
     """Wait until ``number`` messages were dead-lettered, for which the broker sends no event."""
     async with asyncio.timeout(PATIENCE):
         while await queue.count() < number:  # noqa: ASYNC110 (there is no event to wait for)
@@ -161,7 +161,7 @@ async def test_an_archive_keeps_the_origin_from_x_death(client: bide.Client) -> 
     async with client.consume(work) as messages:
         await (await anext(messages)).reject()
     queue = ErrorQueue(client, dead)
-    await until(queue, 1)
+    await wait_for_count(queue, 1)
     (before,) = await listed(queue)
     assert (before.queue, before.reason) == (work, "rejected")
     assert (await queue.archive(Selection())).done == 1
@@ -196,10 +196,10 @@ async def test_a_message_rejected_again_at_once_is_sent_once(client: bide.Client
         for number in range(20):
             await client.publish(b"x", to=work, message_id=f"{number}")
         queue = ErrorQueue(client, dead)
-        await until(queue, 20)
+        await wait_for_count(queue, 20)
         for run in (1, 2):
             assert (await queue.retry(Selection())).done == 20
-            await until(queue, 20)
+            await wait_for_count(queue, 20)
             assert rejected == 20 * (run + 1)
         assert {one.history.returned for one in await listed(queue)} == {2}
     finally:

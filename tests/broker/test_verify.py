@@ -122,10 +122,10 @@ async def test_undeliverable_messages_are_reported(vhost: Vhost, connection: Con
     channel = await connection.channel()
     await channel.delete_queue("q")
 
-    async def aside() -> bool:
+    async def was_set_aside() -> bool:
         return await ready(connection, SMALL_CLOCK.undeliverable) == 1
 
-    await eventually(aside)
+    await eventually(was_set_aside)
     assert (
         "1 messages in 'bide.v1.undeliverable'" in (await found(connection, SMALL_CLOCK, api))["undeliverable messages"]
     )
@@ -173,10 +173,10 @@ async def test_the_guard_sets_messages_aside_that_would_block_a_level(
         messages = await receive(client, "good", 100)
         assert all(one.lateness is not None and one.lateness < ON_TIME for one in messages)
 
-        async def aside() -> bool:
+        async def was_set_aside() -> bool:
             return await ready(connection, NSB.undeliverable) == 40
 
-        await eventually(aside)
+        await eventually(was_set_aside)
     assert "guard" not in await found(connection, NSB, api)
 
 

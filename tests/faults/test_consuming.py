@@ -94,10 +94,10 @@ async def test_cuts_while_subscribing_are_retried(
         await eventually(partial(_is_off, messages))
         receiving = asyncio.create_task(anext(messages))
 
-        async def tried() -> bool:
+        async def was_delivered() -> bool:
             return CONSUME not in proxy.on_method
 
-        await eventually(tried)
+        await eventually(was_delivered)
         if where == "deaf":
             proxy.cut()
         message = await receiving
@@ -253,10 +253,10 @@ async def test_closing_a_consumer_ends_waiting_for_an_absent_broker(vhost: Vhost
     waiting = [asyncio.create_task(anext(messages, None)) for _ in range(2)]
     accepted = proxy.accepted
 
-    async def tried() -> bool:
+    async def was_delivered() -> bool:
         return proxy.accepted > accepted
 
-    await eventually(tried)
+    await eventually(was_delivered)
     assert not any(one.done() for one in waiting)
     if how == "stop":
         messages.stop()

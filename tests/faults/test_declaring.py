@@ -75,12 +75,12 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 async def refused(caplog: pytest.LogCaptureFixture, task: asyncio.Task[Any], times: int) -> None:
     """Wait until the broker has refused so often, and the task was not ended by it."""
 
-    async def there() -> bool:
+    async def is_declared() -> bool:
         if task.done():
             await task
         return sum(one.name == LOGGER for one in caplog.records) >= times
 
-    await eventually(there)
+    await eventually(is_declared)
 
 
 async def test_a_refused_declaration_is_repeated_and_those_before_it_are_not(

@@ -202,12 +202,12 @@ async def test_a_queue_that_is_deleted_under_an_endpoint_is_an_error(vhost: Vhos
 async def consumed(vhost: Vhost, *, prefetch: int) -> None:
     """Wait until the queue has such a consumer."""
 
-    async def there() -> bool:
+    async def has_happened() -> bool:
         columns = ("queue_name", "prefetch_count")
         reply = vhost.broker.rabbitmqctl("list_consumers", "-p", vhost.name, "--no-table-headers", *columns)
         return f"{QUEUE}\t{prefetch}" in reply.splitlines()
 
-    await eventually(there)
+    await eventually(has_happened)
 
 
 async def test_a_cut_while_handlers_run_repeats_only_their_messages(cutting: Proxy, vhost: Vhost) -> None:

@@ -47,10 +47,10 @@ async def stored(url: str, queue: str, number: int) -> None:
     """Wait until a queue has ``number`` messages."""
     connection = await Connection.open(BrokerUrl.parse(url))
 
-    async def there() -> bool:
+    async def has_arrived() -> bool:
         return await ready(connection, queue) == number
 
-    await eventually(there)
+    await eventually(has_arrived)
     await connection.close()
 
 

@@ -95,10 +95,10 @@ async def test_a_relay_can_be_stopped_while_publishers_are_blocked(dedicated: De
             await asyncio.to_thread(broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
             async with relaying(broker.url) as relay:
 
-                async def in_its_hands() -> bool:
+                async def has_unsettled() -> bool:
                     return not sum([await ready(connection, name) for name in HALL.relay_queues])
 
-                await eventually(in_its_hands)
+                await eventually(has_unsettled)
             done = relay.done
             assert done.delivered + done.delayed + done.rounds < 50
         finally:

@@ -41,7 +41,7 @@ _WORKER: Final = "org.apache.spark.deploy.worker.Worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
+class ExternalSpark:
     """A Spark in other processes, for programs of the tests.
 
     Attributes:
@@ -103,7 +103,7 @@ class Elsewhere:
 
 
 @contextmanager
-def standalone(folder: Path) -> Iterator[Elsewhere]:
+def standalone(folder: Path) -> Iterator[ExternalSpark]:
     """A master and two workers, each a process of its own, on ports that are free."""
     with ExitStack() as stack:
         log = folder / "master.log"
@@ -118,11 +118,11 @@ def standalone(folder: Path) -> Iterator[Elsewhere]:
         wait_until(lambda: log.read_text().count("Registering worker") == WORKERS, "all workers are there")
         # Of the executors, and of what the driver starts.
         python = bare_python(folder / "python")
-        yield Elsewhere(url=found[1], variables={"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"})
+        yield ExternalSpark(url=found[1], variables={"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"})
 
 
 @contextmanager
-def connect_server(folder: Path) -> Iterator[Elsewhere]:
+def connect_server(folder: Path) -> Iterator[ExternalSpark]:
     """A Spark Connect server with two cores, whose Python is this one."""
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -142,7 +142,7 @@ def connect_server(folder: Path) -> Iterator[Elsewhere]:
         found = started.search(log.read_text())
         assert found is not None
         url = f"sc://{found[1]}"
-        yield Elsewhere(url=url, variables={"SPARK_REMOTE": url})
+        yield ExternalSpark(url=url, variables={"SPARK_REMOTE": url})
 
 
 def _running(service: str, folder: Path, log: Path, *arguments: str) -> AbstractContextManager[None]:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import bide
 from bide.cli.app import run
 from tests.spark import on_cluster
-from tests.spark.cluster import Elsewhere
+from tests.spark.cluster import ExternalSpark
 from tests.spark.receiving import drain, rest
 from tests.spark.test_replay import put
 from tests.spark.test_replay_audit import EVENTS, events
@@ -44,7 +44,7 @@ def check_source_and_sink(found: Mapping[str, Any], vhost: Vhost) -> None:
     assert {one.message_id: one.body.decode() for one in drain(vhost.url, "kept", on_cluster.ROWS)} == sent
 
 
-def check_pipelines(spark: Elsewhere, settings: Mapping[str, str], vhost: Vhost, folder: Path) -> None:
+def check_pipelines(spark: ExternalSpark, settings: Mapping[str, str], vhost: Vhost, folder: Path) -> None:
     """Run every command of ``bide pipeline`` that works on messages, on those of one campaign."""
     url, port, audit = vhost.url, str(stream_port(vhost.broker)), str(folder / "[eu]" / "audit")
     stream = bide.Queue(EVENTS, arguments={"x-queue-type": "stream"})

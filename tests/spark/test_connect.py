@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.spark import on_cluster
-from tests.spark.cluster import Elsewhere, connect_server
+from tests.spark.cluster import ExternalSpark, connect_server
 from tests.spark.cluster_checks import check_pipelines, check_source_and_sink, prepare_queues
 from tests.support import Vhost
 
@@ -18,12 +18,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExternalSpark]:
     with connect_server(tmp_path_factory.mktemp("connect")) as server:
         yield server
 
 
-def test_source_and_sink_work_over_spark_connect(server: Elsewhere, vhost: Vhost, tmp_path: Path) -> None:
+def test_source_and_sink_work_over_spark_connect(server: ExternalSpark, vhost: Vhost, tmp_path: Path) -> None:
     answer = server.called(
         tmp_path, sys.executable, str(on_cluster.__file__), json.dumps(prepare_queues(vhost, tmp_path))
     )
@@ -31,5 +31,5 @@ def test_source_and_sink_work_over_spark_connect(server: Elsewhere, vhost: Vhost
 
 
 @pytest.mark.long
-def test_pipelines_work_over_spark_connect(server: Elsewhere, vhost: Vhost, tmp_path: Path) -> None:
+def test_pipelines_work_over_spark_connect(server: ExternalSpark, vhost: Vhost, tmp_path: Path) -> None:
     check_pipelines(server, {}, vhost, tmp_path)
