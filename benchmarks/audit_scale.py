@@ -47,7 +47,7 @@ BODY = b"x" * 200
 TARGET = "audit-scale"
 CLOCK = bide.Clock(max_delay=timedelta(minutes=10))
 COUNTED = ("scheduled", "delivered", "messages")
-PATIENCE = 600
+TIMEOUT = 600
 """Seconds that the last message may take to arrive."""
 
 
@@ -133,10 +133,10 @@ def send(url: str, count: int, seconds: int, taken: Any) -> tuple[float, float]:
     began = time.monotonic()
     asyncio.run(publish(url, count, seconds))
     published = time.monotonic() - began
-    deadline = time.monotonic() + seconds + PATIENCE
+    deadline = time.monotonic() + seconds + TIMEOUT
     while taken.value < expected:
         if time.monotonic() > deadline:
-            raise SystemExit(f"{expected - taken.value} messages have not arrived after {seconds + PATIENCE} s")
+            raise SystemExit(f"{expected - taken.value} messages have not arrived after {seconds + TIMEOUT} s")
         if not multiprocessing.active_children():
             raise SystemExit("no consumer is left: see the errors above")
         time.sleep(0.2)

@@ -16,7 +16,7 @@ from select import select
 from time import monotonic
 from typing import Any, Final
 
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _QUIET: Final = (
@@ -72,7 +72,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self._loaded = False
         self.call("Page.navigate", url=page.absolute().as_uri())
-        deadline = monotonic() + PATIENCE
+        deadline = monotonic() + TIMEOUT
         while not self._loaded:
             self._handle(self._next(deadline))
 
@@ -94,7 +94,7 @@ class Browser:
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._send, json.dumps(message).encode() + b"\0")
-        deadline = monotonic() + PATIENCE
+        deadline = monotonic() + TIMEOUT
         while True:
             answer = self._next(deadline)
             if answer.get("id") == self._number:

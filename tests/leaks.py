@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 
 @asynccontextmanager
@@ -21,7 +21,7 @@ async def no_leaks() -> AsyncIterator[None]:
     loop.set_exception_handler(lambda _, context: errors.append(context))
     try:
         yield
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         # A task that is cancelled, or a socket that is closed, takes a few turns of the loop to be gone.
         while (left := _tasks() - before) and time.monotonic() < deadline:  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0.01)

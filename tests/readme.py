@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from bide.local_broker.installation import HOME_VARIABLE
-from tests.patience import PATIENCE
 from tests.support import Rabbitmq
+from tests.timeouts import TIMEOUT
 
 ROOT: Final = Path(__file__).parents[1]
 README: Final = "README.md"
@@ -99,7 +99,7 @@ class Shell:
             ) as process,
         ):
             try:
-                code = process.wait(timeout=PATIENCE)
+                code = process.wait(timeout=TIMEOUT)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)

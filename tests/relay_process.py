@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 
 class Process:
@@ -35,7 +35,7 @@ class Process:
         """Read its standard error until these words appear."""
         assert self.process.stderr is not None
         output = b""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while words not in output:
             readable, _, _ = select.select([self.process.stderr], [], [], max(deadline - time.monotonic(), 0))
             assert readable, f"the relay did not say {words!r}: {output.decode()}"
@@ -50,12 +50,12 @@ class Process:
     def kill(self) -> None:
         """End it as ``kill -9`` does."""
         self.process.kill()
-        self.process.communicate(timeout=PATIENCE)
+        self.process.communicate(timeout=TIMEOUT)
 
     def stop(self) -> dict[str, Any]:
         """Stop it with SIGTERM, and return the summary that it prints."""
         self.process.terminate()
-        out, err = self.process.communicate(timeout=PATIENCE)
+        out, err = self.process.communicate(timeout=TIMEOUT)
         assert self.process.returncode == 0, err.decode()
         done: dict[str, Any] = json.loads(out)
         return done

@@ -10,7 +10,7 @@ from bide.streams import frames
 from bide.streams.connection import StreamConnection
 from bide.streams.frames import Fields
 from bide.streams.log import Address
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 _DECLARE_PUBLISHER = 0x01
 _PUBLISH = 0x02
@@ -45,7 +45,7 @@ class _Publisher(StreamConnection):
         for number, entry in enumerate(entries):
             head = struct.pack(">BIQ", _PUBLISHER, 1, number)
             self._send(frames.frame(_PUBLISH, head, entry))
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + TIMEOUT
             while number not in self._confirmed | self._refused:
                 self._dispatch(*self._receive_frame(deadline))
         return self._refused

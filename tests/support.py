@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bide.local_broker import LocalBroker
 from bide.local_broker.configuration import PLUGINS
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 SOAK = os.environ.get("BIDE_SOAK", "") not in ("", "0")
 """Whether the tests that repeat a fault should do so for minutes."""
@@ -62,7 +62,7 @@ class Rabbitmq:
             plugins=plugins,
             extra_config=extra_config,
             environment=environment,
-            timeout=timedelta(seconds=PATIENCE),
+            timeout=timedelta(seconds=TIMEOUT),
         )
 
     @property

@@ -32,7 +32,7 @@ CLOCK: Final = bide.Clock()
 SMALL: Final = ("--spark-conf", "spark.sql.shuffle.partitions=4")
 """What Spark is to know of so few messages; in two hundred parts they take it longer."""
 
-PATIENCE: Final = 90
+TIMEOUT: Final = 90
 """Seconds that the last message may be late."""
 
 
@@ -176,7 +176,7 @@ async def run(broker: LocalBroker, folder: Path, options: Options) -> dict[str, 
             )
             await until_none(
                 lambda: options.messages - len(mailer.first) if mailer.fails is None else 0,
-                seconds=options.lead + PATIENCE,
+                seconds=options.lead + TIMEOUT,
                 endpoint=endpoint,
             )
             assert mailer.fails is not None
@@ -185,13 +185,13 @@ async def run(broker: LocalBroker, folder: Path, options: Options) -> dict[str, 
             report = await pipeline(broker, "audit", "--into", str(tables), "--once")
             await until_none(
                 lambda: options.messages - len(mailer.first),
-                seconds=options.seconds + PATIENCE,
+                seconds=options.seconds + TIMEOUT,
                 endpoint=endpoint,
             )
             back = await pipeline(broker, "replay", "--queue", ERRORS, "--over", f"{options.over}s")
             await until_none(
                 lambda: len(mailer.parked) - len(mailer.again),
-                seconds=options.over + PATIENCE,
+                seconds=options.over + TIMEOUT,
                 endpoint=endpoint,
             )
         finally:

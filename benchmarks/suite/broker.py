@@ -26,7 +26,7 @@ _IDLE: Final = 0.15
 """Part of one core: a broker that uses less has nothing to do any more."""
 
 _GLANCE: Final = 0.25
-_PATIENCE: Final = 20.0
+_TIMEOUT: Final = 20.0
 
 
 class Host:
@@ -94,7 +94,7 @@ class Host:
 
 def _wait_until_idle(pid: int) -> None:
     """Give a broker that still clears away what was before the time to do so. There is no event for that."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT
     while time.monotonic() < deadline:
         before = processor_seconds(pid)
         time.sleep(_GLANCE)

@@ -35,7 +35,7 @@ _SLOWEST: Final = 8_000
 _MARGIN: Final = 5
 """Seconds that the publisher has to be done before the due second."""
 
-PATIENCE: Final = 120.0
+TIMEOUT: Final = 120.0
 _HALF: Final = timedelta(milliseconds=500)
 
 
@@ -97,7 +97,7 @@ async def burst(job: Job) -> Answer:
         await (await anext(arriving)).ack()
         due = await send(client, job)
         received = 0
-        async with asyncio.timeout(due - time.time() + PATIENCE):
+        async with asyncio.timeout(due - time.time() + TIMEOUT):
             async for message in arriving:
                 await message.ack()
                 received += 1

@@ -32,7 +32,7 @@ _HOLD: Final = 300.0
 _SPREAD: Final = 300.0
 _SAMPLE: Final = {"rate": 500, "seconds": 30.0, "longest": 10, "step": 1_000}
 _PREFETCH: Final = 1_000
-_PATIENCE: Final = 300.0
+_TIMEOUT: Final = 300.0
 _MB: Final = 1e6
 _STORE: Final = "store"
 _SETTLE: Final = 5.0
@@ -140,7 +140,7 @@ async def _sample(client: Client, job: Job) -> dict[str, float]:
     receiver = Receiver()
     async with client.consume(TARGET, prefetch=_PREFETCH) as arriving:
         publishing = asyncio.create_task(publish_steadily(client, job))
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             async for message in arriving:
                 receiver.take(message)
                 await message.ack()
@@ -161,7 +161,7 @@ async def _empty(broker: LocalBroker, messages: int) -> int:
     async with connect(broker.url) as client, client.consume(_STORE, prefetch=_PREFETCH) as arriving:
         while missing:
             try:
-                async with asyncio.timeout(_PATIENCE + _HOLD + _SPREAD):
+                async with asyncio.timeout(_TIMEOUT + _HOLD + _SPREAD):
                     message = await anext(arriving)
             except TimeoutError:
                 break

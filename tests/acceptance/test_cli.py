@@ -17,7 +17,7 @@ import pytest
 import bide
 from bide.cli.app import cli
 from bide.topology import Argument
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -42,7 +42,7 @@ class Program:
             input=stdin,
             capture_output=True,
             env={**self.environment, **environment},
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             check=False,
         )
 
@@ -144,7 +144,7 @@ def test_an_interrupted_receive_loses_nothing(program: Program, end: signal.Sign
     assert process.stdout is not None
     head = [process.stdout.readline() for _ in range(20)]
     process.send_signal(end)
-    rest, stderr = process.communicate(timeout=PATIENCE)
+    rest, stderr = process.communicate(timeout=TIMEOUT)
     assert process.returncode == (130 if end is signal.SIGINT else 128 + end)
     assert b"Traceback" not in stderr
     printed = [one["body"] for one in lines(b"".join((*head, rest)).decode())]

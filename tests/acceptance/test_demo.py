@@ -16,8 +16,8 @@ import pyarrow.parquet
 import pytest
 
 from tests.acceptance.test_cli import Program
-from tests.patience import PATIENCE
 from tests.support import Vhost, stream_port
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,7 +90,7 @@ def test_the_demo_loses_nothing_and_writes_its_report(demo: Demo) -> None:
 def test_without_java_the_demo_ends_after_the_first_part(demo: Demo, tmp_path: Path) -> None:
     elsewhere = {"JAVA_HOME": str(tmp_path), "PATH": str(Path(sys.executable).parent)}
     process = demo.start("--messages", "50", "--longest", "500ms", environment=elsewhere)
-    stdout, stderr = process.communicate(timeout=PATIENCE)
+    stdout, stderr = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, stderr) == (0, "")
     assert "  no report: Spark needs Java 17 or later, but found none" in stdout
     assert "  published   50 messages, each confirmed" in stdout
@@ -105,7 +105,7 @@ def test_a_failed_report_does_not_hide_the_figures(demo: Demo) -> None:
         *("--messages", "50", "--longest", "500ms"),
         environment={"PYSPARK_SUBMIT_ARGS": "--master nowhere pyspark-shell"},
     )
-    stdout, stderr = process.communicate(timeout=PATIENCE)
+    stdout, stderr = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 1, stderr
     assert "  no report: Spark: [JAVA_GATEWAY_EXITED]" in stdout
     assert "  all well: nothing lost, nothing early" in stdout
@@ -117,13 +117,13 @@ def test_a_failed_report_does_not_hide_the_figures(demo: Demo) -> None:
 @pytest.mark.slow
 def test_a_demo_interrupted_during_the_audit_leaves_nothing_on_the_broker(demo: Demo) -> None:
     process = demo.start("--messages", "50", "--longest", "500ms")
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not (demo.into / "tables" / "_checkpoint").exists():
         assert process.poll() is None, "it ended before it was signalled"
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGTERM)
-    stdout, stderr = process.communicate(timeout=PATIENCE)
+    stdout, stderr = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 128 + signal.SIGTERM, stderr
     assert "Traceback" not in stderr
     assert "queues and" in stdout

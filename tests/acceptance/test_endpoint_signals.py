@@ -14,8 +14,8 @@ import pytest
 
 import bide
 from tests.broker.receiving import receive
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 PROGRAM = """
 import sys, time
@@ -53,7 +53,7 @@ async def serving(vhost: Vhost) -> AsyncIterator[Process]:
 async def next_line(process: Process) -> str:
     """The next line that the program prints."""
     assert process.stdout is not None
-    return (await asyncio.wait_for(process.stdout.readline(), PATIENCE)).decode().strip()
+    return (await asyncio.wait_for(process.stdout.readline(), TIMEOUT)).decode().strip()
 
 
 async def test_the_first_signal_drains_the_endpoint(vhost: Vhost) -> None:
@@ -69,7 +69,7 @@ async def test_the_first_signal_drains_the_endpoint(vhost: Vhost) -> None:
                 "handled",
                 "drained",
             ]
-            assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
+            assert await asyncio.wait_for(process.wait(), TIMEOUT) == 0
         # What was fetched ahead is back at once, and what was handled is not.
         assert len(await receive(client, "orders", 18)) == 18
 
@@ -88,6 +88,6 @@ async def test_the_second_signal_ends_the_process_while_a_handler_blocks(
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(process.wait(), 1)
             process.send_signal(second)
-            assert await asyncio.wait_for(process.wait(), PATIENCE) == -second
+            assert await asyncio.wait_for(process.wait(), TIMEOUT) == -second
         (message,) = await receive(client, "orders", 1)
         assert message.message_id == "one"

@@ -20,8 +20,8 @@ from tests.acceptance.test_cli import Program, lines
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import connected, ready_at, receive
 from tests.broker.test_error_queues import park
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def ready(vhost: Vhost, queue: str) -> int:
 
 async def kill_half_way(vhost: Vhost, process: subprocess.Popen[bytes]) -> None:
     """Kill a program while it moves messages from ``error`` to ``orders``."""
-    async with connected(vhost.url) as connection, asyncio.timeout(PATIENCE), await connection.channel() as channel:
+    async with connected(vhost.url) as connection, asyncio.timeout(TIMEOUT), await connection.channel() as channel:
         # As quickly as the broker answers: it takes less than a second.
         while (await channel.declare_queue(Queue("orders"), passive=True)).message_count < PARKED // 2:
             assert process.poll() is None, f"it was done before it could be killed: {process.communicate()}"

@@ -20,8 +20,8 @@ import bide
 from bide.cli.app import cli
 from tests.acceptance.test_cli import Program, lines
 from tests.acceptance.test_errors_cli import fill, ready
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 EVIL = "\x1b[31mred\nFORGED\u202e\x07"
 
@@ -117,7 +117,7 @@ def test_a_closed_pipe_ends_the_listing_silently(program: Program, vhost: Vhost)
     fill(vhost, 300)
     command = f"{sys.executable} -m bide errors list | head -n 1"
     done = subprocess.run(
-        command, shell=True, capture_output=True, env=program.environment, timeout=PATIENCE, check=False
+        command, shell=True, capture_output=True, env=program.environment, timeout=TIMEOUT, check=False
     )
     assert done.stdout.count(b"\n") == 1
     assert done.stderr == b""
@@ -183,12 +183,12 @@ def test_an_interrupted_retry_neither_loses_nor_repeats_messages(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not ready(vhost, "orders"):
         assert time.monotonic() < deadline
         assert process.poll() is None
     process.send_signal(number)
-    output = process.communicate(timeout=PATIENCE)[1].decode()
+    output = process.communicate(timeout=TIMEOUT)[1].decode()
     assert process.returncode == (130 if number == signal.SIGINT else 128 + number)
     assert "Traceback" not in output
     sent = ready(vhost, "orders")

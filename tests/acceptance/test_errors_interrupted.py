@@ -13,8 +13,8 @@ import pytest
 
 from tests.acceptance.test_cli import Program, lines
 from tests.acceptance.test_errors_cli import fill, ids_in, ready
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 NUMBER = 200
 QUIET = 2.0
@@ -35,13 +35,13 @@ def interrupted(program: Program, vhost: Vhost, number: signal.Signals, *argumen
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while ready(vhost, "orders") < NUMBER // 10:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(number)
-    out, stderr = process.communicate(timeout=PATIENCE)
+    out, stderr = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 128 + number
     return out, stderr
 

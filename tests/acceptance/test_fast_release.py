@@ -17,8 +17,8 @@ import pytest
 
 import bide
 from bide.local_broker import LocalBroker
-from tests.patience import PATIENCE
 from tests.support import Rabbitmq
+from tests.timeouts import TIMEOUT
 
 PAGE = Path(__file__).parents[2] / "docs" / "delays.md"
 SMALL = ("--max-delay", "1s", "--resolution", "500ms")
@@ -47,7 +47,7 @@ class Private:
             "BIDE_MANAGEMENT_URL": self.broker.management_url,
         }
         command = [sys.executable, "-m", "bide", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE, check=False)
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT, check=False)
 
     def verified(self) -> tuple[int, str, str]:
         """The exit code; and of the prefetch, the status and the text."""
@@ -92,7 +92,7 @@ def commands() -> tuple[str, str]:
 
 def wait_until(condition: Callable[[], bool], *, what: str) -> None:
     """Wait for what the broker does, which has no event that could be waited for."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)

@@ -14,9 +14,9 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.topology import Queue, Topology
 from tests.broker.receiving import eventually, ready
-from tests.patience import PATIENCE
 from tests.relay_process import Process, relay
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 QUICK = bide.WaitingHall(levels=4, resolution=timedelta(milliseconds=100))
 QUICKLY = ("--levels", "4", "--resolution", "100ms")
@@ -63,7 +63,7 @@ async def test_a_relay_killed_between_consume_and_confirm_loses_nothing(vhost: V
             frozen.kill()
         with relay(vhost, *options) as other:
             bodies: dict[bytes, int] = {}
-            async with asyncio.timeout(PATIENCE), client.consume("orders", prefetch=count) as messages:
+            async with asyncio.timeout(TIMEOUT), client.consume("orders", prefetch=count) as messages:
                 async for message in messages:
                     await message.ack()
                     bodies[message.body] = bodies.get(message.body, 0) + 1
@@ -103,7 +103,7 @@ async def test_a_relay_killed_before_its_confirms_loses_nothing(vhost: Vhost) ->
             async with client.consume("orders") as messages:
                 # A message may come twice, as after any kill.
                 while missing:
-                    async with asyncio.timeout(PATIENCE):
+                    async with asyncio.timeout(TIMEOUT):
                         message = await anext(messages)
                     missing.discard(message.body)
                     await message.ack()
@@ -133,7 +133,7 @@ async def test_repeated_kills_of_one_of_three_relays_lose_nothing(vhost: Vhost) 
                 )
             )
             killing = asyncio.create_task(kill())
-            async with asyncio.timeout(PATIENCE), client.consume("orders", prefetch=1000) as messages:
+            async with asyncio.timeout(TIMEOUT), client.consume("orders", prefetch=1000) as messages:
                 async for message in messages:
                     await message.ack()
                     assert message.lateness is not None
@@ -190,10 +190,10 @@ async def test_sigterm_sends_every_consumed_message_before_the_end(vhost: Vhost)
 
 def test_a_relay_that_cannot_start_gives_the_reason(vhost: Vhost) -> None:
     process = Process(vhost, "--no-declare")
-    _, err = process.process.communicate(timeout=PATIENCE)
+    _, err = process.process.communicate(timeout=TIMEOUT)
     assert process.process.returncode == 1
     assert err.decode().count("\n") == 1
     assert "bide delay apply --layout waiting-hall" in err.decode()
     process = Process(vhost, "--levels", "0")
-    _, err = process.process.communicate(timeout=PATIENCE)
+    _, err = process.process.communicate(timeout=TIMEOUT)
     assert (process.process.returncode, b"0 levels: give 1 to 28" in err) == (2, True)

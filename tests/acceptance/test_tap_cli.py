@@ -13,7 +13,7 @@ import pytest
 
 import bide
 from tests.acceptance.test_cli import SMALL, Program
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -136,7 +136,7 @@ def test_the_page_shows_the_printed_output(program: Program) -> None:
     assert found is not None
     program.ok("tap", "on")
     done = subprocess.run(
-        [sys.executable, "-c", found[1]], env=program.environment, capture_output=True, timeout=PATIENCE, check=False
+        [sys.executable, "-c", found[1]], env=program.environment, capture_output=True, timeout=TIMEOUT, check=False
     )
     assert (done.returncode, comparable(done.stdout.decode())) == (0, comparable(found[2])), done.stderr.decode()
 

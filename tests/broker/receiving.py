@@ -18,7 +18,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.transport import Tcp
 from bide.amqp.url import BrokerUrl
 from bide.topology import Queue
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 _names = count(1)
 
@@ -33,7 +33,7 @@ def stack_of(record: logging.LogRecord) -> str:
     return "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
 
 
-async def receive(client: bide.Client, queue: str, number: int, *, seconds: float = PATIENCE) -> list[bide.Message]:
+async def receive(client: bide.Client, queue: str, number: int, *, seconds: float = TIMEOUT) -> list[bide.Message]:
     """Consume and acknowledge exactly ``number`` messages; fewer within the time are an error."""
     received: list[bide.Message] = []
     async with asyncio.timeout(seconds), client.consume(queue) as messages:
@@ -74,7 +74,7 @@ async def connection_of(client: bide.Client) -> Connection:
     return await client._publisher.connection()
 
 
-async def eventually(what: Callable[[], Awaitable[bool]], *, seconds: float = PATIENCE, step: float = 0.05) -> None:
+async def eventually(what: Callable[[], Awaitable[bool]], *, seconds: float = TIMEOUT, step: float = 0.05) -> None:
     """Wait until something holds; that it does not is an error."""
     deadline = time.monotonic() + seconds
     while not await what():

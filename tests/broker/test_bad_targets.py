@@ -15,7 +15,7 @@ from bide.delay.protocol import HEADER_DUE, HEADER_TO
 from bide.error_queues.undeliverable import resend
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, fresh, ready, receive
-from tests.patience import ON_TIME
+from tests.timeouts import MAX_LATENESS
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -42,7 +42,7 @@ async def publish_and_check(client: bide.Client, bad: dict[str, str], *, isolate
     )
     await asyncio.gather(*(client.publish(b"good", to=good, delay="1.2s") for _ in range(GOOD)))
     messages = await receive(client, good, GOOD)
-    late = [message for message in messages if message.lateness is None or message.lateness > ON_TIME]
+    late = [message for message in messages if message.lateness is None or message.lateness > MAX_LATENESS]
     assert not late
     assert all(message.lateness is not None and message.lateness >= timedelta(0) for message in messages)
 

@@ -17,8 +17,8 @@ from benchmarks.suite.quantities import QUANTITIES
 from benchmarks.suite.task import Answer, Job, Values
 from bide.local_broker import LocalBroker
 from bide.local_broker.installation import HOME_VARIABLE
-from tests.patience import PATIENCE
 from tests.support import Rabbitmq, Vhost
+from tests.timeouts import TIMEOUT
 
 PLAN = Plan(scale=0.002)
 
@@ -58,7 +58,7 @@ def answered(job: Job, **environment: str) -> Values:
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -17,8 +17,8 @@ from benchmarks.suite.results import Results
 from benchmarks.suite.runner import run
 from bide.errors import InvalidInputError
 from bide.local_broker.installation import HOME_VARIABLE
-from tests.patience import PATIENCE
 from tests.support import Rabbitmq
+from tests.timeouts import TIMEOUT
 
 WORK = "tests.broker.bench_work"
 ROOT = Path(__file__).parents[2]
@@ -174,7 +174,7 @@ def test_a_hanging_case_is_killed_with_its_children(tmp_path: Path) -> None:
     results = measure([case("a", work="hang", file=str(file), timeout=5.0)])
     assert results.failures == ["example, a: it was not done after 5 s"]
     # A killed process that is not a child gives no event of its end, so it is polled.
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while is_at_work(int(file.read_text())):
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -16,8 +16,8 @@ from bide.errors import BulkInDoubtError, BulkPublishError, ClosedError, Invalid
 from bide.messages.outgoing import OutgoingMessage
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import fresh
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ else:
 
 def test_a_forked_process_is_refused_the_publisher_of_its_parent(clock_url: str, queue: str) -> None:
     command = [sys.executable, "-c", FORK, clock_url, queue]
-    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT).stdout
     refusal = "this publisher was made before a fork: make it after that"
     assert output.splitlines() == [refusal, refusal, "1500 confirmed"]
     assert len(received(clock_url, queue, 1_500)) == 1_500

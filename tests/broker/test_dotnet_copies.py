@@ -24,7 +24,7 @@ from bide.amqp.url import BrokerUrl
 from bide.error_queues import ErrorQueue, Selection
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import receive
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -72,7 +72,7 @@ class DotnetEndpoint:
 
     def audit_one(self) -> dict[str, Any]:
         """Receive one message, copy it, and acknowledge it once the copy is confirmed; return the copied headers."""
-        messages = self._channel.consume("Sales", inactivity_timeout=PATIENCE)
+        messages = self._channel.consume("Sales", inactivity_timeout=TIMEOUT)
         method, properties, body = next(messages)
         assert method is not None, "no message came"
         assert properties is not None

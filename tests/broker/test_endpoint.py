@@ -18,8 +18,8 @@ from bide.recoverability.history import read_nservicebus_time
 from bide.topology import Binding, Exchange, Queue
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import eventually, fresh, leaping_clock, receive
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 QUICK = bide.Retry(immediate=0, delays=["50ms"])
 NEVER = bide.Retry(immediate=0, delays=())
@@ -177,7 +177,7 @@ async def test_immediate_retries_are_counted_by_the_queue_for_all_its_consumers(
 async def test_plain_functions_run_concurrently_in_threads(client: bide.Client) -> None:
     queue, recorder = fresh("threads"), Recorder()
     app = endpoint(queue, recorder, concurrency=4)
-    together = threading.Barrier(4, timeout=PATIENCE)
+    together = threading.Barrier(4, timeout=TIMEOUT)
     threads = set()
 
     @app.handler
@@ -328,7 +328,7 @@ async def test_a_delayed_message_that_was_delivered_before_expires_by_its_due_ti
     await client.publish(b"x", to=queue, message_id="one", delay="6s", expiration="5900ms")
     # A process dies with it.
     async with client.consume(queue) as messages:
-        await asyncio.wait_for(anext(messages), PATIENCE)
+        await asyncio.wait_for(anext(messages), TIMEOUT)
     app = endpoint(queue, recorder, retry=QUICK)
     seen: list[bide.Message] = []
 
@@ -434,7 +434,7 @@ async def test_deliveries_of_a_classic_queue_are_counted_by_copies(client: bide.
     # Three processes die with it.
     for _ in range(3):
         async with client.consume(queue) as messages:
-            await asyncio.wait_for(anext(messages), PATIENCE)
+            await asyncio.wait_for(anext(messages), TIMEOUT)
     async with running(app, client, recorder):
         await recorder.until("parked")
     # The queue reported one of the three only: "redelivered" is not a count.
@@ -449,7 +449,7 @@ async def test_a_message_that_kills_its_consumers_is_parked(client: bide.Client)
     await client.publish(b"x", to=queue, message_id="poison")
     for _ in range(4):
         async with client.consume(queue) as messages:
-            await asyncio.wait_for(anext(messages), PATIENCE)
+            await asyncio.wait_for(anext(messages), TIMEOUT)
     app = endpoint(queue, recorder, poison_after=4, retry=bide.Retry(immediate=1, delays=["1s"]))
 
     @app.handler
@@ -534,7 +534,7 @@ async def test_the_event_stream_records_every_event(client: bide.Client) -> None
     events = []
     async with client.consume(stream, arguments={"x-stream-offset": "first"}) as messages:
         for _ in range(3):
-            message = await asyncio.wait_for(anext(messages), PATIENCE)
+            message = await asyncio.wait_for(anext(messages), TIMEOUT)
             events.append(message.json())
             await message.ack()
     by_id = {one["message_id"]: [e for e in events if e["message_id"] == one["message_id"]] for one in events}
@@ -635,7 +635,7 @@ async def test_a_stop_waits_for_handlers_and_requeues_the_rest(client: bide.Clie
         for number in range(10):
             await client.publish(b"x", to=queue, message_id=f"{number}")
         for _ in range(2):
-            await asyncio.wait_for(inside.acquire(), PATIENCE)
+            await asyncio.wait_for(inside.acquire(), TIMEOUT)
         app.stop()
         # Those that it had fetched ahead are for others at once, not only when the handlers are done.
         given_back = await receive(client, queue, 8)
@@ -663,12 +663,12 @@ async def test_a_handler_that_exceeds_the_drain_time_is_cancelled_and_requeued(c
             raise
 
     work = asyncio.create_task(app.run(client))
-    await asyncio.wait_for(recorder.ready.wait(), PATIENCE)
+    await asyncio.wait_for(recorder.ready.wait(), TIMEOUT)
     await client.publish(b"x", to=queue, message_id="one")
-    await asyncio.wait_for(inside.wait(), PATIENCE)
+    await asyncio.wait_for(inside.wait(), TIMEOUT)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(work, PATIENCE)
+        await asyncio.wait_for(work, TIMEOUT)
     assert cancelled.is_set()
     assert recorder.events == []
     (message,) = await receive(client, queue, 1)

@@ -19,7 +19,7 @@ from bide.topology import Queue
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import fresh, receive
 from tests.broker.test_error_queues import listed, park
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 LIMIT = 4
 
@@ -37,7 +37,7 @@ def publish(url: bide.BrokerUrl, queue: str, bodies: Sequence[bytes], properties
 
 async def wait_for_count(queue: ErrorQueue, number: int) -> None:
     """Wait until ``number`` messages were dead-lettered, for which the broker sends no event."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while await queue.count() < number:  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0.05)
 

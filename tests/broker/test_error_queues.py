@@ -24,8 +24,8 @@ from bide.topology import Binding, Exchange, Queue
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import eventually, fresh, receive
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 
 def report(error: Exception, queue: str, **changes: Any) -> dict[str, Any]:
@@ -195,7 +195,7 @@ async def test_a_cancelled_retry_is_recorded_and_sends_no_more(client: bide.Clie
     moving = asyncio.create_task(
         queue.retry(Selection(), over="1h", progress=lambda done, _: begun.set() if done else None)
     )
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         await begun.wait()
     moving.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -384,7 +384,7 @@ def fill(url: bide.BrokerUrl, work: str, dead: str, shop: str, queue_type: str) 
     for body in (b"e0", b"e1"):
         properties = pika.BasicProperties(headers={"tenant": 7}, expiration="50")
         channel.basic_publish(shop, "order.created", body, properties)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while channel.queue_declare(dead, passive=True).method.message_count < 4:
         assert time.monotonic() < deadline, "they did not expire"
         connection.sleep(0.02)

@@ -19,7 +19,7 @@ from bide.topology import Argument, Binding, Queue
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import fresh, receive
 from tests.broker.test_error_queues import listed
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 DIGIT = "bide.v1.s10"
 NOWHERE = "http://127.0.0.1:1"
@@ -139,7 +139,7 @@ async def test_a_message_that_failed_after_its_delay_is_accepted(client: bide.Cl
     async with client.consume(target) as deliveries:
         await (await anext(deliveries)).reject()
     queue = ErrorQueue(client, name, management_url=broker.management_url, audit=False)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while not await listed(queue):  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0.05)
     queue = ErrorQueue(client, name, management_url=NOWHERE, audit=False)
@@ -156,7 +156,7 @@ async def test_undeliverable_messages_can_be_read_but_not_retried(client: bide.C
         await channel.delete_queue(target)
     queue = ErrorQueue(client, SMALL_CLOCK.undeliverable)
     mine = Selection(ids=frozenset({target}))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while not await queue.count(mine):  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0.05)
     for operation in (retry, spread, replay, edit):

@@ -24,7 +24,7 @@ from bide.patterns.event_bus import DELIVERY_LIMIT, EventBusQueue
 from bide.recoverability.failed import FailedMessage
 from bide.topology import Queue
 from tests.broker.receiving import eventually, fresh, leaping_clock, ready, receive, stack_of
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 Handler = Callable[[Message], Awaitable[None]]
 
@@ -80,7 +80,7 @@ async def made(
 
 
 async def next_of(consumer: bide.Consumer) -> Message:
-    return await asyncio.wait_for(anext(consumer), PATIENCE)
+    return await asyncio.wait_for(anext(consumer), TIMEOUT)
 
 
 async def fail(message: Message) -> None:
@@ -203,7 +203,7 @@ async def test_a_handler_that_cancels_its_own_task_fails_only_its_event(client: 
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
-        await asyncio.sleep(10 * PATIENCE)
+        await asyncio.sleep(10 * TIMEOUT)
 
     async with running(bus.run(cancel)):
         for name in ("one", "two"):
@@ -223,14 +223,14 @@ async def test_a_handler_that_ignores_cancellation_does_not_keep_the_bus_running
     async def go_on(message: Message) -> None:
         begun.release()
         with suppress(asyncio.CancelledError):
-            await asyncio.sleep(10 * PATIENCE)
+            await asyncio.sleep(10 * TIMEOUT)
 
     for _ in range(2):
         await bus.publish(b"x")
     work = asyncio.create_task(bus.run(go_on))
     await begun.acquire()
     work.cancel()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         with pytest.raises(asyncio.CancelledError):
             await work
     assert begun.locked(), "another event was begun"
@@ -316,7 +316,7 @@ async def test_a_worker_killed_between_confirm_and_ack_duplicates_and_loses_noth
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", KILLED_BEFORE_ITS_ACK, clock_url, names.exchange, names.queue
     )
-    assert await asyncio.wait_for(process.wait(), PATIENCE) == -signal.SIGKILL
+    assert await asyncio.wait_for(process.wait(), TIMEOUT) == -signal.SIGKILL
     received: list[Message] = []
 
     async def both() -> bool:
@@ -418,7 +418,7 @@ async def test_a_missing_or_deleted_queue_is_an_error(client: bide.Client, conne
     await eventually(handled, step=0.01)
     await channel.delete_queue(bus.names.queue)
     with pytest.raises(ConsumerCancelledError):
-        await asyncio.wait_for(work, PATIENCE)
+        await asyncio.wait_for(work, TIMEOUT)
     await channel.close()
 
 

@@ -353,8 +353,8 @@ def test_a_read_survives_a_broker_that_pauses(rabbitmq: Rabbitmq) -> None:
         assert pid is not None
         noticed: list[log._RetryTimer] = []
 
-        def wake(patience: log._RetryTimer) -> None:
-            noticed.append(patience)
+        def wake(timer: log._RetryTimer) -> None:
+            noticed.append(timer)
             os.kill(pid, signal.SIGCONT)
 
         found: list[bytes] = []

@@ -29,7 +29,7 @@ from tests.broker import celery_app
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, ready, receive
 from tests.cascade_keys import split_key
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from bide.client.message import Message
@@ -60,7 +60,7 @@ async def read(client: bide.Client, stream: str, number: int) -> list[Message]:
     ended = False
     with suppress(TimeoutError):
         async with (
-            asyncio.timeout(PATIENCE),
+            asyncio.timeout(TIMEOUT),
             client.consume(stream, arguments={"x-stream-offset": "first"}) as messages,
         ):
             async for message in messages:

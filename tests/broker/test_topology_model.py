@@ -20,7 +20,7 @@ from bide.local_broker.management import Management
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.rendering import definitions, from_definitions
 from bide.topology.routing import Model
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -229,7 +229,7 @@ async def test_the_model_dead_letters_like_the_broker(vhost_url: str, release: t
         await declare(channel, topology)
         await send(channel, messages)
         # The waits add up to less than half a second; a slow machine has until the deadline.
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while len(found) < len(expected):
                 for queue in QUEUES:
                     found += [

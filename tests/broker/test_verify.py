@@ -18,7 +18,7 @@ from bide.errors import InvalidInputError, NotEmptyError
 from bide.management.api import ManagementApi
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, ready, receive
-from tests.patience import ON_TIME
+from tests.timeouts import MAX_LATENESS
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -171,7 +171,7 @@ async def test_the_guard_sets_messages_aside_that_would_block_a_level(
         await channel.delete_queue("gone")
         await asyncio.gather(*(client.publish(b"good", to="good", delay="2s") for _ in range(100)))
         messages = await receive(client, "good", 100)
-        assert all(one.lateness is not None and one.lateness < ON_TIME for one in messages)
+        assert all(one.lateness is not None and one.lateness < MAX_LATENESS for one in messages)
 
         async def was_set_aside() -> bool:
             return await ready(connection, NSB.undeliverable) == 40

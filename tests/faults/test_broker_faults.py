@@ -26,8 +26,8 @@ from bide.errors import (
 from bide.local_broker.installation import numbers
 from tests.broker.receiving import eventually, fresh
 from tests.faults.conftest import BODY_LIMIT, DedicatedBroker
-from tests.patience import PATIENCE
 from tests.support import flush_declarations
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +64,7 @@ async def test_a_killed_broker_delivers_waiting_messages_after_its_restart(own_b
         # The client notices, connects again, and what is published now arrives as well.
         await client.publish(b"after", to=queue, delay="1s")
         bodies = set()
-        async with asyncio.timeout(PATIENCE), client.consume(queue) as messages:
+        async with asyncio.timeout(TIMEOUT), client.consume(queue) as messages:
             async for message in messages:
                 assert message.lateness is not None
                 assert message.lateness >= timedelta(0)

@@ -39,8 +39,8 @@ from bide.messages.prepared import PreparedMessage
 from tests.broker.receiving import connection_of, eventually, fresh, ready
 from tests.faults.conftest import BODY_LIMIT, CLOCK, DedicatedBroker, too_old
 from tests.faults.proxy import PUBLISH, QUEUE_DECLARE, Proxy
-from tests.patience import ON_TIME, PATIENCE
 from tests.support import SOAK, Vhost
+from tests.timeouts import MAX_LATENESS, TIMEOUT
 
 CUTS = 200 if SOAK else 6
 MESSAGES = 5_000
@@ -63,7 +63,7 @@ async def found(url: str, queue: str) -> Counter[str]:
     ids = Counter[str]()
     async with (
         bide.connect(url) as client,
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIMEOUT),
         client.consume(queue, prefetch=2_000) as messages,
     ):
         async for message in messages:
@@ -393,7 +393,7 @@ async def test_a_broker_that_stops_answering_ends_the_bulk_publish_in_time(vhost
             yield message
 
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1s") as client:
-        async with asyncio.timeout(ON_TIME.total_seconds()):
+        async with asyncio.timeout(MAX_LATENESS.total_seconds()):
             known, error = await collect_results(client.publish_many(source(), window=100))
         assert len(known) >= 50
         assert error is not None
@@ -418,7 +418,7 @@ async def test_a_broker_that_falls_silent_is_noticed_by_its_missing_heartbeats(v
     async with bide.connect(f"{proxy.url}?heartbeat=1", infrastructure=CLOCK, timeout="60s") as client:
         connection = await connection_of(client)
         publishing = asyncio.create_task(collect_results(client.publish_many(source(), window=100)))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             lost = await connection.lost
         assert "silent for" in str(lost)
         assert not publishing.done()
@@ -586,7 +586,7 @@ async def test_an_unsupported_broker_after_the_cut_ends_the_bulk_publish(vhost: 
             yield message
 
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="10s") as client:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             known, error = await collect_results(client.publish_many(source(), window=100))
         proxy.rewrite = bytes
     assert error is not None

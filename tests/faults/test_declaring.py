@@ -25,8 +25,8 @@ from bide.errors import AccessRefusedError, BrokerError, ClosedError, Connection
 from tests.broker.receiving import eventually, fresh, receive
 from tests.faults.conftest import CLOCK
 from tests.faults.proxy import Proxy
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 BIND_OK, UNBIND_OK = (50, 21), (50, 51)
 EXCHANGE_DECLARE_OK, EXCHANGE_DELETE_OK, QUEUE_DELETE_OK = (40, 11), (40, 21), (50, 41)
@@ -87,7 +87,7 @@ async def test_a_refused_declaration_is_repeated_and_those_before_it_are_not(
     vhost: Vhost, declared: Counter[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     names = [f"q{number}" for number in range(12)]
-    async with bide.connect(vhost.url, timeout=timedelta(seconds=PATIENCE)) as client:
+    async with bide.connect(vhost.url, timeout=timedelta(seconds=TIMEOUT)) as client:
         with blockade(vhost, "q8") as blocked:
             topology = bide.Topology(queues=[bide.Queue.quorum(name) for name in names])
             declaring = asyncio.create_task(client.declare(topology))
@@ -101,7 +101,7 @@ async def test_a_refused_declaration_is_repeated_and_those_before_it_are_not(
 
 
 async def test_a_refusal_does_not_end_the_first_delayed_publish(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
-    async with bide.connect(vhost.url, infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client:
+    async with bide.connect(vhost.url, infrastructure=CLOCK, timeout=timedelta(seconds=TIMEOUT)) as client:
         queue = fresh("q")
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         with blockade(vhost, "bide.v1.s1") as blocked:
@@ -114,7 +114,7 @@ async def test_a_refusal_does_not_end_the_first_delayed_publish(vhost: Vhost, ca
 
 
 async def test_a_refusal_does_not_end_a_bind(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
-    async with bide.connect(vhost.url, infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client:
+    async with bide.connect(vhost.url, infrastructure=CLOCK, timeout=timedelta(seconds=TIMEOUT)) as client:
         queue = fresh("q")
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         with blockade(vhost, CLOCK.undeliverable) as blocked:

@@ -19,8 +19,8 @@ from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import eventually, ready_at, receive
 from tests.faults.conftest import CLOCK
 from tests.faults.cutting import Proxy
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 QUEUE, ERROR = "orders", "orders.error"
 
@@ -182,16 +182,16 @@ async def test_a_queue_that_is_deleted_under_an_endpoint_is_an_error(vhost: Vhos
 
     async with bide.connect(vhost.url, infrastructure=CLOCK) as client:
         work = asyncio.create_task(app.run(client))
-        await asyncio.wait_for(recorder.ready.wait(), PATIENCE)
+        await asyncio.wait_for(recorder.ready.wait(), TIMEOUT)
         if not idle:
             await client.publish(b"x", to=QUEUE)
-            await asyncio.wait_for(inside.wait(), PATIENCE)
+            await asyncio.wait_for(inside.wait(), TIMEOUT)
         # Until the first message comes, it fetches one alone.
         await consumed(vhost, prefetch=1 if idle else 30)
         await client.destroy(bide.Topology(queues=[bide.Queue(QUEUE)]), force=True)
         deleted.set()
         with pytest.raises(ConsumerCancelledError, match=QUEUE):
-            await asyncio.wait_for(work, PATIENCE)
+            await asyncio.wait_for(work, TIMEOUT)
     assert recorder.kinds() == ([] if idle else ["retried"])
     if not idle:
         async with bide.connect(vhost.url, infrastructure=CLOCK) as client, running(app, client, recorder):
@@ -229,7 +229,7 @@ async def test_a_cut_while_handlers_run_repeats_only_their_messages(cutting: Pro
     ):
         for number in range(20):
             await sender.publish(b"x", to=QUEUE, message_id=f"m{number}")
-        await asyncio.wait_for(started.wait(), PATIENCE)
+        await asyncio.wait_for(started.wait(), TIMEOUT)
         connection = client._receiving._connection
         assert connection is not None
         cutting.cut()

@@ -29,8 +29,8 @@ from bide.errors import (
 from tests.broker.receiving import connection_of, eventually, fresh, ready, ready_at, receive
 from tests.faults.conftest import CLOCK, too_old
 from tests.faults.proxy import PUBLISH, QUEUE_BIND, QUEUE_DECLARE, Proxy
-from tests.patience import ON_TIME, PATIENCE
 from tests.support import Vhost
+from tests.timeouts import MAX_LATENESS, TIMEOUT
 
 
 async def declared(url: str) -> str:
@@ -321,7 +321,7 @@ async def test_cuts_at_random_bytes_lose_nothing(
     async with bide.connect(vhost.url, infrastructure=CLOCK) as client:
         # Due after all others, so that what comes before it is all there is.
         await client.publish(b"", to=queue, delay="3s", message_id="last")
-        async with asyncio.timeout(PATIENCE), client.consume(queue, prefetch=1000) as messages:
+        async with asyncio.timeout(TIMEOUT), client.consume(queue, prefetch=1000) as messages:
             async for message in messages:
                 await message.ack()
                 found[str(message.message_id)] += 1
@@ -379,13 +379,13 @@ async def test_repeated_cuts_while_declaring_end_with_the_timeout(vhost: Vhost, 
         accepted, started = proxy.accepted, asyncio.get_running_loop().time()
         with pytest.raises(PublishError, match="message 'm' was not sent within "):
             await client.publish(b"", to=queue, delay="1s", message_id="m")
-        assert asyncio.get_running_loop().time() - started < ON_TIME.total_seconds()
+        assert asyncio.get_running_loop().time() - started < MAX_LATENESS.total_seconds()
         assert proxy.accepted > accepted + 1
         accepted, started = proxy.accepted, asyncio.get_running_loop().time()
         with pytest.raises(BulkInDoubtError, match="nothing was sent within ") as caught:
             await client.publish_many([bide.OutgoingMessage(b"", to=queue, delay="1s")])
         assert (caught.value.in_doubt, len(caught.value.unsent)) == ((), 1)
-        assert asyncio.get_running_loop().time() - started < ON_TIME.total_seconds()
+        assert asyncio.get_running_loop().time() - started < MAX_LATENESS.total_seconds()
         assert proxy.accepted > accepted + 1
         stop.set()
         await cutting
@@ -440,7 +440,7 @@ async def test_closing_the_client_ends_waiting_publishes(vhost: Vhost, proxy: Pr
             return proxy.accepted > accepted + 3
 
         await eventually(trying)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             await client.close()
             results = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(one) for one in results] == [ClosedError] * 3

@@ -24,8 +24,8 @@ from bide.local_broker.installation import numbers
 from tests.broker.receiving import connected, fresh, receive
 from tests.faults.conftest import BODY_LIMIT, CLOCK, DedicatedBroker, free_port, too_old
 from tests.faults.proxy import Proxy
-from tests.patience import PATIENCE
 from tests.support import Rabbitmq, Vhost
+from tests.timeouts import TIMEOUT
 
 
 def address(vhost: Vhost) -> str:
@@ -342,7 +342,7 @@ async def test_only_bodies_over_the_limit_of_the_broker_fail(dedicated: Dedicate
         # Those that were on their way with one that is too large may be there twice.
         expected = {str(number) for number in range(100) if number not in failed}
         arrived = set[str]()
-        async with asyncio.timeout(PATIENCE), client.consume(queue) as messages:
+        async with asyncio.timeout(TIMEOUT), client.consume(queue) as messages:
             while not expected <= arrived:
                 message = await anext(messages)
                 await message.ack()

@@ -17,8 +17,8 @@ from bide.relay import Relay
 from bide.topology import Queue, Topology
 from tests.broker.receiving import connected, eventually, ready
 from tests.faults.conftest import DedicatedBroker
-from tests.patience import PATIENCE
 from tests.support import Rabbitmq, flush_declarations
+from tests.timeouts import TIMEOUT
 
 HALL = bide.WaitingHall(prefix="faults", levels=4, resolution=timedelta(milliseconds=100))
 
@@ -30,11 +30,11 @@ async def relaying(url: str) -> AsyncIterator[Relay]:
     consuming = asyncio.Event()
     running = asyncio.create_task(relay.run(on_start=lambda _: consuming.set()))
     try:
-        await asyncio.wait_for(consuming.wait(), PATIENCE)
+        await asyncio.wait_for(consuming.wait(), TIMEOUT)
         yield relay
     finally:
         relay.stop()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             await running
 
 
@@ -65,7 +65,7 @@ async def test_a_hall_that_a_relay_declared_does_not_lose_messages_when_its_node
             relay = Relay(url, hall=hall, allow=["*"])
             running = asyncio.create_task(_run(relay, consuming))
             try:
-                await asyncio.wait_for(consuming.wait(), PATIENCE)
+                await asyncio.wait_for(consuming.wait(), TIMEOUT)
                 await asyncio.gather(*(client.publish(b"", to=name) for name in names))
                 await asyncio.to_thread(broker.kill)
             finally:
@@ -105,7 +105,7 @@ async def test_a_relay_can_be_stopped_while_publishers_are_blocked(dedicated: De
             await asyncio.to_thread(broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.6")
         await connection.close()
         bodies: set[bytes] = set()
-        async with relaying(broker.url), asyncio.timeout(PATIENCE), client.consume("relayed") as messages:
+        async with relaying(broker.url), asyncio.timeout(TIMEOUT), client.consume("relayed") as messages:
             async for message in messages:
                 await message.ack()
                 bodies.add(message.body)
@@ -129,7 +129,7 @@ async def test_a_broker_killed_while_relays_work_loses_nothing(dedicated: Dedica
             await asyncio.to_thread(broker.kill)
             await asyncio.to_thread(broker.restart)
             bodies: set[bytes] = set()
-            async with asyncio.timeout(PATIENCE), client.consume("through-a-crash") as messages:
+            async with asyncio.timeout(TIMEOUT), client.consume("through-a-crash") as messages:
                 async for message in messages:
                     await message.ack()
                     assert message.lateness is not None

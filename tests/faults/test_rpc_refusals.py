@@ -17,8 +17,8 @@ from bide.messaging.rpc_server import serve
 from bide.patterns.rpc import rpc
 from tests.broker.receiving import fresh
 from tests.faults.conftest import BODY_LIMIT, DedicatedBroker
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 
 class Server:
@@ -54,7 +54,7 @@ async def test_a_request_over_the_limit_of_the_broker_fails(dedicated: Dedicated
         Caller(client, replies=replies, timeout="60s") as caller,
     ):
         waiting = asyncio.create_task(caller.call("wait", to=queue))
-        await asyncio.wait_for(server.has_one.wait(), PATIENCE)
+        await asyncio.wait_for(server.has_one.wait(), TIMEOUT)
         with pytest.raises(MessageTooLargeError, match=f"has {BODY_LIMIT + 1} bytes, the broker's limit is"):
             await caller.call(b"x" * (BODY_LIMIT + 1), to=queue)
         if replies == "ephemeral":

@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Final
 
 import bide
 from tests.broker.receiving import connection_of, ready
-from tests.patience import PATIENCE
 from tests.soak import processes
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,7 +52,7 @@ class Program:
     def end(self) -> int:
         """SIGTERM to the program alone, and its exit code."""
         self._process.terminate()
-        return self._process.wait(PATIENCE)
+        return self._process.wait(TIMEOUT)
 
     def kill(self) -> None:
         """``kill -9`` of all of its processes."""
@@ -74,7 +74,7 @@ def started(
             program.kill()
 
 
-def wait_until(is_so: Callable[[], bool], what: str, *, seconds: float = PATIENCE) -> None:
+def wait_until(is_so: Callable[[], bool], what: str, *, seconds: float = TIMEOUT) -> None:
     """Poll until a condition holds."""
     deadline = time.monotonic() + seconds
     while not is_so():

@@ -18,9 +18,9 @@ from pyspark.errors import AnalysisException, PySparkException
 import bide.spark
 from bide.errors import BrokerError, DelayQueueError, DeliveryLostError, InvalidInputError, TargetNotFoundError
 from bide.topology import Argument
-from tests.patience import PATIENCE
 from tests.spark.spark_processes import QUICK_JAVA
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,7 +48,7 @@ def left(channel: Channel) -> int:
 
 def holds(channel: Channel, count: int) -> bool:
     """Whether the queue gets to have ``count`` messages; requeueing takes a moment."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while left(channel) != count and time.monotonic() < deadline:
         channel.connection.process_data_events(0.02)
     return left(channel) == count

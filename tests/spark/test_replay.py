@@ -25,9 +25,9 @@ from bide.topology import Binding, Exchange, Queue
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.broker.receiving import fresh
 from tests.broker.test_error_queues import park
-from tests.patience import PATIENCE
 from tests.spark.receiving import drain, rest
 from tests.spark.spark_processes import LOCAL, Counter, started, wait_until
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -196,7 +196,7 @@ def test_messages_are_spread_over_time(
     begun = datetime.now(UTC)
     with ThreadPoolExecutor() as threads:
         receiving = [
-            threads.submit(drain, clock_url, queue, count, quiet=f"{PATIENCE:g}s")
+            threads.submit(drain, clock_url, queue, count, quiet=f"{TIMEOUT:g}s")
             for queue, count in ((orders, 5), (billing, 3))
         ]
         assert replay(clock_url, error, *where, "--json") == 0

@@ -21,11 +21,11 @@ from bide.error_queues import AuditRecord, read_audit
 from bide.pipelines.replay.from_audit import Choices
 from tests.broker.conftest import clock_url
 from tests.broker.receiving import fresh
-from tests.patience import PATIENCE
 from tests.spark.receiving import drain, rest
 from tests.spark.spark_processes import LOCAL, Counter, wait_until
 from tests.spark.test_replay import parked, put
 from tests.spark.test_replay_audit import Shop, fill, shop
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ def interrupted(arguments: list[str], number: signal.Signals, is_so: Callable[[]
         wait_until(lambda: is_so() or process.poll() is not None, "some messages were sent")
         assert process.poll() is None, process.communicate()
         process.send_signal(number)
-        _, stderr = process.communicate(timeout=PATIENCE)
+        _, stderr = process.communicate(timeout=TIMEOUT)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -17,8 +17,8 @@ import pytest
 from bide.cli.app import run
 from bide.errors import BideError
 from bide.pipelines.session import spark_errors
-from tests.patience import PATIENCE
 from tests.spark.spark_processes import LOCAL, wait_until
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,7 +33,7 @@ def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
         env=elsewhere,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -51,7 +51,7 @@ def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not any(program.startswith("java") for program in programs_of(process.pid)):
         assert process.poll() is None, "it ended before it could be interrupted"
         assert time.monotonic() < deadline
@@ -59,7 +59,7 @@ def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
     os.killpg(process.pid, signal.SIGINT)
     try:
         # To the end of what it says: a process that was left would hold on to the pipe.
-        output, _ = process.communicate(timeout=PATIENCE)
+        output, _ = process.communicate(timeout=TIMEOUT)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -89,7 +89,7 @@ def test_a_killed_java_is_reported_in_one_line(tmp_path: Path) -> None:
         java = java_of(process.pid)
         wait_until(lambda: any(b"SparkListenerJobStart" in one.read_bytes() for one in events.iterdir()), "a job runs")
         os.kill(java, signal.SIGKILL)
-        output = process.communicate(timeout=PATIENCE)
+        output = process.communicate(timeout=TIMEOUT)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -103,7 +103,7 @@ def test_a_killed_java_is_reported_in_one_line(tmp_path: Path) -> None:
 def java_of(group: int) -> int:
     """The process of a group that is Java."""
     listed = subprocess.run(
-        ["ps", "-eo", "pgid=,pid=,comm="], capture_output=True, text=True, check=True, timeout=PATIENCE
+        ["ps", "-eo", "pgid=,pid=,comm="], capture_output=True, text=True, check=True, timeout=TIMEOUT
     )
     rows = (line.split(maxsplit=2) for line in listed.stdout.splitlines())
     (found,) = (int(pid) for number, pid, program in rows if int(number) == group and program == "java")
@@ -112,7 +112,7 @@ def java_of(group: int) -> int:
 
 def programs_of(group: int) -> list[str]:
     """The names of the programs of a process group."""
-    listed = subprocess.run(["ps", "-eo", "pgid=,comm="], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    listed = subprocess.run(["ps", "-eo", "pgid=,comm="], capture_output=True, text=True, check=True, timeout=TIMEOUT)
     rows = (line.split(maxsplit=1) for line in listed.stdout.splitlines())
     return [program for number, program in rows if int(number) == group]
 

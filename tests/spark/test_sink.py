@@ -22,8 +22,8 @@ from bide.spark.rows import Rows
 from bide.spark.sink import SinkPlace, send
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import clock_url
-from tests.patience import PATIENCE
 from tests.spark.receiving import drain, new_queue, rest
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -188,7 +188,7 @@ def test_a_bad_row_does_not_stop_other_partitions(spark: SparkSession, clock_url
             if batch.column("value")[0].as_py() == "500":
                 with pika.BlockingConnection(pika.URLParameters(clock_url)) as connection:
                     channel = connection.channel()
-                    deadline = time.monotonic() + PATIENCE
+                    deadline = time.monotonic() + TIMEOUT
                     while channel.queue_declare(queue, passive=True).method.message_count < 500:
                         assert time.monotonic() < deadline, "the other partition was not sent"
                         connection.process_data_events(0.02)
@@ -380,7 +380,7 @@ def test_an_endpoint_drops_duplicates_of_a_repeated_write(spark: SparkSession, c
 
     async def work() -> None:
         async with bide.connect(clock_url) as client:
-            await asyncio.wait_for(app.run(client), PATIENCE)
+            await asyncio.wait_for(app.run(client), TIMEOUT)
 
     asyncio.run(work())
     assert len(handled) == len(set(handled)) == 41

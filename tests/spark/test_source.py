@@ -18,9 +18,9 @@ from pyspark.errors import PySparkException
 from bide.spark.offsets import document
 from bide.streams.log import Address
 from tests import stream_publisher
-from tests.patience import PATIENCE
 from tests.spark.streams import Streams
 from tests.support import RawText, stream_port
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -410,7 +410,7 @@ def stopped(query: StreamingQuery) -> bool:
     return not query.isActive
 
 
-def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> None:
+def until(condition: Callable[[], Any], seconds: float = TIMEOUT) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -26,7 +26,7 @@ from bide.recoverability.history import History, nservicebus_time, read_nservice
 from bide.recoverability.policy import poison_limit
 from bide.recoverability.report import FailureReport
 from bide.recoverability.selection import Selection
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 NOW = datetime(2026, 11, 21, 3, 0, 0, 123000, tzinfo=UTC)
 
@@ -523,7 +523,7 @@ async def test_the_limiter_bounds_concurrency_and_slows_down_after_failures() ->
     await limiter.enter()
     limiter.succeeded()
     assert limiter.inside == 1
-    await asyncio.wait_for(limiter.enter(), PATIENCE)
+    await asyncio.wait_for(limiter.enter(), TIMEOUT)
     assert limiter.inside == 2
 
 

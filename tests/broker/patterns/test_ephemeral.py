@@ -21,8 +21,8 @@ from bide.patterns.delays import ephemeral_delay
 from bide.topology import Queue, Topology
 from tests.broker.patterns.queue_contents import bodies
 from tests.broker.receiving import eventually, receive
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 
 def names(vhost: Vhost) -> set[str]:
@@ -107,14 +107,14 @@ async def test_a_quorum_queue_without_expiry_keeps_refused_messages(
         await client.publish(name, exchange=name)
     started = time.monotonic()
     while {"refused", "waiting"} & names(vhost):
-        assert time.monotonic() - started < PATIENCE, "they did not expire"
+        assert time.monotonic() - started < TIMEOUT, "they did not expire"
         await asyncio.sleep(0.3)
         if time.monotonic() - started < 2:
             # A new declaration is use for a classic queue, and none for a quorum queue.
             await client.declare(expiring, external={"full"})
     assert any(name.startswith("bide.ephemeral.") for name in names(vhost))
     arrived = []
-    async with client.consume("full") as messages, asyncio.timeout(PATIENCE):
+    async with client.consume("full") as messages, asyncio.timeout(TIMEOUT):
         async for message in messages:
             await message.ack()
             arrived.append(message.body)

@@ -14,8 +14,8 @@ from bide.local_broker.configuration import MANAGEMENT_PLUGIN
 from bide.messaging.partitions import consume_partitions
 from bide.patterns.partitions import data_locality, ordered_partitions, partition_queues
 from tests.broker.receiving import eventually
-from tests.patience import PATIENCE
 from tests.support import Rabbitmq
+from tests.timeouts import TIMEOUT
 
 PARTITIONS = 4
 USERS = 60
@@ -98,7 +98,7 @@ async def test_a_partition_has_one_consumer_and_another_takes_over(client: bide.
     standby = asyncio.create_task(consume_partitions(client, queues, second))
     for number in range(3, 6):
         await client.publish(str(number), exchange="x", routing_key="the same")
-    await asyncio.wait_for(first_failed.wait(), PATIENCE)
+    await asyncio.wait_for(first_failed.wait(), TIMEOUT)
 
     async def seven() -> bool:
         return len(handled) == 7
