@@ -1,4 +1,4 @@
-"""Pictures into the documentation, with what is said below them."""
+"""Insertion of pictures and captions into the documentation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bide.pipelines.charts.drawing import Drawing
 
 
 def drawings(kept: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Callable[[float], Drawing]]:
-    """What is drawn for each page."""
+    """The drawings of each page."""
     levels = levels_of(plan)
     return {
         "schedule": lambda width: campaign(Campaign(**kept["schedule"]), width=width),
@@ -27,7 +27,7 @@ def drawings(kept: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Call
 
 
 def captions(kept: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, str]:
-    """What is said below each picture."""
+    """The captions of the pictures."""
     count, seconds, late = kept["messages"], kept["seconds"], kept["late_ms"]
     outcomes = {name: sum(kept["audit"][name]) for name in ("processed", "parked", "waiting")}
     failed, back = kept["replay"]["parked"], kept["replay"]["received"]
@@ -82,9 +82,9 @@ def with_caption(text: str, page: str, caption: str) -> str:
 
 
 def write(docs: Path, kept: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
-    """Draw, and tell below each picture what it is of."""
-    said = captions(kept, plan)
+    """Draw the pictures, and write their captions into the pages."""
+    texts = captions(kept, plan)
     for page, draw in drawings(kept, plan).items():
         (docs / name_of(page)).write_text(picture(f"pipeline-{page}", draw), encoding="utf-8")
         path = docs / f"pipeline-{page}.md"
-        path.write_text(with_caption(path.read_text(encoding="utf-8"), page, said[page]), encoding="utf-8")
+        path.write_text(with_caption(path.read_text(encoding="utf-8"), page, texts[page]), encoding="utf-8")

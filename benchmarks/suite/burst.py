@@ -1,4 +1,4 @@
-"""How long many messages take that are due in the same second."""
+"""Time to deliver many messages that are due in the same second."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SLOWEST: Final = 8_000
 _MARGIN: Final = 5
 """Seconds that the publisher has to be done before the due second."""
 
-PATIENCE: Final = 120.0
+TIMEOUT: Final = 120.0
 _HALF: Final = timedelta(milliseconds=500)
 
 
@@ -78,7 +78,7 @@ BURST: Final = Measurement(
 
 
 def infrastructure_of(layout: str, lanes: int) -> DelayInfrastructure:
-    """What is compared: ``clock`` and ``one queue`` (of Clock, in lanes), or ``cascade``."""
+    """The compared infrastructures: ``clock`` and ``one queue`` (of Clock, in lanes), or ``cascade``."""
     if layout == "cascade":
         return NServiceBus(routing="direct")
     resolution = _HALF if layout == "one queue" else RESOLUTION
@@ -98,7 +98,7 @@ async def burst(job: Job) -> Answer:
         await (await anext(arriving)).ack()
         due = await send(client, job)
         received = 0
-        async with asyncio.timeout(due - time.time() + PATIENCE):
+        async with asyncio.timeout(due - time.time() + TIMEOUT):
             async for message in arriving:
                 await message.ack()
                 received += 1

@@ -1,4 +1,4 @@
-"""The memory of a bulk publish, however long its input."""
+"""The memory of a bulk publish, by the length of its input."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MEMORY: Final = Measurement(
 
 
 async def publish(job: Job) -> Answer:
-    """Publish, and look at the memory with every report."""
+    """Publish, and read the memory at every report."""
     messages = job.options["messages"]
     async with connect(job.url) as client:
         await client.declare(Topology(queues=[Queue.quorum(TARGET, {"x-max-length": 1_000})]))

@@ -1,4 +1,4 @@
-"""The page of the documentation that shows the results."""
+"""The documentation page of the results."""
 
 from __future__ import annotations
 

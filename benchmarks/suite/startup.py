@@ -1,4 +1,4 @@
-"""What it takes until the first message: the topology on the broker, and the import."""
+"""Time until the first message: applying the topology, and importing bide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs the broker to keep many messages, and whether it does."""
+"""The memory and disk that a broker needs for many waiting messages."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _HOLD: Final = 300.0
 _SPREAD: Final = 300.0
 _SAMPLE: Final = {"rate": 500, "seconds": 30.0, "longest": 10, "step": 1_000}
 _PREFETCH: Final = 1_000
-_PATIENCE: Final = 300.0
+_TIMEOUT: Final = 300.0
 _MB: Final = 1e6
 _STORE: Final = "store"
 _SETTLE: Final = 5.0
-"""Seconds after which the broker's memory is read, so that it has written and collected what it had in hand."""
+"""Seconds before the broker's memory is read, so that it has flushed and collected garbage."""
 
 
 def _cases(plan: Plan) -> Sequence[Case]:
@@ -141,7 +141,7 @@ async def _sample(client: Client, job: Job) -> dict[str, float]:
     receiver = Receiver()
     async with client.consume(TARGET, prefetch=_PREFETCH) as arriving:
         publishing = asyncio.create_task(publish_steadily(client, job))
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             async for message in arriving:
                 receiver.take(message)
                 await message.ack()
@@ -162,7 +162,7 @@ async def _empty(broker: LocalBroker, messages: int) -> int:
     async with connect(broker.url) as client, client.consume(_STORE, prefetch=_PREFETCH) as arriving:
         while missing:
             try:
-                async with asyncio.timeout(_PATIENCE + _HOLD + _SPREAD):
+                async with asyncio.timeout(_TIMEOUT + _HOLD + _SPREAD):
                     message = await anext(arriving)
             except TimeoutError:
                 break

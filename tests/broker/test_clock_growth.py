@@ -1,4 +1,4 @@
-"""A ``Clock`` that grows with use: what is declared when, and what happens to messages where that fails."""
+"""``Clock`` that declares its queues on first use, and failures of these declarations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def client(vhost: Vhost) -> AsyncIterator[bide.Client]:
 
 
 def queues_of(vhost: Vhost) -> set[str]:
-    """What is there but for the queues of the test, and those that are deleted in a moment."""
+    """All queues except those of the test, and those that are about to be deleted."""
     names = {str(one["name"]) for one in vhost.broker.management.call("GET", "queues", vhost.name)}
     return {name for name in names if name.startswith("bide.v1.") and ".settle." not in name}
 
@@ -262,7 +262,7 @@ async def test_a_mismatched_digit_queue_fails_only_its_own_delays(
 
 @pytest.fixture
 async def modest_url(vhost: Vhost) -> AsyncIterator[str]:
-    """The URL of a user who may publish and bind, and declare nothing."""
+    """The URL of a user who may publish and bind, but not declare."""
     name = f"modest-{vhost.name}"
     vhost.broker.add_user(name, "secret")
     vhost.broker.set_permissions(vhost.name, name, configure="^$")

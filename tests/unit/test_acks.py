@@ -1,4 +1,4 @@
-"""Gathered acknowledgements, against a broker that settles what each frame says and refuses what RabbitMQ refuses."""
+"""Batched acks, against a channel that settles and refuses like RabbitMQ."""
 
 from __future__ import annotations
 

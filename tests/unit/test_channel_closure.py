@@ -1,4 +1,4 @@
-"""Which messages a closed channel rejected, and what is in doubt, by its reply text and what was unconfirmed on it."""
+"""The rejected and in-doubt messages of a closed channel, by its reply text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LONG_NAME = 404, f"NOT_FOUND - no exchange '{'x' * 200}..."
 
 @dataclass
 class Sent:
-    """A message that was sent, as far as the rule looks at it."""
+    """A sent message with the fields that the rule uses."""
 
     attempts: int = 1
     refusals: int = 0

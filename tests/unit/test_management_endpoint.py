@@ -1,4 +1,4 @@
-"""Where the management API of a broker is looked for."""
+"""The search for the management API of a broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHOP = BrokerUrl.parse("amqp://ana:secret@shop.example/orders")
             {"BIDE_URL": "amqp://bob@shop.example/bills", "BIDE_MANAGEMENT_URL": "http://api.example"},
             "http://api.example:15672",
         ),
-        # Whoever sets both means one broker: for another, the second would ask the wrong one.
+        # Both variables describe one broker: for another broker the URL would be wrong.
         (
             None,
             {"BIDE_URL": "amqp://ana:secret@bank.example", "BIDE_MANAGEMENT_URL": "http://bank.example"},

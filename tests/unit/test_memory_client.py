@@ -1,4 +1,4 @@
-"""The real client on the broker in memory."""
+"""The real client on the in-memory broker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bide.errors import (
 )
 from bide.topology import Exchange, Queue, Topology
 from tests.broker.receiving import connection_of
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 REMINDERS = Topology(queues=[Queue.quorum("reminders")])
 RELEASES = [(3, 10), (4, 0), (4, 3)]
@@ -29,7 +29,7 @@ RELEASES = [(3, 10), (4, 0), (4, 3)]
 
 async def received(client: bide.Client, queue: str = "reminders") -> bide.Message:
     async with client.consume(queue) as messages:
-        message = await asyncio.wait_for(anext(messages), PATIENCE)
+        message = await asyncio.wait_for(anext(messages), TIMEOUT)
         await message.ack()
         return message
 
@@ -131,12 +131,12 @@ async def test_a_client_reconnects_and_gets_unsettled_messages_again() -> None:
             await client.publish("x", to="reminders")
             first = await anext(messages)
             b.drop_connections()
-            again = await asyncio.wait_for(anext(messages), PATIENCE)
+            again = await asyncio.wait_for(anext(messages), TIMEOUT)
             assert (first.message_id, first.redelivered) == (again.message_id, False)
             assert (again.redelivered, again.delivery_count) == (True, 1)
             await again.ack()
             await client.publish("y", to="reminders")
-            assert (await asyncio.wait_for(anext(messages), PATIENCE)).body == b"y"
+            assert (await asyncio.wait_for(anext(messages), TIMEOUT)).body == b"y"
 
 
 def test_a_synchronous_client_receives_a_delayed_message() -> None:
