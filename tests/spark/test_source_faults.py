@@ -213,7 +213,7 @@ def test_missing_streams_and_unknown_options_are_named(spark: SparkSession, vhos
         spark.read.format("rabbitmq").options(url=vhost.url, streamPort=port, stat="s", stream="s").load().collect()
     declare(channel)
     fill(channel, range(3))
-    with pytest.raises(Exception, match="endingOffsets is 9 of 's', which ends at 3"):
+    with pytest.raises(Exception, match="endingOffsets is 9 for 's', which ends at 3"):
         spark.read.format("rabbitmq").options(
             url=vhost.url, streamPort=port, stream="s", endingOffsets='{"s": 9}'
         ).load().collect()
