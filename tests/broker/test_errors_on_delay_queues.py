@@ -114,6 +114,23 @@ async def test_delay_queues_are_refused_as_targets(client: bide.Client, broker: 
     assert [one.message_id for one in await listed(queue)] == ["m"]
 
 
+async def test_a_delay_queue_in_the_headers_gets_no_message(client: bide.Client, connection: Connection) -> None:
+    """Such a message has no target: it would end in the undeliverable queue."""
+    error = fresh("error")
+    await client.declare(SMALL_CLOCK.topology() | bide.Topology(queues=[Queue.quorum(error)]))
+    values = {"message_id": "m", "headers": {"bide-failed-queue": DIGIT}}
+    async with await connection.channel(confirms=True) as channel:
+        await channel.publish(exchange="", routing_key=error, values=values, body=b"x")
+    queue = ErrorQueue(client, error, management_url=NOWHERE)
+    for operation in (queue.retry(Selection()), queue.replay(lambda _: client.now())):
+        found = await operation
+        assert (found.done, list(found.kept.values())) == (0, [1])
+        assert "has no target" in next(iter(found.kept))
+    with pytest.raises(DelayQueueError, match="has no target"):
+        await queue.edit("m", body=b"y")
+    assert [one.message_id for one in await listed(queue)] == ["m"]
+
+
 @pytest.mark.parametrize("management", [True, False], ids=["management", "amqp"])
 async def test_a_level_under_another_name_is_refused(
     client: bide.Client, broker: LocalBroker, management: bool
