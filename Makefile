@@ -31,6 +31,8 @@ test: lint rabbitmq java browser ## lint, type-check, and run the tests on the i
 test-timing: setup rabbitmq ## measure the lateness of delayed messages, without other load (two minutes)
 	@$(TIMING)
 
+# These start JVMs and clusters of their own. Spark gives a Python worker ten seconds to start, however busy the machine.
+test-long: WORKERS = 3
 test-long: setup rabbitmq java browser iproute2 ## run the tests that `test` leaves out: a night, clusters, more kills (seven minutes)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m long
 
