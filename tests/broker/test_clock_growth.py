@@ -257,6 +257,27 @@ async def test_a_mismatched_digit_queue_fails_only_its_own_delays(
     assert all(message.lateness is not None and message.lateness >= timedelta(0) for message in messages)
 
 
+async def test_a_mismatched_digit_queue_does_not_fail_other_delays_of_a_bulk(
+    client: bide.Client, connection: Connection
+) -> None:
+    async with await connection.channel() as channel:
+        await channel.declare_queue(bide.Queue("bide.v1.s7", arguments={"x-message-ttl": 1}))
+    failed = asyncio.Event()
+
+    async def messages() -> AsyncIterator[bide.OutgoingMessage]:
+        for delay in ["7s"] * 10 + ["1s"] * 10:
+            if delay == "1s":
+                await failed.wait()
+            yield bide.OutgoingMessage(b"", to="q", delay=delay)
+
+    statuses = {}
+    async for one in client.publish_many(messages()):
+        statuses[one.position] = one.status
+        failed.set()
+    assert [statuses[position] for position in range(20)] == ["failed"] * 10 + ["confirmed"] * 10
+    assert len(await receive(client, "q", 10)) == 10
+
+
 # -- who may not declare
 
 

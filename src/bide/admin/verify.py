@@ -412,8 +412,8 @@ async def _check_undeliverable(connection: Connection, infrastructure: DelayInfr
     problems = []
     if answer.message_count:
         problems.append(
-            f"{answer.message_count} messages in {name!r} found no target: their header bide-to names it; fix it, and "
-            f"send them on (see them with 'bide receive {name} --json')"
+            f"{answer.message_count} messages in {name!r} found no target, or no queue of their delay: see them with "
+            f"'bide errors list --queue {name}', fix what is missing, and run 'bide delay resend --allow ...'"
         )
     return judged("undeliverable messages", problems, "none")
 

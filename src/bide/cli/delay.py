@@ -13,7 +13,6 @@ from bide.cli.running import confirm, connected, run_async
 from bide.cli.settings import (
     Settings,
     allow_option,
-    broker_options,
     json_option,
     layout_options,
     management_options,
@@ -212,7 +211,7 @@ async def _destroy(settings: Settings, infrastructure: DelayInfrastructure, *, f
 @allow_option
 @layout_options()
 @json_option("the result for each message")
-@broker_options
+@management_options
 @pass_settings
 def resend(settings: Settings, *, infrastructure: DelayInfrastructure, allow: tuple[str, ...], as_json: bool) -> int:
     """Send the messages in the undeliverable queue to their targets; exit with 1 if some stay.
@@ -236,7 +235,7 @@ async def _resend(settings: Settings, infrastructure: DelayInfrastructure, allow
     from bide.error_queues.undeliverable import resend
 
     async with connect(settings.broker_url(), infrastructure=infrastructure) as client:
-        return await resend(client, allow=allow)
+        return await resend(client, allow=allow, management_url=settings.management_url)
 
 
 @delay.command()

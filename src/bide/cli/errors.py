@@ -371,7 +371,7 @@ def _run_operation(
 
     async def work() -> OperationResult:
         async with _open_error_queue(settings, queue, audit=not options.no_audit) as error_queue:
-            with _progress_bar(verb) as progress:
+            with progress_bar(verb) as progress:
                 try:
                     return await act(error_queue, progress)
                 except asyncio.CancelledError:
@@ -435,8 +435,8 @@ async def _open_error_queue(settings: Settings, queue: str, *, audit: bool = Tru
 
 
 @contextmanager
-def _progress_bar(verb: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar, if standard error is a terminal."""
+def progress_bar(verb: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar, if standard error is a terminal. It is shown once the messages are counted."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -445,5 +445,5 @@ def _progress_bar(verb: str) -> Iterator[Callable[[int, int], None] | None]:
 
     columns = (TextColumn(verb), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(verb, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task(verb, visible=False)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)

@@ -99,7 +99,7 @@ async def _print_messages(
         async with limit, client.consume(queue, prefetch=prefetch) as messages:
             try:
                 async for message in messages:
-                    if holds_waiting(message.raw):
+                    if holds_waiting(queue, message.raw):
                         raise refusal(queue, "waiting")
                     await writer.write(render(message))
                     received += 1

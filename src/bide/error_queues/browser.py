@@ -133,7 +133,7 @@ class QueueBrowser:
                 idle = 0.0
                 seen += 1
                 delivery = self._next()
-                if holds_waiting(delivery):
+                if holds_waiting(self._queue, delivery):
                     self._holds_waiting = True
                     raise refusal(self._queue, "waiting")
                 held = BrowsedMessage.of(delivery)

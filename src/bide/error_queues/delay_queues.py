@@ -28,6 +28,11 @@ async def refuse_delay_queue(
     return found
 
 
-def holds_waiting(delivery: Delivery) -> bool:
-    """Whether a message comes from a delay queue, where it waited for its due time."""
+def holds_waiting(queue: str, delivery: Delivery) -> bool:
+    """Whether a message comes from a delay queue, where it waited for its due time.
+
+    Messages in an undeliverable queue do not wait, also those that lack a queue of their delay.
+    """
+    if recognition.part_of(queue) == "undeliverable":
+        return False
     return recognition.is_waiting(delivery.exchange, delivery.routing_key, delivery.values.get("headers") or {})

@@ -216,7 +216,7 @@ class _DrainConsumer:
             try:
                 async with asyncio.timeout(quiet):
                     delivery, _ = await self._subscription.next()
-                if holds_waiting(delivery):
+                if holds_waiting(self._queue, delivery):
                     self._holds_waiting = True
                     raise refusal(self._queue, "waiting")
                 found.append(BrowsedMessage.of(delivery))
