@@ -21,6 +21,7 @@ from bide.cli.settings import (
 )
 from bide.errors import InvalidInputError, ManagementApiError
 from bide.foreign_text import visible
+from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from bide.admin.infrastructure import RemovedInfrastructure
@@ -65,6 +66,8 @@ def apply(
     An exchange or queue with other properties is an error that names the difference, and is not changed. Policies that
     delete delayed messages or deliver them early are reported as warnings if the management API answers.
     """
+    from bide.admin.apply import Applied
+
     with working("declaring"):
         result = run_async(_apply(settings, infrastructure, guard=guard, protect=protect))
     for warning in result["warnings"]:
@@ -72,11 +75,8 @@ def apply(
     if as_json:
         print_json(result)
         return
-    counts = result["declared"]
-    click.echo(
-        f"{infrastructure.name}: {counts['exchanges']} exchanges, {counts['queues']} queues, "
-        f"{counts['bindings']} bindings on {result['broker']}, virtual host {result['vhost']}"
-    )
+    declared = Applied(**result["declared"])
+    click.echo(f"{infrastructure.name}: {declared} on {result['broker']}, virtual host {result['vhost']}")
     if guard:
         click.echo(f"policy {result['guard']}: undeliverable messages go to the queue {infrastructure.undeliverable}")
     if protect:
@@ -150,7 +150,7 @@ def verify(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: 
     count = len(report.problems)
     if as_json:
         return 1
-    raise click.ClickException(f"{count} problem{'s' if count > 1 else ''} with {report.layout} on {report.broker}")
+    raise click.ClickException(f"{quantity(count, 'problem')} with {report.layout} on {report.broker}")
 
 
 async def _verify(settings: Settings, infrastructure: DelayInfrastructure) -> VerifyReport:
@@ -190,7 +190,8 @@ def destroy(settings: Settings, *, infrastructure: DelayInfrastructure, force: b
         print_json({**asdict(result.removed), "complete": result.complete, "kept": result.kept})
         return
     removed = result.removed
-    click.echo(f"{removed.exchanges} exchanges and {removed.queues} queues deleted, with {removed.messages} messages")
+    deleted = f"{quantity(removed.exchanges, 'exchange')} and {quantity(removed.queues, 'queue')}"
+    click.echo(f"{deleted} deleted, with {quantity(removed.messages, 'message')}")
     if not result.complete:
         click.echo(
             "the management API did not answer: release queues of targets, and policies of bide, may remain", err=True
@@ -225,7 +226,8 @@ def resend(settings: Settings, *, infrastructure: DelayInfrastructure, allow: tu
     if as_json:
         print_json(asdict(result))
     else:
-        click.echo(f"{result.sent} messages sent on, {sum(result.kept.values())} stay in the undeliverable queue")
+        kept = quantity(sum(result.kept.values()), "stays", "stay")
+        click.echo(f"{quantity(result.sent, 'message')} sent on, {kept} in the undeliverable queue")
         for reason, count in result.kept.items():
             click.echo(f"  {count} for {visible(reason)}")
     return 1 if result.kept else 0

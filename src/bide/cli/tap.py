@@ -20,6 +20,7 @@ from bide.cli.settings import (
     pass_settings,
 )
 from bide.errors import InvalidInputError
+from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from bide.admin.taps import StreamStatus, TapStatus, TurnedOff, TurnedOn
@@ -107,7 +108,7 @@ def off(settings: Settings, *, infrastructure: DelayInfrastructure, delete: bool
     if done.kept:
         said += f"; {' and '.join(done.kept)} stay with their messages"
     if done.deleted:
-        said += f"; {' and '.join(done.deleted)} deleted, with about {done.messages} messages"
+        said += f"; {' and '.join(done.deleted)} deleted, with about {quantity(done.messages, 'message')}"
     click.echo(f"{infrastructure.name}: {said}")
 
 
@@ -164,7 +165,7 @@ def _print_status(found: TapStatus) -> None:
 def _stream_text(stream: StreamStatus) -> str:
     if not stream.exists:
         return "does not exist"
-    parts = [f"{stream.messages} messages"]
+    parts = [quantity(stream.messages, "message")]
     if stream.bindings is not None:
         parts.append(f"{stream.bindings} of {stream.wanted} bindings")
     limits = [str(stream.arguments[name]) for name in ("x-max-age", "x-max-length-bytes") if name in stream.arguments]

@@ -16,9 +16,10 @@ from bide.cli.output import print_json, working
 from bide.cli.running import confirm, run_async
 from bide.cli.settings import Settings, broker_options, json_option, management_options, pass_settings
 from bide.errors import InvalidInputError
+from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
-    from bide.admin.apply import Removed
+    from bide.admin.apply import Applied, Removed
     from bide.admin.live_topology import Comparison
     from bide.amqp.connection import Connection
     from bide.management.api import ManagementApi
@@ -144,24 +145,21 @@ def _show(pattern: Pattern, made: Topology, *, forms: tuple[str, ...]) -> None:
 @pass_settings
 def _apply(settings: Settings, pattern: Pattern, made: Topology, *, as_json: bool) -> None:
     with working("declaring"):
-        result = run_async(_apply_topology(settings, made))
+        applied, broker, vhost = run_async(_apply_topology(settings, made))
     if as_json:
-        print_json({"pattern": pattern.name, **result})
+        print_json({"pattern": pattern.name, **asdict(applied), "broker": broker, "vhost": vhost})
         return
-    click.echo(
-        f"{pattern.name}: {result['exchanges']} exchanges, {result['queues']} queues, {result['bindings']} bindings "
-        f"on {result['broker']}, virtual host {result['vhost']}"
-    )
+    click.echo(f"{pattern.name}: {applied} on {broker}, virtual host {vhost}")
 
 
-async def _apply_topology(settings: Settings, made: Topology) -> dict[str, Any]:
+async def _apply_topology(settings: Settings, made: Topology) -> tuple[Applied, str, str]:
     from bide.admin.apply import apply
     from bide.patterns.building import references
 
     _refuse_exclusive(made)
     async with _open_connection(settings) as connection:
         applied = await apply(connection, made, external=references(made))
-        return {**asdict(applied), "broker": connection.address, "vhost": connection.url.vhost}
+        return applied, connection.address, connection.url.vhost
 
 
 def _refuse_exclusive(made: Topology) -> None:
@@ -207,7 +205,8 @@ def _destroy(settings: Settings, pattern: Pattern, made: Topology, *, force: boo
     if not yes:
         names = ", ".join([*(one.name for one in made.exchanges), *(one.name for one in made.queues)][:6])
         confirm(
-            f"Delete {len(made.exchanges)} exchanges and {len(made.queues)} queues on {settings.broker_url()} "
+            f"Delete {quantity(len(made.exchanges), 'exchange')} and {quantity(len(made.queues), 'queue')} on "
+            f"{settings.broker_url()} "
             f"({names}{', ...' if len(made.exchanges) + len(made.queues) > 6 else ''})"
             f"{', with the messages in them' if force else ''}?"
         )
@@ -216,7 +215,8 @@ def _destroy(settings: Settings, pattern: Pattern, made: Topology, *, force: boo
     if as_json:
         print_json(asdict(removed))
         return
-    click.echo(f"{removed.exchanges} exchanges and {removed.queues} queues deleted, with {removed.messages} messages")
+    deleted = f"{quantity(removed.exchanges, 'exchange')} and {quantity(removed.queues, 'queue')}"
+    click.echo(f"{deleted} deleted, with {quantity(removed.messages, 'message')}")
 
 
 async def _destroy_topology(settings: Settings, made: Topology, *, force: bool) -> Removed:

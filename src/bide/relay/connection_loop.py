@@ -28,6 +28,7 @@ from bide.relay.decision import RelayDecision, RelayedMessage, RelayStep, set_as
 from bide.relay.sender import RelayedInFlight, RelaySender
 from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
+from bide.runtime.wording import quantity
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology
 
 log = logger(__name__)
@@ -139,7 +140,7 @@ class ConnectionLoop:
         finishing.cancel()
         await asyncio.gather(finishing, return_exceptions=True)
         if self._unsettled:
-            log.warning("%d messages go back to their queues: they were not confirmed in time", len(self._unsettled))
+            log.warning("requeueing %s, not confirmed in time", quantity(len(self._unsettled), "message"))
             # Close without the handshake, which would wait for an answer of the broker.
             self._connection.give_up(ClosedError("the relay was stopped"))
 

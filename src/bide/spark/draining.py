@@ -29,6 +29,7 @@ from bide.error_queues.delay_queues import refuse_delay_queue, refuse_waiting
 from bide.error_queues.stream_check import is_stream, stream_error
 from bide.errors import BideError, BrokerError, DeliveryLostError
 from bide.runtime.logs import logger
+from bide.runtime.wording import quantity
 from bide.spark.columns import QUEUE_COLUMNS, arrow_schema, table_schema
 from bide.spark.queue_source import rows_of
 from bide.topology import Queue
@@ -224,8 +225,8 @@ class _DrainConsumer:
                     break
                 if waited >= _TIMEOUT:
                     raise BrokerError(
-                        f"the queue {self._queue!r} has {ready:,} messages and delivered none within {_TIMEOUT:g} s: "
-                        "another consumer has priority, or is the single active one. Stop it"
+                        f"the queue {self._queue!r} has {quantity(ready, 'message')} and delivered none within "
+                        f"{_TIMEOUT:g} s: another consumer has priority, or is the single active one. Stop it"
                     ) from None
         return found
 
@@ -243,8 +244,8 @@ class _DrainConsumer:
             self._client.wait_for(self._acknowledge(held[-1].tag))
         except BideError as error:
             raise DeliveryLostError(
-                f"{len(held):,} messages of {self._queue!r} were written, but could not be acknowledged ({error}): "
-                "they are still in the queue, and the next drain writes them again, with the same ids"
+                f"{quantity(len(held), 'written message')} of {self._queue!r} could not be acknowledged ({error}): "
+                "the queue still has them, and the next drain writes them again, with the same ids"
             ) from error
 
     async def _acknowledge(self, tag: int) -> None:
