@@ -99,9 +99,8 @@ def test_tap_on_names_the_cost_and_streams_survive_destroy(program: Program, vho
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("on", "--layout", "waiting-hall"), "the layout 'waiting-hall' has no taps"),
-        (("off", "--layout", "waiting-hall"), "the layout 'waiting-hall' has no taps"),
-        (("status", "--layout", "waiting-hall"), "the layout 'waiting-hall' has no taps"),
+        (("on", "--layout", "waiting-hall"), "'waiting-hall' is not one of 'clock', 'nservicebus', 'nservicebus-v1', "),
+        (("status", "--levels", "28"), "No such option"),
         (("on", "--max-bytes", "lots"), "the size 'lots' cannot be read"),
         (("on", "--max-bytes", "10 apples"), "the size '10 apples' cannot be read"),
         (("on", "--max-bytes", "1kB"), "1000 bytes is not a valid size of a stream"),

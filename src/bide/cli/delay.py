@@ -52,10 +52,10 @@ def delay() -> None:
 
 
 @delay.command()
-@click.option("--guard", is_flag=True, help="Set a policy for undeliverables (nservicebus, celery).")
+@click.option("--guard", is_flag=True, help="Keep messages whose target is gone (nservicebus, celery).")
 @click.option("--protect", is_flag=True, help="Set a policy that overrides other policies on the queues.")
 @layout_options()
-@json_option("what was declared")
+@json_option("the counts and the policies")
 @management_options
 @pass_settings
 def apply(
@@ -171,7 +171,7 @@ def _print_report(report: VerifyReport) -> None:
 @click.option("--force", is_flag=True, help="Also delete messages that still wait.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @layout_options()
-@json_option("what was deleted")
+@json_option("the counts")
 @management_options
 @pass_settings
 def destroy(settings: Settings, *, infrastructure: DelayInfrastructure, force: bool, yes: bool, as_json: bool) -> None:

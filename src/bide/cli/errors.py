@@ -90,7 +90,7 @@ _allow_option = click.option(
 @selection_options
 @queue_option
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of messages.")
-@json_option("one line for each message")
+@json_option("the messages", lines=True)
 @management_options
 @pass_settings
 def list_(settings: Settings, selection: Selection, queue: str, limit: int | None, as_json: bool) -> None:
@@ -135,7 +135,7 @@ def show(settings: Settings, id: str, queue: str, as_json: bool) -> None:
 @queue_option
 @click.option("--by", type=click.Choice(["exception", "type"]), default="exception", show_default=True,
               help="Group by exception and stack frame, or message type.")  # fmt: skip
-@json_option("one line for each group")
+@json_option("the groups", lines=True)
 @management_options
 @pass_settings
 def groups(settings: Settings, selection: Selection, queue: str, by: Any, as_json: bool) -> None:
@@ -311,7 +311,7 @@ def edit(
 
 
 @errors.command()
-@json_option("one line for each record")
+@json_option("the records", lines=True)
 @management_options
 @pass_settings
 def history(settings: Settings, as_json: bool) -> None:

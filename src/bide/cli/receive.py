@@ -34,7 +34,7 @@ PREFETCH: Final = 100
     metavar="DELAY",
     help="End after this time; exit with 1 if below --count.",
 )
-@json_option("one object per line")
+@json_option("the messages", lines=True)
 @broker_options
 @pass_settings
 def receive(

@@ -42,8 +42,8 @@ def tap() -> None:
 @tap.command()
 @click.option("--max-age", metavar="DELAY", help="Age limit of messages in each stream. [default: 7d]")
 @click.option("--max-bytes", metavar="SIZE", help="Size limit of each stream: 500MB, 2TB. [default: 10GB]")
-@layout_options()
-@json_option("what was done")
+@layout_options(taps=True)
+@json_option("the result")
 @broker_options
 @pass_settings
 def on(
@@ -88,8 +88,8 @@ async def _on(
 @tap.command()
 @click.option("--delete", is_flag=True, help="Also delete the streams with their messages.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@layout_options()
-@json_option("what was done")
+@layout_options(taps=True)
+@json_option("the result")
 @broker_options
 @pass_settings
 def off(settings: Settings, *, infrastructure: DelayInfrastructure, delete: bool, yes: bool, as_json: bool) -> None:
@@ -120,8 +120,8 @@ async def _off(settings: Settings, infrastructure: DelayInfrastructure, *, delet
 
 
 @tap.command()
-@layout_options()
-@json_option("what was found")
+@layout_options(taps=True)
+@json_option("the status")
 @management_options
 @pass_settings
 def status(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: bool) -> int:

@@ -36,7 +36,7 @@ def topology() -> None:
 
 
 @topology.command("list")
-@json_option("one array, with options and caveats")
+@json_option("the patterns, with options and caveats,")
 def list_patterns(*, as_json: bool) -> None:
     """List all patterns, the eighteen numbered ones first."""
     from bide.cli.topology_view import pattern_lines, pattern_values
@@ -140,7 +140,7 @@ def _show(pattern: Pattern, made: Topology, *, forms: tuple[str, ...]) -> None:
                 click.echo(f"take care: {pattern.caveat}")
 
 
-@json_option("what was declared")
+@json_option("the counts")
 @broker_options
 @pass_settings
 def _apply(settings: Settings, pattern: Pattern, made: Topology, *, as_json: bool) -> None:
@@ -198,7 +198,7 @@ async def _compare_topology(settings: Settings, made: Topology) -> Comparison:
 
 @click.option("--force", is_flag=True, help="Also delete queues that hold messages.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@json_option("what was deleted")
+@json_option("the counts")
 @broker_options
 @pass_settings
 def _destroy(settings: Settings, pattern: Pattern, made: Topology, *, force: bool, yes: bool, as_json: bool) -> None:

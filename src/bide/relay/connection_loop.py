@@ -302,7 +302,7 @@ class ConnectionLoop:
 
     def _set_aside(self, delivery: Delivery, reason: str) -> None:
         """Publish a message to the undeliverable queue, with the reason."""
-        self._warn(f"set aside in {self._hall.undeliverable}: {reason}")
+        self._warn(f"moving a message to {self._hall.undeliverable!r}: {reason}")
         decision = set_aside(self._hall, delivery.routing_key, delivery.values, reason=reason, user=self._user)
         self._to_undeliverable.put(RelayedInFlight(delivery, decision))
 
@@ -313,7 +313,7 @@ class ConnectionLoop:
             return
         # The message is too large with one more header, or this user may not write to the queue: reject it, so that the
         # queue dead-letters it without the reason.
-        log.info("the message %r is set aside without the reason: %s", message.message_id, error)
+        log.info("moving %r to the undeliverable queue without the reason: %s", message.message_id, error)
         self._settle(message.delivery, lambda channel: channel.reject(message.delivery.delivery_tag, requeue=False))
 
     def _requeue_paused(self, message: RelayedInFlight) -> None:

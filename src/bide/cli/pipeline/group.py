@@ -108,7 +108,7 @@ def spark_options(command: _Decorated) -> _Decorated:
 @click.option("--id-column", metavar="COLUMN", help="Column of message ids. [default: digest of the row]")
 @click.option("--type", "kind", metavar="NAME", help="Message type, by which endpoints choose a handler.")
 @click.option("--name", default="", metavar="TEXT", help="Name of the schedule; another name changes message ids.")
-@click.option("--ledger", metavar="DIR", help="Folder that records what was sent; see below.")
+@click.option("--ledger", metavar="DIR", help="Folder for the record of what was sent.")
 @click.option("--part-rows", type=click.IntRange(1), default=10_000, show_default=True, metavar="N",
               help="Rows per part of the ledger; more if over 10,000 parts.")  # fmt: skip
 @click.option("--rejects", metavar="DIR", help="Folder for rows that cannot be sent, as Parquet files.")

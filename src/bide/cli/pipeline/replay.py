@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--queue", metavar="NAME", help="Error queue or dead-letter queue to replay.")
 @click.option("--audit", "audited", metavar="DIR", help="Folder of an audit to replay from, instead of --queue.")
-@click.option("--where", metavar="SQL", help="SQL condition on messages; see below. [default: all]")
+@click.option("--where", metavar="SQL", help="SQL condition on the messages. [default: all]")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Largest number of messages. [default: all]")
 @click.option("--over", metavar="DELAY",
               help="Time to spread messages over, as 2h. [default: none]")  # fmt: skip
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @click.option("--no-audit", is_flag=True, help="Write no record to the stream bide.audit (--queue).")
 @click.option("--parked", is_flag=True, help="Also send copies of parked messages (--audit).")
 @click.option("--skip-missing", is_flag=True, help="Leave out messages without a body in a tap (--audit).")
-@click.option("--ledger", metavar="DIR", help="Folder that records what was sent (--audit); see below.")
+@click.option("--ledger", metavar="DIR", help="Folder for the record of what was sent (--audit).")
 @click.option("--part-rows", type=click.IntRange(1), default=2_000, show_default=True, metavar="N",
               help="Messages per part of the ledger (--audit).")  # fmt: skip
 @spark_options
