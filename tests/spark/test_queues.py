@@ -229,7 +229,7 @@ def test_written_but_unacknowledged_messages_are_reported(spark: SparkSession, v
         frame.collect()
         vhost.broker.rabbitmqctl("close_all_connections", "--vhost", vhost.name, "test")
 
-    with pytest.raises(DeliveryLostError, match="2 messages of 'q' were written, but could not be acknowledged"):
+    with pytest.raises(DeliveryLostError, match="2 written messages of 'q' could not be acknowledged"):
         bide.spark.drain(spark, "q", write=cut, url=vhost.url, quiet="200ms")
 
 

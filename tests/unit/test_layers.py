@@ -55,7 +55,7 @@ LAYERS: tuple[dict[str, str], ...] = (
     {"patterns": "topologies as functions, one for each messaging pattern"},
     {"delay": "delay infrastructures: a delay and a target -> a route"},
     {"topology": "exchanges, queues and bindings as data, and where a message would go"},
-    {"runtime": "tasks, cancellation, backoff, caches, loggers"},
+    {"runtime": "tasks, cancellation, backoff, caches, loggers, numbers with nouns"},
     {"arguments": "range checks of callers' values", "durations": "delays and due times"},
     {
         "errors": "the error classes",

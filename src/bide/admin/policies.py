@@ -13,6 +13,7 @@ from bide.admin.snapshot import Snapshot, is_readable, take_snapshot
 from bide.delay.cascade import Policy
 from bide.delay.protocol import DelayInfrastructure
 from bide.management.api import FoundQueue, ManagementApi
+from bide.runtime.wording import quantity
 from bide.topology import Argument
 
 _QUEUE_FULL_EFFECT: Final = "a full queue refuses or drops messages"
@@ -73,7 +74,7 @@ def policy_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure, rel
         names = listed(one.name for one in unreadable)
         why = f"the patterns of the policies {names} are beyond bide: see which queues they apply to"
         return [*(judged("policies", problems, "") if problems else []), unchecked("policies", why)]
-    return judged("policies", problems, f"none changes the {len(queues)} queues for the worse")
+    return judged("policies", problems, f"no harmful policy on {quantity(len(queues), 'queue')}")
 
 
 def policy_problems(
