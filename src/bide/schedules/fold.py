@@ -53,8 +53,8 @@ class Applied:
     """What a record did.
 
     Attributes:
-        answer: for the sender of an operation; the first answer again if it was repeated. None for records of gates, and
-            for operations on keys of other partitions.
+        answer: for the sender of an operation; the first answer again if it was repeated. None for records of gates,
+            and for operations on keys of other partitions.
         is_repeat: whether the operation was applied before, so that nothing changed.
         ended: occurrences that ended.
         claimed: occurrences that are to be delivered from now on.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from bide.delay.protocol import check_name
 from bide.errors import InvalidNameError
-from bide.topology import Binding, Exchange, Queue, Topology
+from bide.topology import Argument, Binding, Exchange, Queue, Topology
 
 PARTITIONS: Final = 8
 """Partitions of the log. They are part of the layout version, so that no two clients disagree about them."""
@@ -87,14 +88,18 @@ class ScheduleNames:
         )
 
 
-_LOG_ARGUMENTS: Final = {
+_LOG_ARGUMENTS: Final[Mapping[str, Argument]] = {
     "x-queue-type": "stream",
     "x-max-length-bytes": LOG_BYTES,
     "x-stream-max-segment-size-bytes": SEGMENT_BYTES,
     "x-queue-leader-locator": "balanced",
 }
-_QUERY_ARGUMENTS: Final = {"x-queue-type": "classic", "x-message-ttl": 30_000}
-_ROOM_ARGUMENTS: Final = {"x-queue-type": "quorum", "x-max-length": ROOM_TICKETS, "x-overflow": "reject-publish"}
+_QUERY_ARGUMENTS: Final[Mapping[str, Argument]] = {"x-queue-type": "classic", "x-message-ttl": 30_000}
+_ROOM_ARGUMENTS: Final[Mapping[str, Argument]] = {
+    "x-queue-type": "quorum",
+    "x-max-length": ROOM_TICKETS,
+    "x-overflow": "reject-publish",
+}
 
 
 def check_key(key: object) -> str:

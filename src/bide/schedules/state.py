@@ -66,7 +66,7 @@ class ScheduleState(Protocol):
         """The waiting schedules that a filter matches, by key."""
 
     def forget(self, *, sessions: int, others: int) -> None:
-        """Forget sessions whose tick is at most the one, and answers and finished keys whose tick is at most the other."""
+        """Forget sessions up to the one tick, and answers and finished keys up to the other."""
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class ScheduleMemory:
         return sorted(found, key=lambda one: one.key)
 
     def forget(self, *, sessions: int, others: int) -> None:
-        """Forget sessions whose tick is at most the one, and answers and finished keys whose tick is at most the other."""
+        """Forget sessions up to the one tick, and answers and finished keys up to the other."""
         self._sessions = {name: one for name, one in self._sessions.items() if one.tick > sessions}
         self._answers = {name: one for name, one in self._answers.items() if one.tick > others}
         self._finished = {name: one for name, one in self._finished.items() if one.tick > others}
