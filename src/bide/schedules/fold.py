@@ -175,13 +175,14 @@ class ScheduleFold:
 
     def _change_one(self, found: WaitingSchedule, record: ChangeSchedule) -> Applied:
         version = str(record.request)
-        answer = ScheduleAnswer(outcome=_DONE[record.action], version=version)
+        ends_or_stays = record.action in ("cancel", "run-now")
+        answer = ScheduleAnswer(outcome=_DONE[record.action], version=found.version if ends_or_stays else version)
         match record.action:
             case "cancel":
                 self.state.remove(found)
                 if (finished := self.state.finished(found.key)) is not None:
                     self.state.remove(finished)
-                return Applied(answer=replace(answer, version=found.version), ended=(_ended(found, "cancelled"),))
+                return Applied(answer=answer, ended=(_ended(found, "cancelled"),))
             case "move":
                 assert record.due is not None
                 self.state.put(replace(found, version=version, due=record.due))

@@ -91,7 +91,8 @@ class SnapshotSearch:
         if self._found is None:
             return None
         first = self._found.chunks[0]
-        state = ScheduleMemory(position=LogPosition(offset=first.as_of, count=first.count, tick=first.tick))
+        position = LogPosition(offset=first.as_of, count=first.count, tick=first.tick, carried=first.count)
+        state = ScheduleMemory(position=position)
         for number in range(len(self._found.chunks)):
             for entry in self._found.chunks[number].entries:
                 state.put(entry)

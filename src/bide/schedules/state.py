@@ -26,11 +26,14 @@ class LogPosition:
         offset: of the last record; -1 before the first.
         count: records read since the log began. Offsets have gaps, because a stream keeps records of its own too.
         tick: the last tick.
+        carried: the count of the latest snapshot that is in the log as a whole. A gate keeps it here; the fold does not
+            read it.
     """
 
     offset: int = -1
     count: int = 0
     tick: int = 0
+    carried: int = 0
 
 
 class ScheduleState(Protocol):
