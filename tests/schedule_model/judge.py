@@ -1,7 +1,7 @@
-"""An independent reading of a schedule log: what each request has to be answered, and how each occurrence has to end.
+"""An independent reading of a schedule log: the right answers, and how each occurrence has to end.
 
-It shares no code with ``bide.schedules``. It parses the JSON of the records itself, sees the whole history from the first
-record on, and forgets nothing.
+It shares no code with ``bide.schedules``. It parses the JSON of the records itself, sees the whole history from the
+first record on, and forgets nothing.
 """
 
 from __future__ import annotations
@@ -154,6 +154,8 @@ def _change(verdict: Verdict, key: str, record: dict[str, Any]) -> None:
         case "run-now":
             verdict.lives[f"{entry['id']}!{request}"] = Life(key, entry["body"], entry["to"], 0, "under way")
             return
+        case _:
+            pass
     entry["version"] = request
 
 

@@ -1,4 +1,4 @@
-"""Planted faults: wrong folds and wrong searches, for :mod:`tests.schedule_simulation` to find."""
+"""Planted faults: wrong folds and wrong searches, for :mod:`tests.schedule_model.simulation` to find."""
 
 from __future__ import annotations
 
@@ -157,7 +157,9 @@ class RepeatsAnsweredAnew(ScheduleFold):
         applied = super()._operation(record)
         if applied.is_repeat and isinstance(record, ChangeSchedule) and record.key is not None:
             found = self.state.waiting(record.key)
-            anew = self._missing(record.key) if found is None else ScheduleAnswer(outcome="changed", version=found.version)
+            anew = (
+                self._missing(record.key) if found is None else ScheduleAnswer(outcome="changed", version=found.version)
+            )
             return replace(applied, answer=anew)
         return applied
 
