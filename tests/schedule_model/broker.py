@@ -36,10 +36,8 @@ TARGETS = ("q:open", "q:open", "q:open", "q:slow", "q:stuck", "q:gone")
 
 _ACTIONS: tuple[Action, ...] = ("cancel", "cancel", "move", "pause", "resume", "run-now")
 
-RETENTION = 500
-SEGMENT = 20
+SEGMENT = 10
 TICKET = 5
-TICKETS = RETENTION // 4 // TICKET
 FRESH = 150
 """Milliseconds for which a beat that was read back keeps a gate current."""
 
@@ -90,6 +88,7 @@ class World:
         self.rng = random.Random(seed)
         self.fault = fault
         self.now = 1_000_000
+        self.retention = self.rng.choice([120, 180, 500])
         self.log: list[Stored] = []
         self.history: list[tuple[str, bytes]] = []
         self.next_offset = 0
@@ -139,7 +138,7 @@ class World:
         """What was not confirmed is sent again. Old copies that were on their way may still land, in any place."""
         for exchange, body in publisher.flying:
             if self.rng.random() < 0.5:
-                self.limbo.append((self.now + self.rng.randint(0, 1500), exchange, body))
+                self.limbo.append((self.now + self.rng.choice([0, 10, 100, 1500]), exchange, body))
         publisher.flying = publisher.unconfirmed + publisher.flying
         publisher.unconfirmed = []
 
@@ -150,15 +149,15 @@ class World:
                 self.append(one[1], one[2])
 
     def trim(self) -> None:
-        if len(self.log) > RETENTION:
-            del self.log[: len(self.log) - RETENTION + self.rng.randint(0, SEGMENT)]
+        if len(self.log) > self.retention:
+            del self.log[: len(self.log) - self.retention + self.rng.randint(0, SEGMENT)]
 
     # -- applications
 
     def has_room(self, client: SimulatedClient) -> bool:
         """Whether the client may append one record more; a new ticket lasts for a few."""
         if client.room == 0:
-            if self.tickets >= TICKETS and self.fault != "no-room":
+            if self.tickets >= self.retention // 4 // TICKET and self.fault != "no-room":
                 return False
             self.tickets += 1
             client.room = TICKET

@@ -26,7 +26,7 @@ from bide.schedules.records import (
 from bide.schedules.snapshot import SnapshotSearch
 from bide.schedules.state import LogPosition, ScheduleMemory
 from tests.schedule_model import faults
-from tests.schedule_model.broker import FRESH, PARTITION, RETENTION, TICK, Stored, World
+from tests.schedule_model.broker import FRESH, PARTITION, TICK, Stored, World
 
 
 class Gate:
@@ -154,7 +154,7 @@ class Gate:
     def free_room(self) -> None:
         assert self.cycle is not None
         _, since, tickets = self.cycle
-        if self.state.position.count - since < RETENTION // 4:
+        if self.state.position.count - since < self.w.retention // 4:
             self.w.tickets = max(self.w.tickets - tickets, 0)
         self.cycle = None
 
@@ -180,7 +180,7 @@ class Gate:
         if self.is_stopped:
             return
         self.now()
-        room = RETENTION * 7 // 8 if self.w.fault != "greedy-gate" else 10**9
+        room = self.w.retention * 7 // 8 if self.w.fault != "greedy-gate" else 10**9
         if self.uncarried > room:
             self.read()
             return
@@ -189,10 +189,10 @@ class Gate:
             return
         if self.w.now - max([self.fenced_at, *self.beats.values()]) > FRESH // 2:
             self.beat()
-        if self.uncarried > RETENTION // 4 and self.cycle is None and self.is_current:
+        if self.uncarried > self.w.retention // 4 and self.cycle is None and self.is_current:
             self.carry()
             return
-        if self.uncarried > RETENTION // 2 and self.w.fault != "greedy-gate":
+        if self.uncarried > self.w.retention // 2 and self.w.fault != "greedy-gate":
             self.read()
             return
         if self.w.rng.random() < 0.45 or not self.is_current:
@@ -300,7 +300,7 @@ class Gate:
         self.w.break_connection(self.publisher)
         for exchange, body in self.publisher.flying:
             if self.w.rng.random() < 0.5:
-                self.w.limbo.append((self.w.now + self.w.rng.randint(0, 1500), exchange, body))
+                self.w.limbo.append((self.w.now + self.w.rng.choice([0, 10, 100, 1500]), exchange, body))
         self.publisher.flying = []
         self.clock, self.clock_error = GateClock(), 0
         self.now()
