@@ -15,7 +15,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 
-from bide.schedules import snapshot
 from bide.schedules.names import PARTITIONS
 from bide.schedules.records import ChangeSchedule
 from bide.schedules.state import ScheduleMemory
@@ -57,7 +56,7 @@ def run(seed: int, fault: str | None = None) -> list[str]:
             w.confirm()
         elif roll < 0.436 and not is_calm:
             w.break_connection(rng.choice(w.publishers))
-        elif roll < 0.445 and not is_calm:
+        elif roll < 0.436 + w.crashes and not is_calm:
             disturb(w)
         elif not (quiet_gates and not is_calm and step > 150):
             # Some gates are quick, some hardly ever run.
@@ -164,7 +163,6 @@ def _wrong_deliveries(w: World, verdict: Verdict) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    snapshot.CHUNK_ENTRIES = 40  # type: ignore[misc]
     chosen = sys.argv[sys.argv.index("--fault") + 1] if "--fault" in sys.argv else None
     numbers = [int(one) for one in sys.argv[1:] if one.isdigit()]
     runs, first = [*numbers, 1000, 0][:2] if len(numbers) != 1 else (numbers[0], 0)

@@ -17,13 +17,16 @@ CHUNK_BYTES: Final = 500_000
 _ENTRY_BYTES: Final = 200
 
 
-def cut(cycle: str, position: LogPosition, entries: Iterable[StateEntry]) -> Iterator[SnapshotChunk]:
+def cut(
+    cycle: str, position: LogPosition, entries: Iterable[StateEntry], *, most: int = CHUNK_ENTRIES
+) -> Iterator[SnapshotChunk]:
     """The chunks of a snapshot, to be appended in this order.
 
     Args:
         cycle: names the snapshot; a new one each time.
         position: of the state.
         entries: everything in the state, none of it changed since that position.
+        most: entries of a chunk.
     """
     blank = SnapshotChunk(
         cycle=cycle,
@@ -36,7 +39,7 @@ def cut(cycle: str, position: LogPosition, entries: Iterable[StateEntry]) -> Ite
     )
     number, part, size = 0, list[StateEntry](), 0
     for entry in entries:
-        if len(part) == CHUNK_ENTRIES or size >= CHUNK_BYTES:
+        if len(part) == most or size >= CHUNK_BYTES:
             yield replace(blank, number=number, entries=tuple(part))
             number, part, size = number + 1, [], 0
         part.append(entry)
