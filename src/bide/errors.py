@@ -46,7 +46,7 @@
     │       └── BulkPublishError       of many messages, some were not taken
     ├── MessageError: a received message cannot be handled
     │   ├── UndecodableMessageError    its body is not what it should be (also a ValueError)
-    │   ├── ScheduleRecordError        a record of a schedule log that cannot be read (also a ValueError)
+    │   ├── ScheduleRecordError        a record of a schedule log that cannot be read
     │   │   └── NewerRecordError       a later release of bide wrote it
     │   ├── UnknownMessageTypeError    the endpoint has no handler for its type
     │   ├── PoisonMessageError         processes die on it
@@ -376,7 +376,7 @@ class UndecodableMessageError(MessageError, ValueError):
     """The body of the message cannot be read."""
 
 
-class ScheduleRecordError(MessageError, ValueError):
+class ScheduleRecordError(MessageError):
     """The record of a schedule log cannot be read."""
 
 

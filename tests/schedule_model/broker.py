@@ -88,9 +88,8 @@ class World:
         self.rng = random.Random(seed)
         self.fault = fault
         self.now = 1_000_000
-        self.retention = self.rng.choice([120, 180, 500])
-        self.chunk_entries = self.rng.choice([4, 40])
-        self.crashes = self.rng.choice([0.005, 0.005, 0.03])
+        self.retention, self.chunk_entries = self.rng.choice([(150, 40), (200, 40), (400, 4)])
+        self.crashes = self.rng.choice([0.005, 0.005, 0.015])
         self.log: list[Stored] = []
         self.history: list[tuple[str, bytes]] = []
         self.next_offset = 0
