@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from bide.errors import ScheduleRecordError
@@ -116,7 +117,7 @@ class EntryReader:
         """
         lengths = fields.items("message", most=2)
         match lengths:
-            case [int(properties), int(body)] if properties >= 2 and body >= 0 and True not in lengths:
+            case [int(properties), int(body)] if properties >= 2 and body >= 0 and not _has_flags(lengths):
                 return ScheduledMessage(self._bytes(properties), self._bytes(body))
         raise fields.error("message", lengths, "the lengths of properties and body")
 
@@ -177,6 +178,11 @@ class EntryReader:
                 raise ScheduleRecordError(f"{kind!r} is not a kind of entry of a snapshot")
 
 
+def _has_flags(values: Sequence[Any]) -> bool:
+    """Whether a value is true or false, which Python takes for one and zero."""
+    return any(isinstance(one, bool) for one in values)
+
+
 def _numbers(fields: RecordFields) -> AppliedNumbers:
     match fields.items("applied", most=2):
         case [[*starts], [*ends]] if len(starts) == len(ends) and _is_ascending(starts, ends):
@@ -186,7 +192,7 @@ def _numbers(fields: RecordFields) -> AppliedNumbers:
 
 def _is_ascending(starts: list[Any], ends: list[Any]) -> bool:
     bounds = [one for pair in zip(starts, ends, strict=True) for one in pair]
-    if any(isinstance(one, bool) or not isinstance(one, int) for one in bounds):
+    if _has_flags(bounds) or not all(isinstance(one, int) for one in bounds):
         return False
     ranges_fit = all(start <= end for start, end in zip(starts, ends, strict=True))
     return ranges_fit and all(end + 1 < start for end, start in zip(ends, starts[1:], strict=False))
