@@ -47,7 +47,8 @@ class ScheduleNames:
 
     @property
     def operations(self) -> str:
-        """The exchange for operations of applications. Its routing keys are the numbers of the partitions."""
+        """The exchange for whatever applications send. The number of a partition leads to its log, ``queries.<number>``
+        and ``room.<number>`` to the queues beside it."""
         return f"{self.prefix}.{_LAYOUT_VERSION}.schedule"
 
     @property
@@ -81,9 +82,14 @@ class ScheduleNames:
             [Exchange(self.operations, "direct"), Exchange(self.gates, "direct")],
             [*streams, *queries, *rooms, Queue(self.undeliverable, arguments={"x-queue-type": "quorum"})],
             [
-                Binding(exchange, self.log(one), str(one))
-                for exchange in (self.operations, self.gates)
+                binding
                 for one in range(partitions)
+                for binding in (
+                    Binding(self.operations, self.log(one), str(one)),
+                    Binding(self.gates, self.log(one), str(one)),
+                    Binding(self.operations, self.queries(one), f"queries.{one}"),
+                    Binding(self.operations, self.room(one), f"room.{one}"),
+                )
             ],
         )
 
