@@ -7,7 +7,7 @@ from typing import Any
 
 from bide.schedules import fold as fold_module
 from bide.schedules.entries import ScheduleAnswer, UnderWay, WaitingSchedule
-from bide.schedules.fold import Applied, ScheduleFold
+from bide.schedules.fold import FoldResult, ScheduleFold
 from bide.schedules.names import partition_of
 from bide.schedules.records import AddSchedule, ChangeSchedule, Claim, ClaimedOccurrence, SnapshotChunk, Tick
 from bide.schedules.requests import AppliedNumbers
@@ -60,7 +60,7 @@ def fold(fault: str | None, state: ScheduleMemory, partition: int, zone_error: i
 class ClaimByKey(ScheduleFold):
     """``claim-by-key``."""
 
-    def _claim_one(self, item: ClaimedOccurrence) -> Applied:
+    def _claim_one(self, item: ClaimedOccurrence) -> FoldResult:
         found = self.state.waiting(item.key)
         if found is not None:
             item = replace(item, version=found.version, nominal=found.nominal, due=found.due)
@@ -70,7 +70,7 @@ class ClaimByKey(ScheduleFold):
 class ClaimByVersion(ScheduleFold):
     """``claim-by-version``."""
 
-    def _claim_one(self, item: ClaimedOccurrence) -> Applied:
+    def _claim_one(self, item: ClaimedOccurrence) -> FoldResult:
         found = self.state.waiting(item.key)
         if found is not None and found.version == item.version:
             item = replace(item, nominal=found.nominal, due=found.due)
@@ -84,12 +84,12 @@ class ClaimPaused(ScheduleFold):
         super().__init__(state, partition)
         self.before: dict[str, str] = {}
 
-    def _change_one(self, found: WaitingSchedule, record: ChangeSchedule) -> Applied:
+    def _change_one(self, found: WaitingSchedule, record: ChangeSchedule) -> FoldResult:
         if record.action == "pause":
             self.before[found.key] = found.version
         return super()._change_one(found, record)
 
-    def _claim_one(self, item: ClaimedOccurrence) -> Applied:
+    def _claim_one(self, item: ClaimedOccurrence) -> FoldResult:
         found = self.state.waiting(item.key)
         if found is not None and found.is_paused and self.before.get(item.key) == item.version:
             self.state.put(replace(found, is_paused=False))
@@ -104,14 +104,14 @@ class SecondClaim(ScheduleFold):
         super().__init__(state, partition)
         self.seen: dict[tuple[str, str], WaitingSchedule] = {}
 
-    def _add(self, record: AddSchedule) -> Applied:
+    def _add(self, record: AddSchedule) -> FoldResult:
         applied = super()._add(record)
         found = self.state.waiting(record.key)
         if found is not None:
             self.seen[found.key, found.version] = found
         return applied
 
-    def _claim_one(self, item: ClaimedOccurrence) -> Applied:
+    def _claim_one(self, item: ClaimedOccurrence) -> FoldResult:
         applied = super()._claim_one(item)
         before = self.seen.pop((item.key, item.version), None)
         if not applied.claimed and not applied.ended and before is not None and self.state.waiting(item.key) is None:
@@ -124,7 +124,7 @@ class ForgetUndone(ScheduleFold):
 
     claimed_here: set[tuple[str, str]]
 
-    def _claim(self, record: Claim) -> Applied:
+    def _claim(self, record: Claim) -> FoldResult:
         applied = super()._claim(record)
         self.claimed_here |= {(record.gate, one) for one in applied.claimed}
         return applied
@@ -133,7 +133,7 @@ class ForgetUndone(ScheduleFold):
 class Repeats(ScheduleFold):
     """``repeats``."""
 
-    def _operation(self, record: AddSchedule | ChangeSchedule) -> Applied:
+    def _operation(self, record: AddSchedule | ChangeSchedule) -> FoldResult:
         session = self.state.session(record.request.session)
         if session is not None:
             self.state.put(replace(session, applied=AppliedNumbers()))
@@ -143,7 +143,7 @@ class Repeats(ScheduleFold):
 class RepeatsByMaximum(ScheduleFold):
     """``repeats-by-maximum``."""
 
-    def _operation(self, record: AddSchedule | ChangeSchedule) -> Applied:
+    def _operation(self, record: AddSchedule | ChangeSchedule) -> FoldResult:
         session = self.state.session(record.request.session)
         if session is not None and session.applied.ends:
             self.state.put(replace(session, applied=AppliedNumbers((1,), (session.applied.ends[-1],))))
@@ -153,7 +153,7 @@ class RepeatsByMaximum(ScheduleFold):
 class RepeatsAnsweredAnew(ScheduleFold):
     """``repeats-answered-anew``."""
 
-    def _operation(self, record: AddSchedule | ChangeSchedule) -> Applied:
+    def _operation(self, record: AddSchedule | ChangeSchedule) -> FoldResult:
         applied = super()._operation(record)
         if applied.is_repeat and isinstance(record, ChangeSchedule) and record.key is not None:
             found = self.state.waiting(record.key)
@@ -182,7 +182,7 @@ class TicksRace(ScheduleFold):
 class StrayKeys(ScheduleFold):
     """``stray-keys``."""
 
-    def _operation(self, record: AddSchedule | ChangeSchedule) -> Applied:
+    def _operation(self, record: AddSchedule | ChangeSchedule) -> FoldResult:
         if record.key is not None:
             self.partition = partition_of(record.key)
         return super()._operation(record)
@@ -193,7 +193,7 @@ class OwnCalendar(ScheduleFold):
 
     zone_error: int
 
-    def _claim_one(self, item: ClaimedOccurrence) -> Applied:
+    def _claim_one(self, item: ClaimedOccurrence) -> FoldResult:
         found = self.state.waiting(item.key)
         if found is not None and found.recurrence is not None:
             following = found.nominal + found.recurrence["ms"] + self.zone_error
@@ -209,7 +209,7 @@ class OccurrenceByKey(ScheduleFold):
         super().__init__(state, partition)
         self.known: set[tuple[str, int]] = set()
 
-    def _claim_one(self, item: ClaimedOccurrence) -> Applied:
+    def _claim_one(self, item: ClaimedOccurrence) -> FoldResult:
         applied = super()._claim_one(item)
         for one in applied.claimed:
             found = self.state.under_way(one)
@@ -223,7 +223,7 @@ class OccurrenceByKey(ScheduleFold):
 class FilterIgnoresDue(ScheduleFold):
     """``filter-ignores-due``."""
 
-    def _change_all(self, record: ChangeSchedule) -> Applied:
+    def _change_all(self, record: ChangeSchedule) -> FoldResult:
         assert record.filter is not None
         return super()._change_all(replace(record, filter=replace(record.filter, due_from=None, due_before=None)))
 

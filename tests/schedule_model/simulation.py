@@ -5,8 +5,8 @@ usage: python -m tests.schedule_model.simulation [runs] [first seed] [--fault NA
 The gates use the fold, the records and the snapshots of ``bide.schedules``; the rest of them is a sketch. The judge
 reads the whole history afterwards. Each step does one thing at random: a client sends an operation, or repeats one; a
 record lands in the log; a connection breaks, so that what was not confirmed is sent again while old copies may still
-land; a gate reads, claims, delivers, reports, carries, crashes, starts from an old index, or stands still; retention trims; the
-clock of a gate is stepped.
+land; a gate reads, claims, delivers, reports, carries, crashes, starts from an old index, or stands still; retention
+trims; the clock of a gate is stepped.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bide.schedules.entries import ScheduleAnswer
-from bide.schedules.fold import ANSWER_TICKS, SESSION_TICKS, Applied, ScheduleFold
+from bide.schedules.fold import ANSWER_TICKS, SESSION_TICKS, FoldResult, ScheduleFold
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.names import partition_of
 from bide.schedules.records import (
@@ -43,7 +43,7 @@ class Log:
         self.offsets = count(0, 3)
         self.numbers = count(1)
 
-    def read(self, record: ScheduleRecord | None, *, by_gate: bool = False) -> Applied:
+    def read(self, record: ScheduleRecord | None, *, by_gate: bool = False) -> FoldResult:
         return self.fold.apply(next(self.offsets), record, by_gate=by_gate)
 
     def request(self) -> RequestId:
@@ -58,13 +58,13 @@ class Log:
     def change(self, action: Action, key: str | None = KEY, **changed: Any) -> ChangeSchedule:
         return replace(ChangeSchedule(request=self.request(), action=action, key=key), **changed)
 
-    def claim(self, **changed: Any) -> Applied:
+    def claim(self, **changed: Any) -> FoldResult:
         found = self.state.waiting(KEY)
         assert found is not None
         item = ClaimedOccurrence(key=KEY, version=found.version, nominal=found.nominal, due=found.due)
         return self.read(Claim(gate="g", items=(replace(item, **changed),)), by_gate=True)
 
-    def done(self, occurrence: str) -> Applied:
+    def done(self, occurrence: str) -> FoldResult:
         ended = EndedOccurrence(occurrence=occurrence, outcome="delivered")
         return self.read(Done(gate="g", items=(ended,)), by_gate=True)
 
@@ -87,7 +87,7 @@ def test_cancel_before_the_claim_wins(log: Log) -> None:
     assert cancelled.answer == ScheduleAnswer(outcome="cancelled", version="a-1")
     assert [(one.occurrence, one.how) for one in cancelled.ended] == [("a-1", "cancelled")]
     item = ClaimedOccurrence(key=KEY, version=found.version, nominal=found.nominal, due=found.due)
-    assert log.read(Claim(gate="g", items=(item,)), by_gate=True) == Applied()
+    assert log.read(Claim(gate="g", items=(item,)), by_gate=True) == FoldResult()
 
 
 def test_cancel_after_the_claim_is_too_late(log: Log) -> None:
@@ -232,7 +232,7 @@ def test_records_of_gates_by_another_exchange_are_forged(log: Log, kind: str) ->
         "beat": Beat(gate="g", clock=0, after=0, count=0),
     }
     before = list(log.state.entries())
-    assert log.read(records[kind]) == Applied()
+    assert log.read(records[kind]) == FoldResult()
     assert list(log.state.entries()) == before
     assert log.state.position.tick == 0
 
@@ -240,8 +240,8 @@ def test_records_of_gates_by_another_exchange_are_forged(log: Log, kind: str) ->
 def test_operations_on_keys_of_other_partitions_and_garbage_change_nothing(log: Log) -> None:
     stray = next(key for key in map(str, range(99)) if partition_of(key) != partition_of(KEY))
     for record in (log.add(stray), None):
-        assert log.read(record) == Applied()
-    assert log.read(log.add(), by_gate=True) == Applied()
+        assert log.read(record) == FoldResult()
+    assert log.read(log.add(), by_gate=True) == FoldResult()
     assert list(log.state.entries()) == []
     assert log.state.position.count == 3
 

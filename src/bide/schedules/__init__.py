@@ -1,1 +1,1 @@
-"""Schedules that can be changed: records of the schedule log, and the state that follows from them."""
+"""Schedules that can be changed: records of the schedule log, and their fold."""

@@ -6,7 +6,7 @@ by the same rule as in Debian's cron:
 
 * An expression whose minute and hour do not begin with ``*`` is for fixed times of the day. A skipped time runs once,
   when the clocks go on; a repeated one runs the first time only.
-* Any other expression is for every so many minutes or hours. A skipped time does not run; a repeated one runs twice.
+* Any other expression repeats every few minutes or hours. A skipped time does not run; a repeated one runs twice.
 """
 
 from __future__ import annotations

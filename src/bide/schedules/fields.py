@@ -28,7 +28,7 @@ class RecordFields:
         self._left: dict[str, Any] = dict(value)
 
     def text(self, name: str, *, limit: int = MAX_NAME, empty: bool = False) -> str:
-        """A text of at most so many bytes."""
+        """A text of at most *limit* bytes."""
         value = self._take(name)
         if not isinstance(value, str) or (not value and not empty):
             raise self.error(name, value, "text" if empty else "text that is not empty")

@@ -49,7 +49,7 @@ class EndedSchedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class FoldResult:
     """What a record did.
 
     Attributes:
@@ -80,7 +80,7 @@ class ScheduleFold:
         self.state = state
         self.partition = partition
 
-    def apply(self, offset: int, record: ScheduleRecord | None, *, by_gate: bool) -> Applied:
+    def apply(self, offset: int, record: ScheduleRecord | None, *, by_gate: bool) -> FoldResult:
         """Apply the next record.
 
         Args:
@@ -92,7 +92,7 @@ class ScheduleFold:
         position.offset, position.count = offset, position.count + 1
         match record:
             case AddSchedule() | ChangeSchedule():
-                return Applied() if by_gate else self._operation(record)
+                return FoldResult() if by_gate else self._operation(record)
             case Claim() if by_gate:
                 return self._claim(record)
             case Done() if by_gate:
@@ -103,19 +103,19 @@ class ScheduleFold:
                 pass
             case _:
                 assert_never(record)
-        return Applied()
+        return FoldResult()
 
     # -- operations of applications
 
-    def _operation(self, record: Operation) -> Applied:
+    def _operation(self, record: Operation) -> FoldResult:
         if record.key is not None and partition_of(record.key) != self.partition:
-            return Applied()
+            return FoldResult()
         state, request = self.state, record.request
         session = state.session(request.session) or ScheduleSession(session=request.session)
         if request.number in session.applied:
             known = state.answer(str(request))
             default: AnswerOutcome = "scheduled" if _is_unconditional(record) else "forgotten"
-            return Applied(answer=known.answer if known else ScheduleAnswer(outcome=default), is_repeat=True)
+            return FoldResult(answer=known.answer if known else ScheduleAnswer(outcome=default), is_repeat=True)
         tick = state.position.tick
         state.put(replace(session, applied=session.applied.including(request.number), tick=tick))
         applied = self._add(record) if isinstance(record, AddSchedule) else self._change(record)
@@ -124,12 +124,12 @@ class ScheduleFold:
             state.put(RememberedAnswer(request=str(request), tick=tick, answer=applied.answer))
         return applied
 
-    def _add(self, record: AddSchedule) -> Applied:
+    def _add(self, record: AddSchedule) -> FoldResult:
         found = self.state.waiting(record.key)
         if record.if_absent and found is not None:
-            return Applied(answer=ScheduleAnswer(outcome="exists", version=found.version))
+            return FoldResult(answer=ScheduleAnswer(outcome="exists", version=found.version))
         if record.if_version is not None and (found is None or found.version != record.if_version):
-            return Applied(answer=self._changed(found))
+            return FoldResult(answer=self._changed(found))
         version = str(record.request)
         self.state.put(
             WaitingSchedule(
@@ -145,35 +145,35 @@ class ScheduleFold:
             )
         )
         ended = () if found is None else (_ended(found, "superseded"),)
-        return Applied(
+        return FoldResult(
             answer=ScheduleAnswer(outcome="scheduled", version=version, under_way=self._under_way(record.key)),
             ended=ended,
         )
 
-    def _change(self, record: ChangeSchedule) -> Applied:
+    def _change(self, record: ChangeSchedule) -> FoldResult:
         if record.filter is not None:
             return self._change_all(record)
         assert record.key is not None
         found = self.state.waiting(record.key)
         if record.if_version is not None and found is not None and found.version != record.if_version:
-            return Applied(answer=self._changed(found))
+            return FoldResult(answer=self._changed(found))
         if found is None:
-            return Applied(answer=self._missing(record.key))
+            return FoldResult(answer=self._missing(record.key))
         applied = self._change_one(found, record)
         assert applied.answer is not None
         return replace(applied, answer=replace(applied.answer, under_way=self._under_way(record.key)))
 
-    def _change_all(self, record: ChangeSchedule) -> Applied:
+    def _change_all(self, record: ChangeSchedule) -> FoldResult:
         assert record.filter is not None
         found = self.state.select(record.filter)
         parts = [self._change_one(one, record) for one in found]
-        return Applied(
+        return FoldResult(
             answer=ScheduleAnswer(outcome=_DONE[record.action], keys=tuple(one.key for one in found)),
             ended=tuple(end for one in parts for end in one.ended),
             claimed=tuple(claimed for one in parts for claimed in one.claimed),
         )
 
-    def _change_one(self, found: WaitingSchedule, record: ChangeSchedule) -> Applied:
+    def _change_one(self, found: WaitingSchedule, record: ChangeSchedule) -> FoldResult:
         version = str(record.request)
         ends_or_stays = record.action in ("cancel", "run-now")
         answer = ScheduleAnswer(outcome=_DONE[record.action], version=found.version if ends_or_stays else version)
@@ -182,7 +182,7 @@ class ScheduleFold:
                 self.state.remove(found)
                 if (finished := self.state.finished(found.key)) is not None:
                     self.state.remove(finished)
-                return Applied(answer=answer, ended=(_ended(found, "cancelled"),))
+                return FoldResult(answer=answer, ended=(_ended(found, "cancelled"),))
             case "move":
                 assert record.due is not None
                 self.state.put(replace(found, version=version, due=record.due))
@@ -193,9 +193,9 @@ class ScheduleFold:
                 self.state.put(replace(found, version=version, is_paused=False, resumed_at=resumed_at))
             case "run-now":
                 return replace(self._run_now(found, version), answer=answer)
-        return Applied(answer=answer)
+        return FoldResult(answer=answer)
 
-    def _run_now(self, found: WaitingSchedule, version: str) -> Applied:
+    def _run_now(self, found: WaitingSchedule, version: str) -> FoldResult:
         """A single message is delivered now instead of later, a recurring one in between."""
         if found.recurrence is None:
             self.state.remove(found)
@@ -203,7 +203,7 @@ class ScheduleFold:
         else:
             occurrence = f"{found.id}!{version}"
         self.state.put(_under_way(found, occurrence))
-        return Applied(claimed=(occurrence,))
+        return FoldResult(claimed=(occurrence,))
 
     def _changed(self, found: WaitingSchedule | None) -> ScheduleAnswer:
         return ScheduleAnswer(outcome="changed", version=None if found is None else found.version)
@@ -221,29 +221,29 @@ class ScheduleFold:
 
     # -- records of gates
 
-    def _claim(self, record: Claim) -> Applied:
+    def _claim(self, record: Claim) -> FoldResult:
         parts = [self._claim_one(item) for item in record.items]
-        return Applied(
+        return FoldResult(
             ended=tuple(end for one in parts for end in one.ended),
             claimed=tuple(claimed for one in parts for claimed in one.claimed),
         )
 
-    def _claim_one(self, item: ClaimedOccurrence) -> Applied:
+    def _claim_one(self, item: ClaimedOccurrence) -> FoldResult:
         found = self.state.waiting(item.key)
         seen = (item.version, item.nominal, item.due)
         if found is None or found.is_paused or (found.version, found.nominal, found.due) != seen:
-            return Applied()
+            return FoldResult()
         if item.next_nominal is None or item.next_due is None:
             self.state.remove(found)
         else:
             self.state.put(replace(found, nominal=item.next_nominal, due=item.next_due))
         if item.skip:
-            return Applied(ended=(_ended(found, "skipped"),))
+            return FoldResult(ended=(_ended(found, "skipped"),))
         self.state.put(_under_way(found, found.occurrence))
-        return Applied(claimed=(found.occurrence,))
+        return FoldResult(claimed=(found.occurrence,))
 
-    def _done(self, record: Done) -> Applied:
-        return Applied(ended=tuple(end for item in record.items for end in self._done_one(item)))
+    def _done(self, record: Done) -> FoldResult:
+        return FoldResult(ended=tuple(end for item in record.items for end in self._done_one(item)))
 
     def _done_one(self, item: EndedOccurrence) -> list[EndedSchedule]:
         found = self.state.under_way(item.occurrence)

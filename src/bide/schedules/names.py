@@ -1,4 +1,4 @@
-"""Names of the exchanges, streams and queues of the schedule log, and the partition of a key."""
+"""Names of the exchanges and queues of the schedule log, and the partition of a key."""
 
 from __future__ import annotations
 

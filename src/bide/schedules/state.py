@@ -1,4 +1,4 @@
-"""The state of a partition: what waits, what is under way, and what is remembered of requests."""
+"""The state of a partition: what waits, what is under way, which requests were applied."""
 
 from __future__ import annotations
 
